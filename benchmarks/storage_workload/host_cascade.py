@@ -13,7 +13,7 @@ from itertools import islice
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.turns import T, Turn
 from remote_server.protocol import KeyState
-from remote_server.store.admission import Admission
+from remote_server.store.policies import Admission
 from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 

@@ -14,8 +14,8 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import Stretch
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import File, Files, View
-from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.opening import TakenFolder
 from remote_server.store.disk.pool import Pool, ThreadPool
 from remote_server.store.disk.segments import (
     OVERHEAD_BYTES,

@@ -26,9 +26,9 @@ from remote_server.errors import ConfigError
 from remote_server.server.config import check_memory_fits
 from remote_server.shm.arena import Arena, Population
 from remote_server.sizes import MiB, format_bytes
-from remote_server.store.admission import Admission
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.policies import Admission
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.store import Below, Store
 

@@ -10,9 +10,9 @@ from typing import Self
 
 from remote_server import address as addresses
 from remote_server.errors import ConfigError
+from remote_server.keys import read_small
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.small_file import read_small
 
 log = logging.getLogger(__name__)
 

@@ -24,14 +24,14 @@ from remote_server.client import requests
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
-from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put import PutTransfer
+from remote_server.client.put_channel import TcpPuts
 from remote_server.client.region import RegisteredRegion
+from remote_server.client.requests import Call, Mailbox, Submission, turn_away
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
 from remote_server.client.shm_channels import open_shared
 from remote_server.client.tcp_gets import TcpGets
-from remote_server.client.tcp_puts import TcpPuts
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.keys import read_client_keys
 

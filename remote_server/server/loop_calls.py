@@ -17,7 +17,7 @@ from remote_server.errors import ServerUnavailable
 from remote_server.guard import Guard
 from remote_server.server.tenant import Tenant, namespaces_named
 from remote_server.sizes import format_bytes
-from remote_server.store.prefetch import Prefetch, Prefetched
+from remote_server.store.gets import Prefetch, Prefetched
 from remote_server.store.store import Store
 
 Answer = TypeVar("Answer")

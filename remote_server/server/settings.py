@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 import msgspec
 
 from remote_server.errors import ConfigError
+from remote_server.keys import read_small, toml_of
 from remote_server.server.config import ServerConfig
 from remote_server.sizes import finite_number, format_bytes, parse_bytes, whole_number
-from remote_server.small_file import read_small, toml_of
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:

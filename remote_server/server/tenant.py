@@ -27,12 +27,11 @@ from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recov
 from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
-from remote_server.store.admission import Admission, Admit, WriteBudget
-from remote_server.store.disk.folder import make_private
-from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Below, Store
 from remote_server.turns import Steps
 

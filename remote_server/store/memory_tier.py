@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from remote_server.protocol import KeyState, Stretch, TierStats, select
 from remote_server.shm.arena import Arena
 from remote_server.store.block_index import OperatorPins, PendingWrites, PinCount
-from remote_server.store.eviction import POLICIES
+from remote_server.store.policies import POLICIES
 from remote_server.store.slabs import (
     Block,
     BlockState,

@@ -6,8 +6,8 @@ from itertools import compress
 from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome, Stretch, select
-from remote_server.store.expiry import Expiry
 from remote_server.store.namespaces import Namespaces
+from remote_server.store.policies import Expiry
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier_stack import TierStack
 

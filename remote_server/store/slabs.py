@@ -17,7 +17,7 @@ import msgspec
 from remote_server.protocol import ChainTable, Stretch
 from remote_server.shm.arena import BYTES_PER_WORD
 from remote_server.sizes import MiB
-from remote_server.store.eviction import LRU, EvictionPolicy, MakePolicy
+from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
 _PAGE = 4096

@@ -10,14 +10,21 @@ from typing import Any, NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, Stretch, TierStats
-from remote_server.store.admission import Admission
 from remote_server.store.block_index import PinCount
-from remote_server.store.expiry import Expiry
-from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places
+from remote_server.store.gets import (
+    Check,
+    Found,
+    Gets,
+    KeyStates,
+    Pinned,
+    Prefetch,
+    Prefetched,
+    first_places,
+)
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
-from remote_server.store.prefetch import Prefetch, Prefetched
+from remote_server.store.policies import Admission, Expiry
 from remote_server.store.puts import Puts, Reserved
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier, TierBlock

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from remote_server import protocol
-from remote_server.store.admission import Admission
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.policies import Admission
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier, Written
 

@@ -20,7 +20,7 @@ from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import Level, Place, ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
 from benchmarks.simulated.tiered_pool import TieredPool
-from remote_server.store.eviction import LRU
+from remote_server.store.policies import LRU
 from remote_server.store.slabs import Slabs
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Generic
 
-from remote_server.store.eviction import Block
+from remote_server.store.policies import Block
 
 
 class LFU(Generic[Block]):

@@ -5,9 +5,9 @@ import errno
 import pytest
 from test_tier_stack import BLOCK, IN_MEMORY, Both, data_of, force
 
-from remote_server.store import admission as admission_module
-from remote_server.store.admission import MIN_BURST_S, Admission, Admit, WriteBudget
+from remote_server.store import policies as admission_module
 from remote_server.store.disk.layout import PAGE
+from remote_server.store.policies import MIN_BURST_S, Admission, Admit, WriteBudget
 
 WRITTEN = BLOCK + PAGE  # with its header
 

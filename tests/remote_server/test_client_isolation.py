@@ -24,7 +24,7 @@ from fake_server import PATIENCE_S, eventually
 from remote_server import protocol
 from remote_server.client import GetOutcome, requests
 from remote_server.client.control import ControlChannel
-from remote_server.client.mailbox import Call, Mailbox
+from remote_server.client.requests import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 

@@ -15,10 +15,9 @@ from wire_peer import Peer
 
 from remote_server.errors import ConfigError
 from remote_server.sizes import MiB
-from remote_server.store.disk import folder as folder_module
 from remote_server.store.disk import opening
-from remote_server.store.disk.folder import TakenFolder, make_private
-from remote_server.store.disk.opening import AgeClock, OpenDisk
+from remote_server.store.disk import opening as folder_module
+from remote_server.store.disk.opening import AgeClock, OpenDisk, TakenFolder, make_private
 from remote_server.store.tier import Written
 
 YEAR_NS = 365 * 86_400 * 10**9

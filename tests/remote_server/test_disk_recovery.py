@@ -15,8 +15,7 @@ from remote_server.protocol import KeyState
 from remote_server.sizes import MiB
 from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.finding import Report, find_segments
-from remote_server.store.disk.folder import TakenFolder
+from remote_server.store.disk.finding import Report, find_segments, within_budget
 from remote_server.store.disk.layout import (
     PAGE,
     SegmentHeader,
@@ -26,7 +25,7 @@ from remote_server.store.disk.layout import (
     unpack_segment_header,
     unpack_slot_header,
 )
-from remote_server.store.disk.opening import OpenDisk, within_budget
+from remote_server.store.disk.opening import OpenDisk, TakenFolder
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import Written
 

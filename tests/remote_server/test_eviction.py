@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from remote_server.store.eviction import LRU
+from remote_server.store.policies import LRU
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.server.streams import BlockStream
 from remote_server.sizes import KiB, MiB
-from remote_server.store import expiry
+from remote_server.store import policies as expiry
 from remote_server.turns import to_end
 
 assert tenancy

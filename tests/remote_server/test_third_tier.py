@@ -13,7 +13,7 @@ from remote_server.admin.exposition import exposition
 from remote_server.cli import clear, stats, why
 from remote_server.protocol import Clear, Cleared, Hello, Put, Stats, StatsReply, TierShare
 from remote_server.server.snapshot import tiers_of
-from remote_server.store.admission import Admission
+from remote_server.store.policies import Admission
 from remote_server.store.store import Below
 
 CLIENT = b"client"

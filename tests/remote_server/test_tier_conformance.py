@@ -9,8 +9,8 @@ from one_by_one import OneByOne
 from remote_server import protocol
 from remote_server.protocol import UNKNOWN, KeyState, Stretch
 from remote_server.shm.arena import Arena
-from remote_server.store.eviction import POLICIES
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.policies import POLICIES
 
 BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for

@@ -8,10 +8,10 @@ from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import Arena
 from remote_server.store import write_behind
-from remote_server.store.admission import Admission
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.policies import Admission
 from remote_server.store.store import Below, Store
 
 BLOCK = 4096

@@ -20,7 +20,7 @@ from remote_server.protocol import Error, Get, Hello, Put, Release
 from remote_server.server import copier, get, put, put_sources
 from remote_server.server.server import Server
 from remote_server.store import gets
-from remote_server.store.admission import Admission
+from remote_server.store.policies import Admission
 from remote_server.store.store import Below
 from remote_server.turns import Steps, to_end
 

@@ -1,6 +1,6 @@
 """Eviction policies for comparison on a trace: the store's own, and candidates for it.
 
-Each has the store's interface, `remote_server.store.eviction.EvictionPolicy`, so one that proves
+Each has the store's interface, `remote_server.store.policies.EvictionPolicy`, so one that proves
 better can move there unchanged.
 """
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
-from remote_server.store.eviction import LRU, EvictionPolicy
+from remote_server.store.policies import LRU, EvictionPolicy
 
 
 class Named(Protocol):

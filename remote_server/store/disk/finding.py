@@ -22,11 +22,14 @@ from remote_server.store.disk.layout import (
     holds_nothing,
     is_slot_magic,
     num_slots,
+    segment_name,
+    slot_bytes_for,
     slot_offset,
     unpack_segment_header,
     unpack_slot_header,
     version_of,
 )
+from remote_server.store.disk.segments import OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -286,3 +289,34 @@ def _pages(
         return
     for place, slot in enumerate(slots):
         yield slot, whole[place * slot_bytes :][:PAGE]
+
+
+def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[FoundSegment]:
+    """Those of `found` whose blocks are the newest and that fit together; the others are removed.
+    Slot headers are read only when some do not fit, after the budget was made smaller."""
+    if OVERHEAD_BYTES + sum(segment.header.segment_bytes for segment in found) <= budget:
+        return found
+    kept = []
+    left = budget - OVERHEAD_BYTES
+    for segment in sorted(found, key=_mean_generation, reverse=True):
+        if segment.header.segment_bytes <= left:
+            left -= segment.header.segment_bytes
+            kept.append(segment)
+        else:
+            segment.file.close()
+            files.remove(segment_name(segment.number))
+    log.warning(
+        "disk: the budget is smaller than what was found; the oldest %d of %d segments are "
+        "deleted", len(found) - len(kept), len(found),
+    )  # fmt: skip
+    return kept
+
+
+def _mean_generation(segment: FoundSegment) -> float:
+    header = segment.header
+    count = num_slots(header.segment_bytes, header.block_bytes)
+    blocks, _ = scan(
+        segment.file, count, header.block_bytes, slot_bytes_for(header.block_bytes),
+        header.incarnation, Scratch(),
+    )  # fmt: skip
+    return sum(block.generation for block in blocks) / max(1, len(blocks))

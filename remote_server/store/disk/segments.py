@@ -17,7 +17,7 @@ from remote_server.store.disk.layout import (
     slot_bytes_for,
     slot_offset,
 )
-from remote_server.store.eviction import LRU, EvictionPolicy, MakePolicy
+from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
 from remote_server.store.tier import Written
 
 # The size of everything in the directory besides segments: README, LOCK, and its own entries.

@@ -21,7 +21,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
-from remote_server.store.eviction import POLICIES
+from remote_server.store.policies import POLICIES
 from remote_server.store.tier import OnRead, OnWritten
 
 log = logging.getLogger(__name__)

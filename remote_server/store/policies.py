@@ -1,0 +1,226 @@
+"""Policies: the order of eviction, admission to a tier below memory, and the greatest age."""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from enum import StrEnum, auto
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from remote_server.store.tier_stack import TierStack
+
+
+class Evictable(Protocol):
+    """The part of a block that a policy reads. Compared by identity."""
+
+    pins: int
+
+
+Block = TypeVar("Block", bound=Evictable)
+
+
+class EvictionPolicy(Protocol[Block]):
+    """Orders the readable blocks of one size class.
+
+    A pinned block may be used or unpinned while it is in the policy; `victim` never returns it.
+    """
+
+    def add(self, block: Block) -> None:
+        """`block` became readable."""
+
+    def use(self, block: Block) -> None:
+        """`block` was read or touched."""
+
+    def unpin(self, block: Block) -> None:
+        """The last pin of `block` was released: it may be a victim again."""
+
+    def remove(self, block: Block) -> None:
+        """`block` was evicted or removed."""
+
+    def victim(self) -> Block | None:
+        """The next block to evict, still in the policy; None when every block is pinned."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, block: object) -> bool: ...
+
+
+class LRU(Generic[Block]):
+    """Evicts the least recently used block first. Every operation is O(1), amortised.
+
+    `victim` sets a pinned block aside when it meets one, rather than step over it each time: a slow
+    reader with thousands of old pinned blocks would make each eviction cost thousands of steps. A
+    block set aside returns as the most recently used.
+    """
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[Block, None] = OrderedDict()  # oldest first
+        self._aside: set[Block] = set()
+
+    def add(self, block: Block) -> None:
+        self._order[block] = None
+
+    def use(self, block: Block) -> None:
+        if block in self._order:
+            self._order.move_to_end(block)
+
+    def unpin(self, block: Block) -> None:
+        if block in self._aside:
+            self._aside.remove(block)
+            self._order[block] = None
+
+    def remove(self, block: Block) -> None:
+        self._aside.discard(block)
+        self._order.pop(block, None)
+
+    def victim(self) -> Block | None:
+        while self._order:
+            oldest = next(iter(self._order))
+            if oldest.pins == 0:
+                return oldest
+            del self._order[oldest]
+            self._aside.add(oldest)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._order) + len(self._aside)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._order or block in self._aside
+
+
+MakePolicy = Callable[[], EvictionPolicy[Any]]
+
+POLICIES: dict[str, MakePolicy] = {"lru": LRU}
+"""By name. A tier makes one for each size class."""
+
+
+# Keys are remembered as hashes, 100 bytes each. A collision admits a block too early, no more.
+MAX_REMEMBERED = 1 << 17
+
+# Seconds of the rate that may be written at once, also after a start with a full directory.
+MIN_BURST_S = 60
+
+_UNKNOWN = object()
+
+
+class Admit(StrEnum):
+    """Which blocks are written to disk, within the write rate."""
+
+    ALL = auto()  # every new one, soon after its put: a killed server has its blocks
+    TWICE = auto()  # those whose key is put or got a second time
+
+
+class WriteBudget:
+    """A token bucket of bytes: `rate` on average, and at once as much as fills the directory."""
+
+    def __init__(
+        self, rate: int, burst: int, start: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`rate` in bytes per second; 0 is without limit. `burst` is the most that can be saved,
+        and `start` the bytes available now; both are at least `MIN_BURST_S` of the rate."""
+        self._rate = rate
+        self._burst = max(burst, rate * MIN_BURST_S)
+        self._left = float(min(self._burst, max(start, rate * MIN_BURST_S)))
+        self._clock = clock
+        self._filled_at = clock()
+
+    def take(self, num_bytes: int) -> bool:
+        """Take `num_bytes`, or nothing: False when they may not be written now."""
+        if not self._rate:
+            return True
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if num_bytes > self._left:
+            return False
+        self._left -= num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Return bytes that were taken and then not written."""
+        self._left = min(self._burst, self._left + num_bytes)
+
+
+class Admission:
+    """Decides for each block, and remembers the keys of declined blocks: the next put or get of
+    such a key offers the block again. Beyond `MAX_REMEMBERED` the oldest key is dropped."""
+
+    def __init__(self, admit: Admit = Admit.ALL, budget: WriteBudget | None = None) -> None:
+        """Without `budget` there is no limit."""
+        self._admit = admit
+        self._budget = budget
+        self._turned_away: dict[int, object] = {}  # in order; the values are None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `is_due_again` can be true of any key."""
+        return bool(self._turned_away)
+
+    def is_due_again(self, namespace: str, key: bytes) -> bool:
+        """Whether its block was declined. The key is dropped then, so that the block is offered
+        once."""
+        return self._turned_away.pop(hash((namespace, key)), _UNKNOWN) is None
+
+    def is_seen_enough(self, namespace: str, key: bytes) -> bool:
+        """Whether a block that is put may be written. The key of a declined one is remembered."""
+        if self._admit is Admit.ALL or self.is_due_again(namespace, key):
+            return True
+        self._remember(namespace, key)
+        return False
+
+    def may_write(self, namespace: str, key: bytes, num_bytes: int) -> bool:
+        """Take `num_bytes` from the budget. The key of a declined block is remembered as well."""
+        if self._budget is None or self._budget.take(num_bytes):
+            return True
+        self._remember(namespace, key)
+        return False
+
+    def not_written(self, num_bytes: int) -> None:
+        """Return the bytes of blocks that `may_write` allowed and the disk declined."""
+        if self._budget is not None:
+            self._budget.give_back(num_bytes)
+
+    def _remember(self, namespace: str, key: bytes) -> None:
+        self._turned_away[hash((namespace, key))] = None
+        if len(self._turned_away) > MAX_REMEMBERED:
+            del self._turned_away[next(iter(self._turned_away))]
+
+
+# Blocks that are too old are removed when they are requested; the others at this pace, which costs
+# less than a millisecond each time.
+SWEEP_S = 0.1
+MAX_SWEPT = 512
+
+
+class Expiry:
+    """Removes blocks as old as `ttl_s` or older from all tiers; with 0, none.
+
+    Ages in memory follow the server's own clock. Blocks below memory may outlive the server, so
+    their tiers have clocks of their own. None of these clocks jumps.
+    """
+
+    def __init__(
+        self,
+        tier_stack: "TierStack",
+        ttl_s: float,
+        counters: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tier_stack = tier_stack
+        self._ttl_s = ttl_s
+        self._counters = counters
+        self._clock = clock
+        self._sweep_at = clock()
+
+    def expire(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Remove those of `keys` that are too old, before the request is answered."""
+        if self._ttl_s:
+            removed = self._tier_stack.expire(namespace, keys, self._ttl_s)
+            self._counters["expired"] += removed
+
+    def expire_some(self) -> None:
+        """Remove some of the blocks that are too old and not requested, every `SWEEP_S`."""
+        if self._ttl_s and self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + SWEEP_S
+            self._counters["expired"] += self._tier_stack.expire_some(self._ttl_s, MAX_SWEPT)
