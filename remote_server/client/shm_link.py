@@ -9,11 +9,9 @@ socket is on another host: that is no error, and all transfers use tcp. A welcom
 another one is requested after `RETRY_S`, and less and less often until an attempt succeeds.
 """
 
-import array
 import logging
 import os
 import socket
-import struct
 from collections.abc import Container
 from functools import partial
 from math import inf
@@ -30,7 +28,7 @@ from remote_server.client.session import Session
 from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, ErrorCode, NotAttached, Release
-from remote_server.shm.region import NotAttachable
+from remote_server.shm.region import NotAttachable, user_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ LONGEST_RETRY_S = 60.0
 """The pause of a client on another host, whose attempts all fail."""
 
 _MOST_BYTES = 4096
+_MOST_FILES = 4
 
 
 class Attachment:
@@ -164,7 +163,9 @@ class Attachment:
         assert self._socket is not None
         files: list[int] = []
         try:
-            data, files = _receive(self._socket)
+            data, files, _, _ = socket.recv_fds(
+                self._socket, _MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC
+            )
             if not data or self.arena is not None:
                 # The server sends nothing after `attached`: this is the end of the connection.
                 self.fail("the server ended the connection", now)
@@ -188,7 +189,7 @@ class Attachment:
             case Attached():
                 if len(files) != 1 or reply.epoch != epoch:
                     raise RemoteProtocolError("the attached reply is not from this server")
-                self.arena = ArenaView(files[0], reply.arena_bytes, _user_of(self._socket))
+                self.arena = ArenaView(files[0], reply.arena_bytes, user_of(self._socket))
                 self.token, self.epoch = reply.region, reply.epoch
                 self._pause_s = RETRY_S
                 self._counters["shm_attached"] += 1
@@ -387,31 +388,12 @@ class ShmLink(Channel):
         self.region.close()
 
 
-def _user_of(connection: socket.socket) -> int:
-    """The user id of the process at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, _ = struct.unpack("3i", credentials)  # the others: pid, gid
-    return int(uid)
-
-
 def _check_server_user(connection: socket.socket) -> None:
     """Raise `NotAttachable` unless the listener's user is ours or root; root accepts any.
 
     After a server has ended, any process may take the name of its socket. A client that has not
     noticed the end yet would hand its memory to that process.
     """
-    uid = _user_of(connection)
+    uid = user_of(connection)
     if uid not in (os.getuid(), 0) and os.getuid() != 0:
         raise NotAttachable(f"its local socket belongs to user {uid}")
-
-
-def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The bytes that can be read, and the files that came with them, which the caller owns."""
-    files = array.array("i")
-    data, ancillary, _, _ = connection.recvmsg(
-        _MOST_BYTES, socket.CMSG_SPACE(4 * files.itemsize), socket.MSG_CMSG_CLOEXEC
-    )
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            files.frombytes(content[: len(content) - len(content) % files.itemsize])
-    return data, list(files)

@@ -4,17 +4,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
-from typing import NoReturn
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.plain_text import FewLines, plain
+from remote_server.plain_text import FewLines
 from remote_server.protocol import ErrorCode
 from remote_server.server import get, put
 from remote_server.server.copier import Copier, VerifyJob
-from remote_server.server.get import Gets, SharedGet, StreamedGet, WholeGet
-from remote_server.server.leases import Regions
-from remote_server.server.limits import InFlight, Uncopied, check_hello, waiting_bytes
+from remote_server.server.get import Gets, StreamedGet, WholeGet
+from remote_server.server.leases import Regions, SharedGet
+from remote_server.server.limits import (
+    InFlight,
+    ProtocolCheck,
+    Uncopied,
+    check_hello,
+    waiting_bytes,
+)
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes
 from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
@@ -32,8 +37,6 @@ log = logging.getLogger(__name__)
 LARGE_HEADER_BYTES = 64 << 10
 
 MAX_ERROR_CHARS = 500  # it may quote what a peer sent
-
-MAX_OTHER_PROTOCOLS = 256  # names of clients that are logged once
 
 Later = Callable[[bytes, Steps[None]], None]
 """Queues the remaining steps of a client's request."""
@@ -96,9 +99,7 @@ class Handlers:
         in_flight = in_flight or InFlight(store.memory, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
-        self._lines = FewLines(log, clock)
-        self._other_protocols: set[str] = set()
-        """Names of clients that were logged because of their protocol."""
+        self._protocols = ProtocolCheck(FewLines(log, clock))
         self.uncopied = Uncopied(store.memory.stats().budget_bytes)
         self.puts_in_state = none_in(put.UNENDED)
         self._puts = Puts(store, self._reply, self._failed, self.puts_in_state)
@@ -213,8 +214,7 @@ class Handlers:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _hello(self, client: bytes, request: protocol.Hello, _: Sequence[memoryview]) -> None:
-        if request.protocol != protocol.PROTOCOL_VERSION:
-            self._refuse_protocol(request)
+        self._protocols.check(request)
         check_hello(request, self._most_in_flight)
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
@@ -237,17 +237,6 @@ class Handlers:
             local_secret=self._local_secret,
         )
         self._reply(client, welcome)
-
-    def _refuse_protocol(self, request: protocol.Hello) -> NoReturn:
-        """Logged once for each name of a client: it repeats its hello, and may connect again."""
-        why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
-        if request.client not in self._other_protocols:
-            if len(self._other_protocols) == MAX_OTHER_PROTOCOLS:
-                self._other_protocols.clear()
-            self._other_protocols.add(request.client)
-            name = plain(request.client) or "a client without a name"
-            self._lines.say(logging.WARNING, "refused %s: %s", name, why)
-        raise RequestRefused(ErrorCode.UNSUPPORTED_PROTOCOL, why)
 
     def _lookup(
         self, client: bytes, request: protocol.Lookup, _: Sequence[memoryview]

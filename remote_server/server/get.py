@@ -1,19 +1,21 @@
-"""Gets: one state machine, for blocks in a stream of messages, in one message, and on lease."""
+"""Gets: one state machine, for blocks in a stream of messages and in one message.
+
+The get on lease is in `leases`.
+"""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import zmq
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
+from remote_server.protocol import ErrorCode, Got
 from remote_server.server.copier import checksums_of
-from remote_server.server.leases import LEASE_MS, MAX_LEASES_PER_REGION, Regions
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     OutgoingMessage,
@@ -26,11 +28,13 @@ from remote_server.server.outgoing import (
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
 from remote_server.server.transfer import InState, Transfer
-from remote_server.shm.arena import WORD_BYTES
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.turns import KEYS_PER_STEP, Steps, parts
+from remote_server.turns import KEYS_PER_STEP, Steps
+
+if TYPE_CHECKING:
+    from remote_server.server.leases import Regions
 
 
 class GetState(StrEnum):
@@ -56,7 +60,7 @@ class Gets(NamedTuple):
     send_queues: SendQueues
     """Only limits and held bytes are read."""
 
-    regions: Regions
+    regions: "Regions"
     in_flight: InFlight
     post: Callable[[bytes, protocol.Reply, OutgoingMessage], None]
     post_stream: Callable[[bytes, protocol.Get, Stream], None]
@@ -334,73 +338,3 @@ class WholeGet(FrameGet):
     def _give_up(self, error: BaseException) -> None:
         self._pinned = [*self._pinned, *getattr(self, "_framed", ())]
         super()._give_up(error)
-
-
-class SharedGet(Get):
-    """A get whose client copies the blocks itself. They are pinned by a lease until then."""
-
-    __slots__ = ("_region", "_request", "_terms")
-
-    def __init__(
-        self, gets: Gets, client: bytes, request: protocol.Get, terms: LeaseRequest
-    ) -> None:
-        super().__init__(gets, client, request.request_id)
-        self._request = request
-        self._terms = terms
-
-    def _find(self) -> Steps[None]:
-        regions, request = self._gets.regions, self._request
-        if request.timed or not request.stream:
-            raise RequestRefused(
-                ErrorCode.BAD_REQUEST, "stream and timed are for payload frames, not for a lease"
-            )
-        self._region = regions.find(self._terms.region)
-        for number in self._terms.release:
-            regions.release(number)
-        if regions.leases.full(self._region.token):
-            raise RequestRefused(
-                ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"
-            )
-        yield from self._fetch(request.namespace, request.keys)
-
-    def _send(self, found: Pinned) -> Steps[None]:
-        gets, region = self._gets, self._region
-        store, leases = gets.store, gets.regions.leases
-        blocks = found.blocks
-        lengths = [block.length for block in blocks]
-        checksums: list[int] = []
-        if self._terms.checked:
-            for part in parts(blocks):
-                if checksums:
-                    yield
-                checksums += checksums_of(part, store.memory)
-        if not region.live:  # its client left meanwhile
-            gone = "the local connection ended before the blocks were read"
-            raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
-        gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
-        words_offset = gets.regions.arena.words_offset
-        store.counters["shared_bytes_out"] += sum(lengths)
-        self._pinned = ()
-        self._enter(GetState.SENDING)
-        self._goes_out()
-        self._all_out = True
-        leased = Leased(
-            number=leases.grant(region.token, blocks, self._came_back),
-            lease_ms=LEASE_MS,
-            offsets=[block.offset for block in blocks],
-            words=[words_offset + block.word * WORD_BYTES for block in blocks],
-            generations=[block.generation for block in blocks],
-        )
-        got = Got(
-            request_id=self.request_id,
-            epoch=store.epoch,
-            total=len(self._request.keys),
-            hit=len(blocks),
-            miss=found.miss,
-            duplicate=found.duplicate,
-            found=found.indices,
-            lengths=lengths,
-            checksums=checksums,
-            lease=leased,
-        )
-        gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

@@ -1,16 +1,24 @@
-"""Regions that clients on this host share, and leases: pins held while they read in place."""
+"""Regions that clients on this host share, leases, and gets that grant one.
+
+A lease pins blocks while its client reads them in place.
+"""
 
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode
-from remote_server.server.copier import Copier
-from remote_server.shm.arena import Arena
+from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
+from remote_server.server.copier import Copier, checksums_of
+from remote_server.server.get import Get, Gets, GetState
+from remote_server.server.outgoing import OutgoingMessage
+from remote_server.shm.arena import WORD_BYTES, Arena
 from remote_server.shm.region import Region
+from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
+from remote_server.turns import Steps, parts
 
 # A reader copies gigabytes within a second. One that was stopped for longer than this loses its
 # lease, and detects by the generation words whether its blocks have changed.
@@ -155,3 +163,73 @@ class Regions:
 
     def expire_leases(self) -> None:
         self._counters["leases_expired"] += self.leases.expire()
+
+
+class SharedGet(Get):
+    """A get whose client copies the blocks itself. They are pinned by a lease until then."""
+
+    __slots__ = ("_region", "_request", "_terms")
+
+    def __init__(
+        self, gets: Gets, client: bytes, request: protocol.Get, terms: LeaseRequest
+    ) -> None:
+        super().__init__(gets, client, request.request_id)
+        self._request = request
+        self._terms = terms
+
+    def _find(self) -> Steps[None]:
+        regions, request = self._gets.regions, self._request
+        if request.timed or not request.stream:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST, "stream and timed are for payload frames, not for a lease"
+            )
+        self._region = regions.find(self._terms.region)
+        for number in self._terms.release:
+            regions.release(number)
+        if regions.leases.full(self._region.token):
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"
+            )
+        yield from self._fetch(request.namespace, request.keys)
+
+    def _send(self, found: Pinned) -> Steps[None]:
+        gets, region = self._gets, self._region
+        store, leases = gets.store, gets.regions.leases
+        blocks = found.blocks
+        lengths = [block.length for block in blocks]
+        checksums: list[int] = []
+        if self._terms.checked:
+            for part in parts(blocks):
+                if checksums:
+                    yield
+                checksums += checksums_of(part, store.memory)
+        if not region.live:  # its client left meanwhile
+            gone = "the local connection ended before the blocks were read"
+            raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
+        gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
+        words_offset = gets.regions.arena.words_offset
+        store.counters["shared_bytes_out"] += sum(lengths)
+        self._pinned = ()
+        self._enter(GetState.SENDING)
+        self._goes_out()
+        self._all_out = True
+        leased = Leased(
+            number=leases.grant(region.token, blocks, self._came_back),
+            lease_ms=LEASE_MS,
+            offsets=[block.offset for block in blocks],
+            words=[words_offset + block.word * WORD_BYTES for block in blocks],
+            generations=[block.generation for block in blocks],
+        )
+        got = Got(
+            request_id=self.request_id,
+            epoch=store.epoch,
+            total=len(self._request.keys),
+            hit=len(blocks),
+            miss=found.miss,
+            duplicate=found.duplicate,
+            found=found.indices,
+            lengths=lengths,
+            checksums=checksums,
+            lease=leased,
+        )
+        gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

@@ -1,6 +1,7 @@
 """Bounds on what connections hold: pinned blocks, bytes beside the arena, libzmq's memory."""
 
 import ctypes
+import logging
 import os
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ import msgspec
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.plain_text import FewLines, plain
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode, Hello
 from remote_server.sizes import KiB, MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
@@ -189,6 +191,31 @@ def waiting_bytes(num_keys: int, num_bytes: int = 0) -> int:
 
 # `doctor` compares about twenty fields; no engine needs more than this.
 MAX_FINGERPRINT_FIELDS = 64
+
+
+MAX_OTHER_PROTOCOLS = 256  # names of clients that are logged once
+
+
+class ProtocolCheck:
+    """Refuses clients of another protocol, each logged once by its name: it repeats its hello, and
+    may connect again."""
+
+    def __init__(self, lines: FewLines) -> None:
+        self._lines = lines
+        self._logged: set[str] = set()
+
+    def check(self, request: Hello) -> None:
+        """Raise `RequestRefused` for a client of another protocol."""
+        if request.protocol == protocol.PROTOCOL_VERSION:
+            return
+        why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
+        if request.client not in self._logged:
+            if len(self._logged) == MAX_OTHER_PROTOCOLS:
+                self._logged.clear()
+            self._logged.add(request.client)
+            name = plain(request.client) or "a client without a name"
+            self._lines.say(logging.WARNING, "refused %s: %s", name, why)
+        raise RequestRefused(ErrorCode.UNSUPPORTED_PROTOCOL, why)
 
 
 def check_hello(request: Hello, most_in_flight: int) -> None:

@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import may_open
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.shm.arena import Arena
-from remote_server.shm.region import NotAttachable, Region
+from remote_server.shm.region import NotAttachable, Region, user_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,6 @@ MAX_ATTACH_BYTES = 4096
 FILES = 2  # the region and its tickets
 
 _MOST_FILES = 16  # the kernel drops more; any number but two is refused
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(slots=True, eq=False)
@@ -158,9 +156,7 @@ class LocalSocket:
                 return
             connection.setblocking(False)
             number = connection.fileno()
-            _, uid, _ = _CREDENTIALS.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            uid = user_of(connection)
             self._pending[number] = _Pending(connection, uid, self._clock() + PATIENCE_S)
             self._poller.register(number, zmq.POLLIN)
             if uid not in (os.getuid(), 0) and os.getuid() != 0:

@@ -5,7 +5,9 @@ import fcntl
 import mmap
 import os
 import secrets
+import socket
 import stat
+import struct
 from collections.abc import Sequence
 
 from remote_server import protocol
@@ -107,3 +109,10 @@ def check_file(fd: int, num_bytes: int, client: int, what: str) -> None:
     limit = MAX_REGION_MEMORIES * os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     if num_bytes > limit:
         raise NotAttachable(f"the {what} has {num_bytes} bytes; the most is {limit}")
+
+
+def user_of(connection: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("3i", credentials)  # the others: pid, gid
+    return int(uid)

@@ -1,7 +1,7 @@
 """Tables of the memory tier's blocks by key: pending writes, and pins of operators."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from remote_server.store.slabs import Block, Slab
@@ -82,6 +82,8 @@ class OperatorPins:
         self._namespace_bytes = namespace_bytes
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._slabs: Counter[Slab] = Counter()
+        self.num_declined = 0
+        """Pins beyond the limits, since the start."""
 
     def __len__(self) -> int:
         return self._slabs.total()
@@ -96,7 +98,19 @@ class OperatorPins:
     def keys(self, namespace: str) -> list[bytes]:
         return [*self._blocks.get(namespace, ())]
 
-    def add(self, block: Block) -> bool:
+    def pin(self, blocks: Iterable[Block]) -> PinCount:
+        """Pin those of the readable `blocks` that are not pinned here, within the limits."""
+        kept = num_bytes = declined = 0
+        for block in blocks:
+            if block in self or self._add(block):
+                kept += 1
+                num_bytes += block.slab.slot_bytes
+            else:
+                declined += 1
+        self.num_declined += declined
+        return PinCount(kept, num_bytes, declined)
+
+    def _add(self, block: Block) -> bool:
         """False when that would exceed a limit; then nothing has changed."""
         taken = (len(self._blocks.get(block.namespace, ())) + 1) * block.slab.slot_bytes
         if 0 < self._namespace_bytes < 2 * taken:
@@ -105,6 +119,8 @@ class OperatorPins:
             return False
         self._blocks.setdefault(block.namespace, {})[block.key] = block
         self._slabs[block.slab] += 1
+        block.slab.num_pinned += block.pins == 0
+        block.pins += 1
         return True
 
     def remove(self, block: Block) -> None:

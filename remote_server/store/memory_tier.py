@@ -51,7 +51,6 @@ class MemoryTier:
         self.slabs = Slabs(arena.num_bytes, slab_bytes, POLICIES[policy])
         self._reclaim = SlotReclaim(self.slabs, self._evict)
         self._operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
-        self._keep_declined = 0
         self._evicted = 0
         self._arena = arena
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
@@ -155,7 +154,7 @@ class MemoryTier:
             block.pins = 0
             slab.num_pinned -= 1
             if was_kept:
-                self._pin_for_operator(block)
+                self._operator_pins.pin((block,))
         self._generation = generation
 
     def fail_put(self, block: Block) -> None:
@@ -229,14 +228,7 @@ class MemoryTier:
         The tier owns this pin. It ends when its block is removed, and moves to a block that
         replaces it.
         """
-        kept = num_bytes = declined = 0
-        for block in self._readable(namespace, keys):
-            if block in self._operator_pins or self._pin_for_operator(block):
-                kept += 1
-                num_bytes += block.slab.slot_bytes
-            else:
-                declined += 1
-        return PinCount(kept, num_bytes, declined)
+        return self._operator_pins.pin(self._readable(namespace, keys))
 
     def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
@@ -341,7 +333,7 @@ class MemoryTier:
         return {
             "evicted": self._evicted,
             "slabs_recut": self._reclaim.slabs_recut,
-            "keep_declined": self._keep_declined,
+            "keep_declined": self._operator_pins.num_declined,
         }
 
     def check(self) -> None:
@@ -359,18 +351,9 @@ class MemoryTier:
         assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self._operator_pins)
         self._operator_pins.check()
         if not self._arena.closed:
-            self._check_words(readable)
-
-    def _check_words(self, readable: list[Block]) -> None:
-        words = self._arena.words
-        generations = {words[block.word] for block in readable}
-        assert generations == {block.generation for block in readable}
-        assert len(generations) == len(readable), "two blocks have one generation"
-        assert 0 not in generations
-        assert all(words[block.word] == block.generation for block in self._detached)
-        assert all(words[block.word] == 0 for block in self._writing)
-        for slab in self.slabs.slabs:
-            assert not any(words[slab.first_word + slot] for slot in slab.free)
+            words = self._arena.words
+            self.slabs.check_words(words, readable, [*self._detached])
+            assert all(words[block.word] == 0 for block in writing)
 
     # ── making room ──────────────────────────────────────────────────────────────────────
 
@@ -417,15 +400,6 @@ class MemoryTier:
         """The readable blocks of `keys`, once each."""
         index = self._index.get(namespace, {})
         return (index[key] for key in dict.fromkeys(keys) if key in index)
-
-    def _pin_for_operator(self, block: Block) -> bool:
-        """Add the operator's pin to `block`; False, and counted, beyond the limits."""
-        if not self._operator_pins.add(block):
-            self._keep_declined += 1
-            return False
-        block.slab.num_pinned += block.pins == 0
-        block.pins += 1
-        return True
 
     def _free(self, block: Block) -> None:
         """Free the slot of `block`, which has no users. Its word is cleared first: it must be wrong

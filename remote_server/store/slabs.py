@@ -216,6 +216,18 @@ class Slabs:
             assert set(size_class.open) == {slab for slab in size_class.slabs if slab.free}
         assert self.used_bytes == sum(block.slab.slot_bytes for block in blocks)
 
+    def check_words(
+        self, words: memoryview, readable: Sequence[Block], detached: Sequence[Block]
+    ) -> None:
+        """Assert that these blocks have generation words of their own, and free slots 0."""
+        generations = {words[block.word] for block in readable}
+        assert generations == {block.generation for block in readable}
+        assert len(generations) == len(readable), "two blocks have one generation"
+        assert 0 not in generations
+        assert all(words[block.word] == block.generation for block in detached)
+        for slab in self.slabs:
+            assert not any(words[slab.first_word + slot] for slot in slab.free)
+
 
 class SlotReclaim:
     """Makes free slots from blocks that are not pinned.

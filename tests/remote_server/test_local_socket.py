@@ -334,20 +334,8 @@ def test_only_so_many_regions_are_attached(name, files, no_leaks, monkeypatch):
 
 def test_another_user_is_refused(name, files, no_leaks, monkeypatch):
     monkeypatch.setattr(local_socket_module.os, "getuid", lambda: 4242)  # type: ignore[attr-defined]
-    monkeypatch.setattr(local_socket_module, "_CREDENTIALS", _Everyone(uid=77))
+    monkeypatch.setattr(local_socket_module, "user_of", lambda _: 77)
     assert "belongs to user 4242, not 77" in refusal(LocalConnection(name))
-
-
-class _Everyone:
-    """Credentials as the kernel would report them of a process of user `uid`."""
-
-    size = 12
-
-    def __init__(self, uid: int) -> None:
-        self.uid = uid
-
-    def unpack(self, _: bytes) -> tuple[int, int, int]:
-        return 1, self.uid, self.uid
 
 
 def test_a_file_of_another_user_is_refused(monkeypatch, files):

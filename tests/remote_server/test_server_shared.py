@@ -300,7 +300,7 @@ def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):
 def test_a_leased_block_outlives_its_removal(shared, peer):
     shared.put([1])
     leased = shared.lease([1])
-    assert peer.ask(Clear(request_id=peer.next_id())).removed == 1
+    assert peer.ask(Clear(request_id=peer.next_id())).removed == {"memory": 1}
     for first in range(100, 4600, 250):  # more than the whole budget
         shared.put(range(first, first + 250))
     assert shared.read(leased) == [block(1)]
