@@ -149,7 +149,7 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Seconds of a load, all its blocks together.", buckets=_DURATIONS
     ),
     PUT_DURATION: OffloadingHistogramMetadata(
-        "Seconds of a put, including the lookup of blocks that the server lacks.",
+        "Seconds of a put, including the lookup before it, if there was one.",
         buckets=_DURATIONS,
     ),
     OPEN_LOADS: OffloadingGaugeMetadata("Loads that have not ended."),
