@@ -18,6 +18,7 @@ from remote_server.protocol import ErrorCode, Got
 from remote_server.server.copier import checksums_of
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
+    FRAME_BYTES,
     OutgoingMessage,
     RequestTimes,
     blocks_per_frame,
@@ -283,9 +284,11 @@ class WholeGet(FrameGet):
         checksums: list[int] = []
         gathered = 0
         num_bytes = sum(block.length for block in found.blocks)
-        per_frame, copied = self._frame_of(found.blocks, num_bytes)
+        per_frame, copied, own_frames = self._frame_of(found.blocks, num_bytes)
         self._pinned = left
-        with gets.send_queues.held.gathered.promised(copied):
+        held = gets.send_queues.held
+        # Many clients' messages may be half made at a time, a step of each in turn.
+        with held.gathered.promised(copied), held.replies.promised(own_frames * FRAME_BYTES):
             while left:
                 if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
                     yield
@@ -312,9 +315,10 @@ class WholeGet(FrameGet):
         self._all_out = True
         gets.post(self.client, got, outgoing)
 
-    def _frame_of(self, blocks: Sequence[Block], num_bytes: int) -> tuple[int, int]:
-        """How many of `blocks` to put into each frame of one message, and how many bytes are copied
-        for that. Raises `RequestRefused` when the message may not be sent."""
+    def _frame_of(self, blocks: Sequence[Block], num_bytes: int) -> tuple[int, int, int]:
+        """How many of `blocks` to put into each frame of one message, how many bytes are copied for
+        that, and how many frames point into the arena. Raises `RequestRefused` when the message may
+        not be sent."""
         if num_bytes > protocol.MAX_MESSAGE_BYTES:
             raise RequestRefused(
                 ErrorCode.TOO_LARGE,
@@ -333,7 +337,7 @@ class WholeGet(FrameGet):
                 f"a message of {len(blocks)} blocks, while earlier ones are unread: request a "
                 "stream, or fewer keys",
             )
-        return per_frame, copied
+        return per_frame, copied, own_frames
 
     def _give_up(self, error: BaseException) -> None:
         self._pinned = [*self._pinned, *getattr(self, "_framed", ())]

@@ -17,7 +17,8 @@ from wire_peer import HandPeer, Peer, SharedPeer, block, key
 
 from remote_server import protocol, turns
 from remote_server.protocol import Error, Get, Hello, Put, Release
-from remote_server.server import copier, get, put, put_sources
+from remote_server.server import copier, get, outgoing, put, put_sources
+from remote_server.server.limits import Allowance
 from remote_server.server.server import Server
 from remote_server.store import gets
 from remote_server.store.policies import Admission
@@ -392,6 +393,22 @@ def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench
     cut(bench)
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
+
+
+def test_a_message_that_is_half_made_counts_against_the_allowance_of_all(bench, monkeypatch):
+    """Sixteen clients' messages, each within the allowance, were made a step of each in turn: the
+    process held all of their frames before the first was counted."""
+    monkeypatch.setattr(outgoing, "OWN_FRAME_BYTES", LENGTH)
+    bench.send_queues.held.replies = Allowance(*(n * outgoing.FRAME_BYTES for n in (7, 8)))
+    half_made = found(bench, "whole")
+    bench.read_below()  # blocks are pinned while the tier below writes them
+    while bench.tier.stats().pinned < len(ALL):
+        next(half_made)
+    bench.handle(b"another", protocol.encode(get_of("whole")))
+    assert bench.last_reply().code == "too_much_in_flight"
+    to_end(half_made)
+    assert bench.last_reply().hit == len(ALL)
+    assert bench.nothing_is_left()
 
 
 def release(bench: Bench) -> None:
