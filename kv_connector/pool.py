@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remote_server.errors import ConfigError
-from remote_server.process_limits import check_file_sizes
-from remote_server.server.config import check_memory_fits
+from remote_server.process_limits import check_file_sizes, check_memory_fits
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches

@@ -4,7 +4,7 @@
 
 Keys identify servers and clients. Three kinds of files, all TOML. The server's pair and each
 client's pair are secret and must be readable by their owner alone; the tenants file
-(`server/tenant_config.py`) holds public keys only.
+(`server/config.py`) holds public keys only.
 
 A setting may name anything by mistake: a directory, an endless device, a pipe without a writer.
 None of them may hang the process, fill its memory or end it in a traceback.

@@ -1,4 +1,4 @@
-"""Limits of this process: its allocator, and the files that it may open.
+"""Limits of this process: its allocator, the memory and the files that it may have.
 
 The limit of open files is raised at start, compared with the need, and enforced on new connections.
 libzmq keeps trying to accept a connection for which there is no descriptor, which uses a whole
@@ -10,16 +10,18 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import resource
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import zmq
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import format_bytes
+from remote_server.sizes import KiB, format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -174,3 +176,71 @@ class Entrance:
 
     def close(self) -> None:
         self._socket.close()
+
+
+# memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
+_UNLIMITED = 1 << 60
+
+
+def check_memory_fits(
+    memory: int,
+    proc: Path = Path("/proc"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
+    *,
+    setting: str = "memory",
+) -> None:
+    """Raise `ConfigError` when `memory` is more than this machine or container can give.
+
+    Without this check the kernel's OOM killer would end the server hours later, when the cache is
+    full. `setting` is the name of the setting in the error.
+    """
+    available = _mem_available(proc)
+    if memory > available:
+        raise ConfigError(
+            f"{setting}: {format_bytes(memory)} requested, but only {format_bytes(available)} is "
+            "available on this machine (MemAvailable)"
+        )
+    limit = _cgroup_limit(proc, cgroups)
+    if memory > limit:
+        raise ConfigError(
+            f"{setting}: {format_bytes(memory)} requested, but the memory limit of this container "
+            f"or cgroup is {format_bytes(limit)}"
+        )
+
+
+def _mem_available(proc: Path) -> int:
+    try:
+        text = (proc / "meminfo").read_text()
+    except OSError:
+        return _UNLIMITED  # not Linux: nothing to compare with
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * KiB if match else _UNLIMITED
+
+
+def _cgroup_limit(proc: Path, cgroups: Path) -> int:
+    """The tightest limit of our cgroup and its ancestors, version 2 or 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    limits = [_UNLIMITED]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = root / path.lstrip("/")
+        for folder in (here, *here.parents):
+            if folder.is_relative_to(root):
+                limits.append(_read_limit(folder / name))
+    return min(limits)
+
+
+def _read_limit(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # no such file here, or the word "max"
+        return _UNLIMITED

@@ -10,7 +10,7 @@ import zmq
 
 from benchmarks.harness.runner import Skipped
 from remote_server.errors import ConfigError
-from remote_server.server.config import check_memory_fits
+from remote_server.process_limits import check_memory_fits
 from remote_server.sizes import GiB, format_bytes
 
 _DISTRIBUTIONS = (

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.storage_workload.device_library import Library
 from benchmarks.storage_workload.payload import Bytes
 from remote_server.errors import ConfigError
-from remote_server.server.config import check_memory_fits
+from remote_server.process_limits import check_memory_fits
 from remote_server.sizes import format_bytes
 
 WORD_BYTES = 8

@@ -21,10 +21,10 @@ from aiohttp import web
 
 from remote_server.address import BACKLOG, AdminAddress
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
-from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.plain_text import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
+from remote_server.protocol.codec import ascii_json
 from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.snapshot import Snapshot, shown, summary

@@ -1,6 +1,6 @@
 """`kvferry`: commands that run, inspect and change a server.
 
-A file for each subcommand, or for two that are close, with `add` (its flags) and a function that
+A file for each subcommand, or for a few that are close, with `add` (its flags) and a function that
 returns the exit status:
 
     0   yes, done, healthy
@@ -19,7 +19,7 @@ from typing import Any
 
 from remote_server import __main__ as server_main
 from remote_server import keys
-from remote_server.cli import bench, clear, doctor, pin, stats, why
+from remote_server.cli import bench, blocks, doctor, stats, why
 from remote_server.cli.common import NoServer, print_error
 from remote_server.errors import ConfigError, KVFerryError
 
@@ -42,8 +42,8 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "why": why.add,
     "doctor": doctor.add,
     "watch": stats.add_watch,
-    "clear": clear.add,
-    "pin": pin.add,
+    "clear": blocks.add_clear,
+    "pin": blocks.add_pin,
     "bench": bench.add,
 }
 """Each adds the parser of its command, in the order of the help."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import (
     NoServer,
     add_server,
@@ -24,6 +23,7 @@ from remote_server.cli.common import (
 )
 from remote_server.client import SharedRegion
 from remote_server.protocol import SELF_TESTS, StatsReply
+from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
 from remote_server.server.dispatch import server_name
 from remote_server.sizes import GiB, MiB, format_bytes

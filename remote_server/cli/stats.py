@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import (
     NoServer,
     add_server,
@@ -17,6 +16,7 @@ from remote_server.cli.common import (
 )
 from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
+from remote_server.protocol.codec import ascii_json
 from remote_server.sizes import format_bytes
 
 # Hits of lookups and gets: the first figures to look at.

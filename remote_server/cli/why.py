@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, ask_stats, connected, print_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import UNKNOWN, StatsReply, Stretch, read_key
+from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import Difference, all_gaps
 
 

@@ -3,7 +3,9 @@
 The design as pure functions comes from h11.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import xxhash
@@ -81,6 +83,14 @@ def is_complete(data: bytes) -> bool:
     except _UNREADABLE as error:
         return "truncated" not in str(error)
     return True
+
+
+def ascii_json(value: Any, indent: int | None = None) -> str:
+    """`value` as JSON of printable ASCII characters, and line breaks where `indent` is given.
+
+    JSON itself allows C1 controls and marks of direction in a text, which a terminal obeys.
+    """
+    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)), indent=indent)
 
 
 def identities(namespace: str, keys: Sequence[bytes]) -> list[int]:

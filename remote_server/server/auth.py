@@ -14,13 +14,13 @@ from functools import partial
 import zmq
 from zmq.utils import z85
 
-from remote_server.guard import Guard
 from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
 from remote_server.plain_text import FewLines
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES
+from remote_server.server.config import TenantKeys
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
-from remote_server.server.tenant_config import TenantKeys
+from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,21 @@
-"""The settings of a server, checked before anything starts."""
+"""The settings of a server and of its tenants, checked before anything starts, and the public keys
+in force."""
 
-import re
-from pathlib import Path
+import logging
+import os
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from remote_server.address import ADMIN_DEFAULT, admin_address, is_loopback
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes
+from remote_server.keys import TENANT_NAME, check_public_key, read_toml
+from remote_server.protocol import SELF_TESTS
+from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes, parse_bytes
+
+log = logging.getLogger(__name__)
 
 _ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -17,9 +25,6 @@ MIN_MEMORY_BYTES = 1 * MiB
 
 # The least in-flight limit with which the cache is of any use: some small blocks.
 MIN_INFLIGHT_BYTES = 16 * KiB
-
-# memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
-_UNLIMITED = 1 << 60
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,65 +143,198 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
 
-def check_memory_fits(
-    memory: int,
-    proc: Path = Path("/proc"),
-    cgroups: Path = Path("/sys/fs/cgroup"),
-    *,
-    setting: str = "memory",
-) -> None:
-    """Raise `ConfigError` when `memory` is more than this machine or container can give.
+# Each has an arena and queues of its own, and a turn in every turn of the loop.
+MAX_TENANTS = 64
 
-    Without this check the kernel's OOM killer would end the server hours later, when the cache is
-    full. `setting` is the name of the setting in the error.
+# Created and removed by every engine as it starts, so no list of namespaces has to name them.
+ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
+
+
+@dataclass(frozen=True)
+class TenantConfig:
+    """One tenant and its quotas, in bytes. Without tenants one stands for all, with an empty
+    name."""
+
+    name: str
+    memory: int
+    disk: int = 0
+    keys: frozenset[str] = frozenset()
+    namespaces: tuple[str, ...] = ()
+    """Prefixes, one of which each of its namespaces must have; empty: any name."""
+    namespace_memory: int = 0
+    """The most that one namespace may take of `memory`; 0: all of it."""
+    ttl_s: float = 0.0
+    """Blocks older than this are expired; 0: never."""
+
+    def may_name(self, namespace: str) -> bool:
+        """Whether its clients may use `namespace`."""
+        return not self.namespaces or namespace.startswith((*self.namespaces, *ALWAYS_ALLOWED))
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file, as it is written there."""
+
+    keys: list[str]
+    memory: int | str | None = None
+    disk: int | str = 0
+    namespaces: list[str] = []
+    namespace_memory: int | str = 0
+    ttl_s: float | None = None
+
+
+def read_tenants(config: ServerConfig) -> list[TenantConfig]:
+    """Those of `config.tenants`; without that, one for all clients.
+
+    Raises `ConfigError` with the file, the tenant and the mistake.
     """
-    available = _mem_available(proc)
-    if memory > available:
+    if not config.tenants:
+        disk = config.disk_bytes if config.disk else 0
+        return [TenantConfig("", config.memory, disk, ttl_s=config.ttl_s)]
+    entries = _read_entries(config.tenants)
+    memory = _divide_memory(entries, config)
+    tenants = [
+        _tenant(name, entry, memory[name], config, f"tenants: {config.tenants}: {name}")
+        for name, entry in entries.items()
+    ]
+    if sum(tenant.disk for tenant in tenants) > config.disk_bytes:
         raise ConfigError(
-            f"{setting}: {format_bytes(memory)} requested, but only {format_bytes(available)} is "
-            "available on this machine (MemAvailable)"
+            f"tenants: {config.tenants}: together the tenants have "
+            f"{format_bytes(sum(tenant.disk for tenant in tenants))} of disk, and --disk-bytes is "
+            f"{format_bytes(config.disk_bytes)}"
         )
-    limit = _cgroup_limit(proc, cgroups)
-    if memory > limit:
+    return tenants
+
+
+def keys_of_tenants(path: str) -> dict[str, str]:
+    """Every public key of the file, and its tenant. Raises `ConfigError`."""
+    return {key: name for name, entry in _read_entries(path).items() for key in entry.keys}
+
+
+def _read_entries(path: str) -> dict[str, _Entry]:
+    found = read_toml(
+        path, "tenants", 0o022, f"others could add their keys to it: chmod go-w {path}"
+    )
+    if not 0 < len(found) <= MAX_TENANTS:
+        raise ConfigError(f"tenants: {path} has {len(found)} tenants, not 1 to {MAX_TENANTS}")
+    entries: dict[str, _Entry] = {}
+    owners: dict[str, str] = {}
+    for name, table in found.items():
+        where = f"tenants: {path}: {name}"
+        entries[name] = entry = _entry(name, table, where)
+        for key in entry.keys:
+            try:
+                check_public_key(key)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            if owners.setdefault(key, name) != name:
+                raise ConfigError(
+                    f"{where}: it has a key of {owners[key]}: a key belongs to one tenant"
+                )
+    return entries
+
+
+def _entry(name: str, table: Any, where: str) -> _Entry:
+    if not TENANT_NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a tenant's name is up to 64 of a-z, 0-9, - and _")
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: write a table, [{name}], with its keys")
+    try:
+        entry = msgspec.convert(table, _Entry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not entry.keys:
+        raise ConfigError(f"{where}: it has no keys, so no client can be this tenant")
+    if "" in entry.namespaces:
+        raise ConfigError(f"{where}: an empty name in namespaces allows all: omit the list")
+    return entry
+
+
+def _divide_memory(entries: Mapping[str, _Entry], config: ServerConfig) -> dict[str, int]:
+    """Each tenant's part of the memory: as given in its table, or an equal part of the rest."""
+    path = config.tenants
+    memory = {
+        name: parse_bytes(entry.memory, f"tenants: {path}: {name}: memory")
+        for name, entry in entries.items()
+        if entry.memory is not None
+    }
+    left = config.memory - sum(memory.values())
+    if left < 0:
         raise ConfigError(
-            f"{setting}: {format_bytes(memory)} requested, but the memory limit of this container "
-            f"or cgroup is {format_bytes(limit)}"
+            f"tenants: {path}: together the tenants have {format_bytes(sum(memory.values()))}, and "
+            f"--memory is {format_bytes(config.memory)}"
         )
+    others = [name for name in entries if name not in memory]
+    memory |= {name: left // len(others) for name in others}
+    for name, share in memory.items():
+        if share < MIN_MEMORY_BYTES:
+            raise ConfigError(
+                f"tenants: {path}: {name}: {format_bytes(share)} of memory is below the least "
+                f"useful, {format_bytes(MIN_MEMORY_BYTES)}"
+            )
+    return memory
 
 
-def _mem_available(proc: Path) -> int:
+def _tenant(
+    name: str, entry: _Entry, memory: int, config: ServerConfig, where: str
+) -> TenantConfig:
+    disk = parse_bytes(entry.disk, f"{where}: disk")
+    namespace_memory = parse_bytes(entry.namespace_memory, f"{where}: namespace_memory")
+    if disk and not config.disk:
+        raise ConfigError(f"{where}: it has disk, and this server has none: --disk DIR")
+    if not 0 <= namespace_memory <= memory:
+        raise ConfigError(
+            f"{where}: namespace_memory is {format_bytes(namespace_memory)} of "
+            f"{format_bytes(memory)}"
+        )
+    ttl_s = config.ttl_s if entry.ttl_s is None else entry.ttl_s
+    if not 0 <= ttl_s < float("inf"):
+        raise ConfigError(f"{where}: ttl_s is {ttl_s}; 0 means no limit")
+    return TenantConfig(
+        name, memory, disk, frozenset(entry.keys), tuple(entry.namespaces), namespace_memory, ttl_s
+    )
+
+
+class TenantKeys:
+    """The public keys of the tenants file, read again when it has changed.
+
+    Keys can therefore be added or withdrawn while the server runs. A file that cannot be read
+    changes nothing, and is logged once.
+    """
+
+    def __init__(self, path: str, names: Container[str]) -> None:
+        """Only tenants in `names` exist here. Raises `ConfigError`."""
+        self._path = path
+        self._names = names
+        self._seen = _fingerprint(path)
+        self.tenants = keys_of_tenants(path)
+        """The tenant of each key."""
+        self.former: dict[str, str] = {}
+        """Keys that were withdrawn. Their connections may still be open."""
+
+    def reload(self) -> None:
+        seen = _fingerprint(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            found = keys_of_tenants(self._path)
+        except ConfigError as error:
+            log.error("the changed tenants file is not used: %s", error)
+            return
+        except Exception:  # the server keeps the known keys, whatever the file holds
+            log.exception("the changed tenants file cannot be read")
+            return
+        new = {name for name in found.values() if name not in self._names}
+        if new:
+            log.warning("tenants %s are added when the server starts again", ", ".join(new))
+        self.former |= self.tenants
+        self.tenants = {key: name for key, name in found.items() if name in self._names}
+        log.info("%d tenant keys are in force", len(self.tenants))
+
+
+def _fingerprint(path: str) -> tuple[int, int, int] | None:
     try:
-        text = (proc / "meminfo").read_text()
+        status = os.stat(path)
     except OSError:
-        return _UNLIMITED  # not Linux: nothing to compare with
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * KiB if match else _UNLIMITED
-
-
-def _cgroup_limit(proc: Path, cgroups: Path) -> int:
-    """The tightest limit of our cgroup and its ancestors, version 2 or 1."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    limits = [_UNLIMITED]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = cgroups, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = cgroups / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        here = root / path.lstrip("/")
-        for folder in (here, *here.parents):
-            if folder.is_relative_to(root):
-                limits.append(_read_limit(folder / name))
-    return min(limits)
-
-
-def _read_limit(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # no such file here, or the word "max"
-        return _UNLIMITED
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -9,12 +9,11 @@ import numpy as np
 
 from remote_server import protocol
 from remote_server.fault_points import Gate
-from remote_server.guard import Guard
 from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.turns import KEYS_PER_STEP, Turns, parts
+from remote_server.turns import KEYS_PER_STEP, Guard, Turns, parts
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,11 @@ from remote_server.server.limits import (
     check_hello,
     waiting_bytes,
 )
-from remote_server.server.outgoing import OutgoingMessage, RequestTimes
+from remote_server.server.outgoing import OutgoingMessage, RequestTimes, none_in, wall_time_s
 from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import Stream
-from remote_server.server.transfer import none_in
-from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end

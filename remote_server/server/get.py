@@ -19,8 +19,10 @@ from remote_server.server.copier import checksums_of
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     FRAME_BYTES,
+    InState,
     OutgoingMessage,
     RequestTimes,
+    Transfer,
     blocks_per_frame,
     frames_of,
     times_now,
@@ -28,7 +30,6 @@ from remote_server.server.outgoing import (
 )
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
-from remote_server.server.transfer import InState, Transfer
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store

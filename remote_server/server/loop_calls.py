@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
-from remote_server.guard import Guard
 from remote_server.server.tenant import Tenant, namespaces_named
 from remote_server.sizes import format_bytes
 from remote_server.store.gets import Prefetch, Prefetched
 from remote_server.store.store import Store
+from remote_server.turns import Guard
 
 Answer = TypeVar("Answer")
 

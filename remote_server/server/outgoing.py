@@ -1,12 +1,19 @@
-"""Outgoing messages: frames, the pins of their blocks, and the times that they carry."""
+"""Outgoing messages: frames, the pins of their blocks, the times that they carry, and the states of
+the puts and gets behind them."""
 
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 import zmq
 
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
+
+log = logging.getLogger(__name__)
+
 
 # What a waiting message takes beside its header: its objects here, and later libzmq's.
 MESSAGE_BYTES = 512
@@ -147,3 +154,50 @@ class RequestTimes:
 def times_now(times: RequestTimes | None) -> ServerTimes:
     """`times` until now; `UNTIMED` for a request without times."""
     return UNTIMED if times is None else times.now()
+
+
+def wall_time_s() -> float:
+    """Seconds since 1970, by this machine's clock, read for people: `kvferry doctor` compares it
+    with the client's. No decision may depend on it: it can jump by hours."""
+    return time.time()
+
+
+InState = dict[str, int]
+"""How many transfers of one kind are in each state now, by the state's name."""
+
+
+def none_in(states: Iterable[StrEnum]) -> InState:
+    """The count of each of `states` at the start."""
+    return {state.value: 0 for state in states}
+
+
+class Transfer:
+    """One put or get. It is counted in its state from its first step until its end."""
+
+    __slots__ = ("_in_state", "client", "request_id", "state")
+
+    def __init__(self, client: bytes, request_id: int, state: StrEnum, in_state: InState) -> None:
+        """`state` is the first one. `in_state` has an entry for each state but the ends."""
+        self.client = client
+        self.request_id = request_id
+        self.state = state
+        self._in_state = in_state
+
+    def _begin(self) -> None:
+        self._in_state[self.state] += 1
+
+    def _enter(self, state: StrEnum) -> None:
+        self._in_state[self.state] -= 1
+        self._in_state[state] += 1
+        self.state = state
+
+    def _end(self, state: StrEnum, why: BaseException | str | None = None) -> None:
+        """`state` is an end; abnormal if there is a reason, `why`."""
+        self._in_state[self.state] -= 1
+        if why is not None:
+            log.debug(
+                "%s %d of connection %s: %s, was %s: %s",
+                type(self).__name__, self.request_id, self.client.hex(), state, self.state,
+                str(why) or type(why).__name__,
+            )  # fmt: skip
+        self.state = state

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
-from remote_server.server.transfer import InState, Transfer
+from remote_server.server.outgoing import InState, Transfer
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps, parts

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import zmq
 
-from remote_server.guard import Guard
 from remote_server.server.limits import Allowances, HeldByOne
 from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, OutgoingMessage
 from remote_server.server.streams import Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
+from remote_server.turns import Guard
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a queued
 # message costs a pin rather than memory.

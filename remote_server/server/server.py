@@ -14,12 +14,21 @@ import msgspec
 import zmq
 
 from remote_server.fault_points import Gate
-from remote_server.guard import Guard
 from remote_server.keys import read_server_keys
-from remote_server.process_limits import check_file_sizes, named_when_missing, warn_if_too_few
+from remote_server.process_limits import (
+    check_file_sizes,
+    check_memory_fits,
+    named_when_missing,
+    warn_if_too_few,
+)
 from remote_server.protocol import TierStats
 from remote_server.server.auth import Authenticator
-from remote_server.server.config import ServerConfig, check_memory_fits
+from remote_server.server.config import (
+    ServerConfig,
+    TenantConfig,
+    TenantKeys,
+    read_tenants,
+)
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
@@ -31,11 +40,11 @@ from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
-from remote_server.server.tenant_config import TenantConfig, TenantKeys, read_tenants
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store
+from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ import zmq
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
-from remote_server.guard import Guard
 from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import may_open
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.shm.arena import Arena
 from remote_server.shm.region import NotAttachable, Region, user_of
+from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 

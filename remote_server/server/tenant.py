@@ -15,8 +15,7 @@ import msgspec
 import zmq
 
 from remote_server.errors import ConfigError
-from remote_server.guard import Guard
-from remote_server.server.config import ServerConfig
+from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
@@ -24,7 +23,6 @@ from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
-from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.opening import OpenDisk, make_private
@@ -33,7 +31,7 @@ from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Below, Store
-from remote_server.turns import Steps
+from remote_server.turns import Guard, Steps
 
 log = logging.getLogger(__name__)
 

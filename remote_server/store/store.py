@@ -8,7 +8,6 @@ from functools import partial
 from operator import add
 from typing import Any, NamedTuple
 
-from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, Stretch, TierStats
 from remote_server.store.block_index import PinCount
 from remote_server.store.gets import (
@@ -30,7 +29,7 @@ from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WriteBehind
-from remote_server.turns import Steps, parts
+from remote_server.turns import Guard, Steps, parts
 
 COUNTERS = (
     "lookup_keys", "lookup_hits",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from remote_server.guard import Guard
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 from remote_server.store.write_behind import WriteBehind
+from remote_server.turns import Guard
 
 OnFetched = Callable[[list[Block | None]], None]
 

@@ -141,11 +141,13 @@ WALL_CLOCKS = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today
 def test_nothing_reads_the_clock_that_people_set(package):
     """Three exceptions. The disk distinguishes its newest copy from one written before a restart
     by numbers that never go back, whatever the clock does. The age of its blocks goes on while no
-    server runs. The third is output for people."""
+    server runs. The third is output for people: commands, and a function for that alone."""
     for file in (REPOSITORY / package).rglob("*.py"):
-        if file.parent.name in ("disk", "cli") or file.name in ("policies.py", "wall_clock.py"):
+        if file.parent.name in ("disk", "cli") or file.name == "policies.py":
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        module = ast.parse(file.read_text())
+        module.body = [node for node in module.body if getattr(node, "name", "") != "wall_time_s"]
+        for node in ast.walk(module):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 wall = node.value.id in ("time", "datetime", "date") and node.attr in WALL_CLOCKS
                 assert not wall, f"{file}:{node.lineno} reads the wall clock"

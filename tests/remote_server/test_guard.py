@@ -12,10 +12,9 @@ from fake_server import eventually
 from tenancy import Tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
-from remote_server import guard
+from remote_server import turns
 from remote_server.fault_points import Gate
-from remote_server.guard import MANY_FAILURES, Guard
-from remote_server.server import tenant_config
+from remote_server.server import config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
 from remote_server.server.server import Server
@@ -25,6 +24,7 @@ from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
+from remote_server.turns import MANY_FAILURES, Guard
 
 
 class Broken:
@@ -45,7 +45,7 @@ class Broken:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(guard, "PAUSE_S", 0.0)
+    monkeypatch.setattr(turns, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
     assert watched.ailing == [f"copying failed {MANY_FAILURES} times in a row"]
     assert len(paused) == 1, "a part that is due in every turn would keep a core busy"
     assert len(caplog.records) == 1, "and fill the log"
-    now[0] += guard.LOG_AGAIN_S
+    now[0] += turns.LOG_AGAIN_S
     watched.run("copying", fail, 7)
     assert len(caplog.records) == 2
     assert watched.run("copying", lambda: 5, 7) == 5
@@ -221,7 +221,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    monkeypatch.setattr(tenant_config, "keys_of_tenants", lambda path: fail())
+    monkeypatch.setattr(config, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
     server._auth._reload_at = 0.0
     assert peer.put([1]).created == 1

@@ -17,8 +17,7 @@ from remote_server.keys import (
     read_client_keys,
     read_server_keys,
 )
-from remote_server.server.config import ServerConfig
-from remote_server.server.tenant_config import keys_of_tenants, read_tenants
+from remote_server.server.config import ServerConfig, keys_of_tenants, read_tenants
 
 assert tenancy
 

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from remote_server.errors import ConfigError
-from remote_server.server.config import ServerConfig, check_memory_fits
+from remote_server.process_limits import check_memory_fits
+from remote_server.server.config import ServerConfig
 from remote_server.sizes import GiB, KiB, MiB, parse_bytes
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition
-from remote_server.cli import clear, stats, why
+from remote_server.cli import blocks, stats, why
 from remote_server.protocol import Clear, Cleared, Hello, Put, Stats, StatsReply, TierShare
 from remote_server.server.snapshot import tiers_of
 from remote_server.store.policies import Admission
@@ -72,7 +72,7 @@ def test_clear_counts_and_prints_it(bench):
     reply = bench.ask(Clear(request_id=4, namespace="ns"))
     assert isinstance(reply, Cleared)
     assert reply.removed == {"memory": 3, "dict": 3}
-    assert clear.summary(reply) == "removed blocks: 3 from memory, 3 from dict"
+    assert blocks.summary_of(reply) == "removed blocks: 3 from memory, 3 from dict"
     assert stats_of(bench).namespaces["ns"].total == TierShare()
 
 
