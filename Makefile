@@ -41,10 +41,10 @@ chaos: $(READY) ## kills, freezes, damages: a quarter of an hour; ARGS="--seed 7
 OPERATIONS := 1000000
 
 chaos-long: $(READY) ## OPERATIONS=1000000 under kills, freezes and damage; ARGS="--seed 7 --json PATH"; Ctrl-C prints the result
-	@$(PYTHON_VENV) tests/chaos/soak.py --operations $(OPERATIONS) $(ARGS)
+	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/soak.py --operations $(OPERATIONS) $(ARGS)
 
 soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prints the result
-	@$(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
+	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)

@@ -134,6 +134,17 @@ def test_the_record_of_a_failure_has_its_kind(error, counts):
     assert record["error"] == "a"
 
 
+@pytest.mark.parametrize("target", ["soak", "chaos-long"])
+def test_the_makefile_starts_it(target):
+    """Its imports were found here, where pytest gives the path, and not there."""
+    command = ["make", "--silent", "--old-file=.venv/.ready", target, "ARGS=--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        command, cwd=Path(soak.__file__).parents[2], env=environment, capture_output=True, text=True
+    )
+    assert ran.stdout.startswith("usage: "), ran.stderr
+
+
 @pytest.mark.whole
 def test_ctrl_c_prints_the_result_so_far_and_ends_every_process():
     command = [sys.executable, str(Path(soak.__file__)), "--operations", "1000000000"]
