@@ -267,7 +267,7 @@ def test_late_blocks_keep_their_share_of_the_window_until_they_have_come(fake, m
     clock.advance(0.051)
     second = client.get(NAMESPACE, keys[4:], empty_rows(4))
     turn(client)
-    assert len(fake.all_asked(Get)) == 1, "the window is full of what nobody wants any more"
+    assert len(fake.all_asked(Get)) == 1, "blocks of an ended get still take up the window"
     fake.behave()
     fake.do(lambda: fake.answer(asked))
     assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]

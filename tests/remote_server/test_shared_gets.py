@@ -275,7 +275,7 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     clock.advance(0.051)
     assert first.result(PATIENCE_S).outcomes == [LATE] * 4
     turn(client)
-    assert len(near.all_asked(SharedGet)) == 3, "the window is full of what nobody wants"
+    assert len(near.all_asked(SharedGet)) == 3, "blocks of an ended get still take up the window"
     near.behave()
     clock.advance(ABANDON_S)
     assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]
