@@ -52,6 +52,15 @@ def ready(engine: TieredEngine, is_it: bool = True) -> TieredEngine:
     return engine
 
 
+def within(limit_s: float, attempt: Callable[[], float]) -> None:
+    """One of three attempts, each of which gives its seconds, takes less: a host may withhold the
+    processor for seconds."""
+    took: list[float] = []
+    while not took or took[-1] >= limit_s:
+        assert len(took) < 3, f"never within {limit_s} s: {took}"
+        took.append(attempt())
+
+
 def stored(server: Server) -> int:
     return server.store.counters["put_created"]
 
@@ -59,29 +68,33 @@ def stored(server: Server) -> int:
 def test_what_was_computed_in_an_outage_reaches_the_server_and_another_engine(
     make_engine: Callable[..., TieredEngine],
 ):
-    port = free_port()
-    with serve(port) as server:
-        engine = ready(make_engine(server.endpoint))
-        engine.compute("before", range(5))
-        engine.idle()
-        assert stored(server) == 5
-    ready(engine, False)
-    engine.compute("meanwhile", range(5, 25))
-    for _ in range(3):
-        engine.step()
-    assert not engine.manager.has_pending_work(), "nothing waits for a server that is away"
-    with serve(port) as server:
-        began = time.monotonic()
-        ready(engine)
-        engine.idle()
-        assert time.monotonic() - began < SERVER_BACK_S
-        assert stored(server) == 25, "and what the old one had is there again"
-        other = ready(make_engine(server.endpoint))
-        context, keys = other.request("r", range(25))
-        assert other.run(context, keys) == ["HIT"] * 25
-        assert [other.bytes_of(n) for n in range(25)] == [block_of(n) for n in range(25)]
-        for each in (engine, other):
-            each.tier.shutdown()
+    def attempt() -> float:
+        port = free_port()
+        with serve(port) as server:
+            engine = ready(make_engine(server.endpoint))
+            engine.compute("before", range(5))
+            engine.idle()
+            assert stored(server) == 5
+        ready(engine, False)
+        engine.compute("meanwhile", range(5, 25))
+        for _ in range(3):
+            engine.step()
+        assert not engine.manager.has_pending_work(), "nothing waits for a server that is away"
+        with serve(port) as server:
+            began = time.monotonic()
+            ready(engine)
+            engine.idle()
+            took_s = time.monotonic() - began
+            assert stored(server) == 25, "and what the old one had is there again"
+            other = ready(make_engine(server.endpoint))
+            context, keys = other.request("r", range(25))
+            assert other.run(context, keys) == ["HIT"] * 25
+            assert [other.bytes_of(n) for n in range(25)] == [block_of(n) for n in range(25)]
+            for each in (engine, other):
+                each.tier.shutdown()
+        return took_s
+
+    within(SERVER_BACK_S, attempt)
 
 
 def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
@@ -119,55 +132,65 @@ def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
 def test_a_server_that_stands_still_keeps_nobody_longer_than_its_deadlines(
     make_engine: Callable[..., TieredEngine],
 ):
-    with RemoteServer("64MiB") as server:
-        engine = ready(make_engine(server.endpoint, put_timeout_ms=300, transport="tcp"))
-        engine.compute("there", range(3))
-        engine.idle()
-        engine.compute("filler", range(100, 140), **{BYPASS_KEY: Bypass.LORA})
-        context, keys = engine.request("r", range(3))
-        assert engine.lookup(context, keys) == ["RETRY"] * 3
-        engine.step()
-        while "RETRY" in engine.lookup(context, keys):
-            time.sleep(0.002)
-        server.send_signal(signal.SIGSTOP)
-        try:
-            engine.step()  # the load is asked for now
-            engine.compute("put", range(10, 15))
-            began = time.monotonic()
-            assert set(engine.run(context, keys)) <= {"MISS", "HIT"}
-            more = [engine.request(f"r{i}", range(3)) for i in range(20)]
-            for context, keys in more:
+    def attempt() -> float:
+        with RemoteServer("64MiB") as server:
+            engine = ready(make_engine(server.endpoint, put_timeout_ms=300, transport="tcp"))
+            engine.compute("there", range(3))
+            engine.idle()
+            engine.compute("filler", range(100, 140), **{BYPASS_KEY: Bypass.LORA})
+            context, keys = engine.request("r", range(3))
+            assert engine.lookup(context, keys) == ["RETRY"] * 3
+            engine.step()
+            while "RETRY" in engine.lookup(context, keys):
+                time.sleep(0.002)
+            server.send_signal(signal.SIGSTOP)
+            try:
+                engine.step()  # the load is asked for now
+                engine.compute("put", range(10, 15))
+                began = time.monotonic()
                 assert set(engine.run(context, keys)) <= {"MISS", "HIT"}
+                more = [engine.request(f"r{i}", range(3)) for i in range(20)]
+                for context, keys in more:
+                    assert set(engine.run(context, keys)) <= {"MISS", "HIT"}
+                engine.idle()
+                took_s = time.monotonic() - began
+                engine.compute("more", range(20, 25))
+                engine.manager.reset_cache()
+                engine.compute("after", range(30, 35))
+                engine.idle()
+            finally:
+                server.send_signal(signal.SIGCONT)
+            ready(engine)
             engine.idle()
-            assert time.monotonic() - began < 3.0
-            engine.compute("more", range(20, 25))
-            engine.manager.reset_cache()
-            engine.compute("after", range(30, 35))
-            engine.idle()
-        finally:
-            server.send_signal(signal.SIGCONT)
-        ready(engine)
-        engine.idle()
-        stats = engine.client.stats(timeout_s=5).result()
-        assert stats.counters["put_created"] >= 8
+            stats = engine.client.stats(timeout_s=5).result()
+            assert stats.counters["put_created"] >= 8
+        return took_s
+
+    within(3.0, attempt)
 
 
 def test_shutting_down_does_not_wait_for_a_server_that_stands_still():
-    with RemoteServer("64MiB") as server:
-        engine = ready(
-            TieredEngine(server=server.endpoint, client_factory=RemoteClient, clock=time.monotonic)
-        )
-        server.send_signal(signal.SIGSTOP)
-        try:
-            context, keys = engine.request("r", range(5))
-            engine.lookup(context, keys)
-            engine.compute("put", range(10, 15))
-            began = time.monotonic()
-            engine.manager.shutdown()
-            assert time.monotonic() - began < 3.0
-        finally:
-            server.send_signal(signal.SIGCONT)
-    assert not engine.hook_errors()
+    def attempt() -> float:
+        with RemoteServer("64MiB") as server:
+            engine = ready(
+                TieredEngine(
+                    server=server.endpoint, client_factory=RemoteClient, clock=time.monotonic
+                )
+            )
+            server.send_signal(signal.SIGSTOP)
+            try:
+                context, keys = engine.request("r", range(5))
+                engine.lookup(context, keys)
+                engine.compute("put", range(10, 15))
+                began = time.monotonic()
+                engine.manager.shutdown()
+                took_s = time.monotonic() - began
+            finally:
+                server.send_signal(signal.SIGCONT)
+        assert not engine.hook_errors()
+        return took_s
+
+    within(3.0, attempt)
 
 
 def test_an_engine_started_long_before_its_server_offers_what_it_has_by_then(
