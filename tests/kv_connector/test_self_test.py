@@ -211,14 +211,17 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
 
 
 def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
-    make_host: Callable[..., Host], caplog: pytest.LogCaptureFixture
+    make_host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
+    monkeypatch.setattr(self_test, "CANARY_S", 30.0)
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
     began = time.monotonic()
     report = run_self_test(make_host().stage, ClientConfig(endpoint))
     assert report == Report(Outcome.SKIPPED, "no server there yet")
-    assert time.monotonic() - began < CANARY_S / 2, "it waited for nobody"
+    assert time.monotonic() - began < 15, "it waited for nobody"
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
 
 
@@ -230,7 +233,7 @@ def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[
         report = run_self_test(make_host().stage, ClientConfig(endpoint))
         took = time.monotonic() - began
     assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
-    assert took < CANARY_S + 0.5, "half a second for a busy machine"
+    assert CANARY_S <= 1 and took < 4, "seconds for a busy machine; a put has five"
 
 
 def test_a_server_that_stops_in_the_middle_is_no_failure(

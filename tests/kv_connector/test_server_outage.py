@@ -111,7 +111,7 @@ def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
             context, keys = brief.request("r", range(3))
             began = time.monotonic()
             assert brief.run(context, keys) == ["MISS"] * 3
-            assert 0.06 <= time.monotonic() - began < 2.0
+            assert 0.06 <= time.monotonic() - began < 8.0, "another engine's budget is ten seconds"
             assert brief.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
             brief.compute("r again", range(3))
             brief.idle()
