@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -37,9 +38,6 @@ from kv_connector.pool import (
     pages_of,
     places_of_rows,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 logger = init_logger("vllm.kvferry.host_worker")
 
@@ -89,6 +87,18 @@ class Region:
         return engine.nbytes
 
 
+def _permit_tiles() -> None:
+    """Ask the kernel for this process's permission to use AMX tiles.
+
+    vLLM's attention uses them and relies on an earlier matrix product, which asks. An engine that
+    starts without a warm-up (eager, with a given KV cache size) has none before a first prompt
+    whose blocks are all loaded: the worker died of an illegal instruction there.
+    """
+    permit = getattr(torch.cpu, "_init_amx", None)
+    if permit is not None and torch.cpu._is_amx_tile_supported():
+        permit()
+
+
 class HostWorker(OffloadingWorker):
     """Stores and loads asynchronously, in the order submitted, on one thread of its own.
 
@@ -108,6 +118,7 @@ class HostWorker(OffloadingWorker):
         owned: Pieces | None = None,
     ) -> None:
         """`owned` is what each group owns of a block, if `kv_caches` does not show it."""
+        _permit_tiles()
         self._blocks_per_row = blocks_per_row
         self._region = region
         owned = owned_by_groups(kv_caches) if owned is None else owned
@@ -254,7 +265,7 @@ def _runs(blocks: Ids, rows: Ids, places: Ids, blocks_per_row: int) -> list[Run]
     ]
 
 
-def _in_places(view: "torch.Tensor", blocks_per_row: int) -> Places:
+def _in_places(view: torch.Tensor, blocks_per_row: int) -> Places:
     pool: Bytes = view.numpy()
     (places,) = places_of_rows(pool, [pool.shape[1] // blocks_per_row], blocks_per_row)
     return places

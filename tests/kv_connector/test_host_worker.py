@@ -1,5 +1,8 @@
 """The host worker moves exactly the bytes of its jobs, in their order."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +133,25 @@ def test_each_job_is_reported_once_with_its_size():
     assert worker.get_finished() == []
     worker.shutdown()
     worker.shutdown()
+
+
+PERMITTED = """
+import ctypes
+from types import SimpleNamespace
+
+from kv_connector.host_worker import HostWorker
+
+worker = HostWorker(SimpleNamespace(tensors=[], group_data_refs=[]), SimpleNamespace(), 1)
+mask = ctypes.c_uint64()
+ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask))  # arch_prctl, ARCH_GET_XCOMP_PERM
+print(mask.value >> 18 & 1)  # XTILEDATA
+"""
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="this processor has no AMX tiles"
+)
+def test_a_worker_may_use_tiles_before_anything_was_computed():
+    """An engine whose first prompt was loaded died in vLLM's attention: illegal instruction."""
+    ran = subprocess.run([sys.executable, "-c", PERMITTED], capture_output=True, text=True)
+    assert ran.stdout.endswith("1\n"), ran.stdout + ran.stderr
