@@ -11,6 +11,7 @@ from tampering import FLIPS
 NUMBERS = range(2)
 
 _PATIENCE_S = 0.15  # most of what is hit by a flip is never answered
+_ANSWERED_S = 20.0  # blocks with a flip are
 
 ON_THE_WAY = {
     "tcp": {
@@ -42,17 +43,18 @@ class Flipper:
 
     def flip(self, place, op, direction, type):
         """One case. False when the bit was not flipped: then it is none."""
+        timeout_s = _ANSWERED_S if place == "payload" else _PATIENCE_S
         namespace = self.rng.choice([SMALL, MEDIUM, LARGE])
         shot = self.proxy.shoot(direction, FLIPS[place], type)
         if op == "put":
             numbers = [self._next_number, self._next_number + 1]
             self._next_number += 2
-            word = self.client.finish(self.client.put(namespace, numbers, timeout_s=_PATIENCE_S))
+            word = self.client.finish(self.client.put(namespace, numbers, timeout_s=timeout_s))
             self._look_at_what_was_kept(namespace, numbers)
         elif op == "get":
-            word = self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=_PATIENCE_S))
+            word = self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=timeout_s))
         else:
-            word = self.client.finish(self.client.lookup(namespace, NUMBERS, timeout_s=_PATIENCE_S))
+            word = self.client.finish(self.client.lookup(namespace, NUMBERS, timeout_s=timeout_s))
         hit = shot.hit.is_set()
         self.proxy.stand_down()
         if hit:
