@@ -87,18 +87,6 @@ class Region:
         return engine.nbytes
 
 
-def _permit_tiles() -> None:
-    """Ask the kernel for this process's permission to use AMX tiles.
-
-    vLLM's attention uses them and relies on an earlier matrix product, which asks. An engine that
-    starts without a warm-up (eager, with a given KV cache size) has none before a first prompt
-    whose blocks are all loaded: the worker died of an illegal instruction there.
-    """
-    permit = getattr(torch.cpu, "_init_amx", None)
-    if permit is not None and torch.cpu._is_amx_tile_supported():
-        permit()
-
-
 class HostWorker(OffloadingWorker):
     """Stores and loads asynchronously, in the order submitted, on one thread of its own.
 
@@ -263,6 +251,16 @@ def _runs(blocks: Ids, rows: Ids, places: Ids, blocks_per_row: int) -> list[Run]
         Run(int(blocks[start]), int(rows[start]), int(places[start]), int(count))
         for start, count in zip(starts, counts, strict=True)
     ]
+
+
+def _permit_tiles() -> None:
+    """Ask the kernel for this process's permission to use AMX tiles; no effect without AMX.
+
+    vLLM's attention uses them and relies on an earlier matrix product, which asks. An engine that
+    starts without a warm-up (eager, with a given KV cache size) has none before a first prompt
+    whose blocks are all loaded: the worker died of an illegal instruction there.
+    """
+    torch.cpu._init_amx()
 
 
 def _in_places(view: torch.Tensor, blocks_per_row: int) -> Places:

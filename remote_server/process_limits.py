@@ -37,6 +37,9 @@ KEPT_BACK = BACKLOG + 12
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
 
+# memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
+_UNLIMITED = 1 << 60
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 # The largest that glibc accepts. Frames above it are mapped afresh each time, which is slow.
@@ -176,10 +179,6 @@ class Entrance:
 
     def close(self) -> None:
         self._socket.close()
-
-
-# memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
-_UNLIMITED = 1 << 60
 
 
 def check_memory_fits(

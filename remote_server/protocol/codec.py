@@ -1,4 +1,5 @@
-"""Codec: frames to messages and views of their payload, and back. No socket, no clock, no copy.
+"""Codec: frames to messages and views of their payload, and back, and messages as JSON. No socket,
+no clock, no copy.
 
 The design as pure functions comes from h11.
 """

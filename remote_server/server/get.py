@@ -305,10 +305,10 @@ class WholeGet(FrameGet):
             checksums=checksums,
             blocks_per_frame=per_frame,
         )
-        own_frames = len(frames) if self._framed else 0
         outgoing = OutgoingMessage(
-            [*protocol.encode(got), *frames], self._framed, num_bytes, gathered, own_frames
-        )
+            [*protocol.encode(got), *frames], self._framed, num_bytes, gathered,
+            own_frames=len(frames) if self._framed else 0,
+        )  # fmt: skip
         outgoing.on_end = self._came_back
         self._framed = []
         self._enter(GetState.SENDING)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from busy_host import within
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
 from kv_connector import self_test
@@ -211,17 +212,18 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
 
 
 def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
-    make_host: Callable[..., Host],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make_host: Callable[..., Host], caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(self_test, "CANARY_S", 30.0)
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-    began = time.monotonic()
-    report = run_self_test(make_host().stage, ClientConfig(endpoint))
-    assert report == Report(Outcome.SKIPPED, "no server there yet")
-    assert time.monotonic() - began < 15, "it waited for nobody"
+
+    def attempt() -> float:
+        began = time.monotonic()
+        report = run_self_test(make_host().stage, ClientConfig(endpoint))
+        assert report == Report(Outcome.SKIPPED, "no server there yet")
+        return time.monotonic() - began
+
+    within(CANARY_S / 2, attempt)
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
 
 
@@ -229,11 +231,14 @@ def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[
     """Connections are accepted and nothing is ever sent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
-        report = run_self_test(make_host().stage, ClientConfig(endpoint))
-        took = time.monotonic() - began
-    assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
-    assert CANARY_S <= 1 and took < 4, "seconds for a busy machine; a put has five"
+
+        def attempt() -> float:
+            began = time.monotonic()
+            report = run_self_test(make_host().stage, ClientConfig(endpoint))
+            assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
+            return time.monotonic() - began
+
+        within(CANARY_S + 0.5, attempt)
 
 
 def test_a_server_that_stops_in_the_middle_is_no_failure(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from busy_host import within
 from tiered_engine import PATIENCE_S, TieredEngine, block_of
 
 from examples.processes import RemoteServer, free_port
@@ -50,15 +51,6 @@ def ready(engine: TieredEngine, is_it: bool = True) -> TieredEngine:
         time.sleep(0.005)
     engine.step()
     return engine
-
-
-def within(limit_s: float, attempt: Callable[[], float]) -> None:
-    """One of three attempts, each of which gives its seconds, takes less: a host may withhold the
-    processor for seconds."""
-    took: list[float] = []
-    while not took or took[-1] >= limit_s:
-        assert len(took) < 3, f"never within {limit_s} s: {took}"
-        took.append(attempt())
 
 
 def stored(server: Server) -> int:
@@ -107,15 +99,23 @@ def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
             while server.store.counters["put_total"] < 3:
                 one.step()
                 time.sleep(0.002)
-            brief = ready(make_engine(server.endpoint, wait_budget_ms=60))
-            context, keys = brief.request("r", range(3))
-            began = time.monotonic()
-            assert brief.run(context, keys) == ["MISS"] * 3
-            assert 0.06 <= time.monotonic() - began < 8.0, "another engine's budget is ten seconds"
-            assert brief.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
-            brief.compute("r again", range(3))
-            brief.idle()
-            assert brief.counted(metrics.PUT_BLOCKS, "present") == 3, "they are not sent twice"
+            brief: list[TieredEngine] = []
+
+            def attempt() -> float:
+                engine = ready(make_engine(server.endpoint, wait_budget_ms=60))
+                brief.append(engine)
+                context, keys = engine.request("r", range(3))
+                began = time.monotonic()
+                assert engine.run(context, keys) == ["MISS"] * 3
+                took_s = time.monotonic() - began
+                assert took_s >= 0.06
+                assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
+                engine.compute("r again", range(3))
+                engine.idle()
+                assert engine.counted(metrics.PUT_BLOCKS, "present") == 3, "they are not sent twice"
+                return took_s
+
+            within(2.0, attempt)
             patient, keys = two.request("patient", range(3))
             assert two.lookup(patient, keys) == ["RETRY"] * 3
             for _ in range(5):
@@ -124,7 +124,7 @@ def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
                 assert two.lookup(patient, keys) == ["RETRY"] * 3, "pending is no miss"
         assert two.run(patient, keys) == ["HIT"] * 3
         assert stored(server) == 3
-        for each in (one, two, brief):
+        for each in (one, two, *brief):
             each.idle()
             each.tier.shutdown()
 
