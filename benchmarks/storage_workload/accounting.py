@@ -31,6 +31,13 @@ class Slots(NamedTuple):
     disk: int
 
 
+def line_of_stuck(num_stuck: int) -> Line:
+    """Requests that were cancelled while the store worked for them: the lines that follow may then
+    disagree for that alone."""
+    return Line("driver", "requests that the store did not answer in time after the end",
+                num_stuck, 0)  # fmt: skip
+
+
 def lines_of(
     transfers: Sequence[TransferSample],
     counters: Mapping[str, int],

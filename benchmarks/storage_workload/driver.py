@@ -27,7 +27,7 @@ MAX_WORKERS = 500
 MOMENT_EVERY_S = 1.0
 
 END_PATIENCE_S = 60.0
-"""Seconds for the store to finish. Then the run ends, and the accounting fails."""
+"""Seconds for the store to finish. Then the run ends, and the accounting fails and counts them."""
 
 GENERATION_S = {"none": 0.0, "fast": 0.002, "realistic": 0.030}
 """Seconds for each generated token."""
@@ -73,6 +73,9 @@ class Driver:
         self.samples = Samples()
         self.num_active = 0
         """Active users."""
+
+        self.num_stuck = 0
+        """Tasks that still waited for the store `END_PATIENCE_S` after the end."""
 
         self._source = source
         self._backend = backend
@@ -364,6 +367,7 @@ class Driver:
             task.cancel()
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=END_PATIENCE_S)
+            self.num_stuck += len(stuck)
             for task in stuck:
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import arrivals, device_io, trace_count, traces, validation
+from benchmarks.storage_workload import (
+    accounting,
+    arrivals,
+    device_io,
+    trace_count,
+    traces,
+    validation,
+)
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.driver import GENERATION_S, Driver, Pace
 from benchmarks.storage_workload.emulated import NullBackend
@@ -106,6 +113,8 @@ async def _measure(run: Run, load: Load, backend: AnyStore, shape: BlockShape) -
             await _drive(driver, run, load)
         await backend.settle()
         driver.take_behind()
+        if driver.num_stuck:
+            run.accounting.append(accounting.line_of_stuck(driver.num_stuck))
         await close_books(run, backend, shape, before)
 
 

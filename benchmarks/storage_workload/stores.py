@@ -135,10 +135,10 @@ async def close_books(
     run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
     transfers = run.samples.transfers
     if isinstance(backend, EmulatedBackend):
-        run.accounting = accounting.lines_of_a_device(transfers, occupancy["emulated"])
+        run.accounting += accounting.lines_of_a_device(transfers, occupancy["emulated"])
         return
     if isinstance(backend, GpuTier):
-        run.accounting = accounting.lines_of_gpu(
+        run.accounting += accounting.lines_of_gpu(
             transfers, run.counters, occupancy["gpu"], backend.row_bytes
         )
         transfers = [transfer for transfer in transfers if transfer.tier != "gpu"]

@@ -8,6 +8,7 @@ import fake_time
 import pytest
 
 from benchmarks.storage_workload import arrivals
+from benchmarks.storage_workload.accounting import line_of_stuck
 from benchmarks.storage_workload.backend import ReadDone, WriteDone
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend, NullBackend
@@ -233,6 +234,22 @@ def test_a_run_that_is_stopped_while_answers_come_in_ends_without_an_error():
         driver.stop()
         await running
         assert not driver.samples.requests and driver.samples.num_unfinished == 3
+
+    fake_time.run(run())
+
+
+def test_requests_that_the_store_never_answers_are_counted_and_named():
+    class Silent(NullBackend):
+        async def write(self, blocks: Blocks) -> WriteDone:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("nobody ends the future")
+
+    async def run() -> None:
+        driver = Driver(WORKLOAD, Silent(), SHAPE, Pace(think_scale=0))
+        await driver.run_users(3, 10.0)
+        assert driver.num_stuck == 3
+        line = line_of_stuck(driver.num_stuck)
+        assert not line.agrees and "did not answer" in line.what
 
     fake_time.run(run())
 
