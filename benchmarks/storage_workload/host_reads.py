@@ -58,7 +58,7 @@ class HostReads:
         submitted = time.monotonic()
         yield True
         began = time.monotonic()
-        prefix = self._store.lookup(self._namespace, blocks.keys).prefix
+        prefix = self._store.gets.lookup(self._namespace, blocks.keys).prefix
         spans = {"memory": _Span(), "disk": _Span()}
         good = 0
         for first in range(0, prefix, self._memory.window):
@@ -120,13 +120,13 @@ class HostReads:
         """The present blocks, pinned, and the device's intervals for those from disk."""
         found: list[Pinned] = []
         if self._disk is None:
-            at_once = to_end(self._store.fetch(self._namespace, window.keys, found.append))
+            at_once = to_end(self._store.gets.fetch(self._namespace, window.keys, found.append))
             assert at_once is not None, "there is nothing to be read"
             return at_once, {}
         reads = self._disk.tier.reads
         reads.expect(window.keys)
         try:
-            at_once = to_end(self._store.fetch(self._namespace, window.keys, found.append))
+            at_once = to_end(self._store.gets.fetch(self._namespace, window.keys, found.append))
             if at_once is not None:
                 found.append(at_once)
             while not found:

@@ -115,19 +115,19 @@ class HostWrites:
         return True
 
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
-        reserved = self._store.begin_put(
+        reserved = self._store.puts.begin(
             self._namespace, window.keys, window.lengths, [None] * len(window.keys),
             force=False, draining=False,
         )  # fmt: skip
         try:
             yield from self._fill(reserved)
         except BaseException:
-            self._store.end_put(reserved, None, Declined.WITHDRAWN)
+            self._store.puts.end(reserved, None, Declined.WITHDRAWN)
             raise
         keys = [block.key for block in reserved.blocks]
         if self._disk is not None and self._cascade is None:
             self._expect_on_disk(keys, put)
-        self._store.end_put(reserved, [True] * len(keys))
+        self._store.puts.end(reserved, [True] * len(keys))
         put.created_bytes += sum(block.length for block in reserved.blocks)
         put.outcomes.update(reserved.outcomes)
         if self._cascade is not None:

@@ -75,7 +75,7 @@ class StoreHost:
             leaving = LeavingOnly() if cascade else None
             below = [Below(disk.tier, leaving or Admission()) for disk in (self.disk,) if disk]
             self.store = Store(tier, below=below)
-            self.store.declare(NAMESPACE, NamespaceInfo(block_bytes=block_bytes))
+            self.store.namespaces.declare(NAMESPACE, NamespaceInfo(block_bytes=block_bytes))
             self._memory = HostMemory(
                 tier, NAMESPACE, self.memory, block_bytes, self._thread.wake, keeps=self.has_memory
             )

@@ -180,7 +180,7 @@ async def _own_check(backend: StoreHost) -> Line:
     """The identity that the store asserts of itself: every slot is free or holds one block."""
     failures = 0
     try:
-        await backend.call(backend.store.check)
+        await backend.call(backend.store.tier_stack.check)
     except AssertionError:
         failures = 1
     return Line("store", "slots that are neither free nor of one block", failures, 0)

@@ -201,7 +201,7 @@ class Handlers:
                 f"your key does not allow the namespace {namespace!r}",
             )
         if namespace is not None:
-            self._store.use_namespace(namespace)
+            self._store.namespaces.use(namespace)
         return self._dispatch(client, request, payload)
 
     def _dispatch(
@@ -220,7 +220,7 @@ class Handlers:
             fingerprint=request.fingerprint,
             connection=client,
         )
-        self._store.declare(request.namespace, info)
+        self._store.namespaces.declare(request.namespace, info)
         welcome = protocol.Welcome(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -242,7 +242,7 @@ class Handlers:
         protocol.check_chain(request.chain, len(request.keys))
         if len(request.keys) > LOOKUP_KEYS_PER_STEP or request.explain:
             return self._look_up_in_steps(client, request)
-        self._found(client, request, *self._store.lookup(request.namespace, request.keys))
+        self._found(client, request, *self._store.gets.lookup(request.namespace, request.keys))
         return None
 
     def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
@@ -252,12 +252,12 @@ class Handlers:
         for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
             if states:
                 yield
-            found = self._store.lookup(request.namespace, part)
+            found = self._store.gets.lookup(request.namespace, part)
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
             states += found.states
             if request.explain:
-                chain += self._store.chains(request.namespace, part)
+                chain += [self._store.tier_stack.chain_of(request.namespace, key) for key in part]
         self._found(client, request, states, prefix, chain)
 
     def _found(
@@ -301,7 +301,7 @@ class Handlers:
     def _touch(
         self, client: bytes, request: protocol.Touch, _: Sequence[memoryview]
     ) -> Steps[None]:
-        touched = yield from self._store.touch(request.namespace, request.keys)
+        touched = yield from self._store.gets.touch(request.namespace, request.keys)
         reply = protocol.Touched(
             request_id=request.request_id, epoch=self._store.epoch, touched=touched
         )
@@ -333,7 +333,7 @@ class Handlers:
             uptime_s=self._store.uptime_s,
             time_s=wall_time_s(),
             tiers=self._store.tier_stats(),
-            namespaces=self._store.namespace_stats(texts=request.fingerprints),
+            namespaces=self._store.namespaces.stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
             protocol=protocol.PROTOCOL_VERSION,
         )
@@ -357,7 +357,7 @@ class Handlers:
             refusal = RequestRefused(ErrorCode.DISK_FAILED, failed)
             self._answer_refusal(client, request.request_id, refusal)
 
-        self._store.when_gone(answer)
+        self._store.tier_stack.when_gone(answer)
 
     def _keep(self, client: bytes, request: protocol.Keep, _: Sequence[memoryview]) -> Steps[None]:
         act = self._store.pin if request.keep else self._store.unpin

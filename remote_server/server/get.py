@@ -104,7 +104,7 @@ class Get(Transfer, ABC):
 
     def _fetch(self, namespace: str, keys: Sequence[bytes]) -> Steps[None]:
         """Send the blocks of `keys`, all together, once those below memory have been read."""
-        found = yield from self._gets.store.fetch(namespace, keys, self._have_come)
+        found = yield from self._gets.store.gets.fetch(namespace, keys, self._have_come)
         if found is None:
             self._enter(GetState.READING)
             return
@@ -197,7 +197,7 @@ class StreamedGet(FrameGet):
         gets, request, times = self._gets, self._request, self._times
         if times is not None:
             times.storage_begins()
-        found = yield from gets.store.find(request.namespace, request.keys, self._check_step)
+        found = yield from gets.store.gets.find(request.namespace, request.keys, self._check_step)
         self._pinned = found.blocks
         if times is not None:
             times.storage_ends()
@@ -235,7 +235,7 @@ class StreamedGet(FrameGet):
             return BlockStream(self.request_id, store.epoch, found, store.memory, self._times)
         return ReadAheadStream(
             self.request_id, store.epoch, namespace, found, store.tier_stack,
-            store.block_bytes_of(namespace), self._times,
+            store.namespaces.block_bytes_of(namespace), self._times,
         )  # fmt: skip
 
     @property

@@ -192,7 +192,7 @@ class Put(Transfer):
         chain: Sequence[Stretch],
         seen: set[bytes] | None,
     ) -> None:
-        part = self._puts.store.begin_put(
+        part = self._puts.store.puts.begin(
             self._request.namespace, keys, lengths, checksums,
             force=self._request.force, draining=self._draining, seen=seen,
             chain=chain,
@@ -202,7 +202,7 @@ class Put(Transfer):
 
     def _declared(self) -> int | None:
         """The block size of the put's namespace; None when it is not declared."""
-        info = self._puts.store.namespaces.get(self._request.namespace)
+        info = self._puts.store.namespaces.known.get(self._request.namespace)
         return None if info is None else info.block_bytes
 
     def _check_still_declared(self, declared: int | None) -> None:
@@ -218,7 +218,7 @@ class Put(Transfer):
     def _give_up(self, error: BaseException) -> None:
         """End every part without publishing a block."""
         for part in self.parts:
-            self._puts.store.end_put(part, None, Declined.WITHDRAWN)
+            self._puts.store.puts.end(part, None, Declined.WITHDRAWN)
         if isinstance(error, RequestRefused):
             self._end(PutState.REFUSED, error)
         elif isinstance(error, GeneratorExit):
@@ -280,7 +280,7 @@ class Put(Transfer):
         verdicts = self._verdicts[: len(part.blocks)]
         del self._verdicts[: len(part.blocks)]
         try:
-            self._puts.store.end_put(part, verdicts if self._keeps else None, self._reason)
+            self._puts.store.puts.end(part, verdicts if self._keeps else None, self._reason)
         except Exception as error:  # other parts must be ended all the same
             self._why, self._keeps = error, False
         finally:

@@ -93,7 +93,7 @@ class Frames(Source):
 
     def check(self) -> None:
         request, store = self._request, self._puts.store
-        check_put(request, len(self.checksums), store.namespaces.get(request.namespace))
+        check_put(request, len(self.checksums), store.namespaces.known.get(request.namespace))
         try:
             self._blocks = protocol.split_frames(
                 self._payload, request.lengths, request.blocks_per_frame
@@ -191,7 +191,7 @@ class Rows(Source):
     def check(self) -> None:
         request, rows, store = self._request, self._rows, self._puts.store
         self._region = self._puts.regions.find(rows.region)
-        check_put(request, len(self.checksums), store.namespaces.get(request.namespace))
+        check_put(request, len(self.checksums), store.namespaces.known.get(request.namespace))
         if len(rows.offsets) != len(request.keys):
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, f"{len(request.keys)} keys and {len(rows.offsets)} offsets"

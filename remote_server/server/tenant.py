@@ -79,7 +79,7 @@ class Tenant:
         self.shared_copier = Copier(copier.gate, guard)
         self.regions = Regions(self.store.counters, self.leases, self.shared_copier, self.arena)
         self.local = self._listen_locally() if server_config.shared_memory else None
-        self._meters = Meters(self.store.namespaces.__contains__)
+        self._meters = Meters(self.store.namespaces.known.__contains__)
         self.handlers = MeteredHandlers(
             self._meters,
             self.store, copier, self.send_queues, self.regions,
@@ -114,7 +114,7 @@ class Tenant:
         """Memory beside the arena, replies excluded: index, fingerprints, puts."""
         rows = sum(tier.blocks for tier in self.store.tier_stats().values())
         uncopied = self.handlers.uncopied.total
-        return rows * BYTES_PER_BLOCK + self.store.text_bytes + uncopied
+        return rows * BYTES_PER_BLOCK + self.store.namespaces.text_bytes + uncopied
 
     def full_name(self, namespace: str) -> str:
         """`namespace`, made unique among all tenants."""
@@ -132,7 +132,7 @@ class Tenant:
             replies=sum(one.replies for one in everybody),
             streams=sum(one.streams for one in everybody),
             uncopied=self.handlers.uncopied.total,
-            fingerprints=self.store.text_bytes,
+            fingerprints=self.store.namespaces.text_bytes,
             largest=sorted(everybody, key=HeldByOne.total, reverse=True)[:MAX_HOLDERS],
         )
 
@@ -140,7 +140,7 @@ class Tenant:
         """On the loop thread: its state now."""
         store, disk = self.store, self.disk.tier if self.disk is not None else None
         replies, streams = self.send_queues.num_waiting()
-        traffic = self._meters.traffic()
+        traffic, namespaces = self._meters.traffic(), store.namespaces.stats()
         return Part(
             regions=store.counters["regions_attached"] - store.counters["regions_gone"],
             leases=len(self.leases),
@@ -161,7 +161,7 @@ class Tenant:
             ),
             held={self.config.name: self._held()},
             tiers=store.tier_stats(),
-            namespaces={self.full_name(name): one for name, one in store.namespace_stats().items()},
+            namespaces={self.full_name(name): one for name, one in namespaces.items()},
             traffic={self.full_name(name): one for name, one in traffic.items()},
             operations=self._meters.timings(),
             counters=self.handlers.counters() | {"lookup_pending": self._meters.pending_keys},
@@ -184,7 +184,7 @@ class Tenant:
         more |= run(f"{label}sending", self.send_queues.send_some, False)
         more |= run(f"{label}unpinning", self.send_queues.release, False)
         run(f"{label}ending leases", self.regions.expire_leases, None)
-        run(f"{label}ageing", self.store.expire_some, None)
+        run(f"{label}ageing", self.store.expiry.expire_some, None)
         return more
 
     def leave(self) -> None:
@@ -255,6 +255,6 @@ def namespaces_named(
 ) -> Iterator[tuple[Tenant, str]]:
     """The namespace with that full name, in its tenant's store; of all tenants all for None."""
     for each in tenants.values():
-        for name in each.store.namespace_stats(texts=False):
+        for name in each.store.namespaces.stats(texts=False):
             if full_name in (None, each.full_name(name)):
                 yield each, name

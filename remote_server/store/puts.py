@@ -24,7 +24,7 @@ class Reserved(NamedTuple):
 
 
 class Puts:
-    """The puts of `Store`."""
+    """The puts of a tenant."""
 
     def __init__(
         self,
@@ -50,9 +50,14 @@ class Puts:
         *,
         force: bool,
         draining: bool,
-        seen: set[bytes] | None,
-        chain: Sequence[Stretch],
+        seen: set[bytes] | None = None,
+        chain: Sequence[Stretch] = (),
     ) -> Reserved:
+        """Reserve a slot for each key worth writing. The namespace must be declared.
+
+        `chain` has the stretches of all keys, or none. `seen` has the keys that earlier steps of
+        the same put reserved; these keys are added to it.
+        """
         self._expiry.expire(namespace, keys)
         all_keys = keys
         states = self._tier_stack.known_states(namespace, keys)
@@ -91,6 +96,12 @@ class Puts:
         intact: Sequence[bool] | None,
         reason: Declined = Declined.CHECKSUM,
     ) -> None:
+        """Publish the `intact` blocks: one verdict per block, or None for no block.
+
+        The others are discarded for `reason`, and their outcomes in `reserved` become DECLINED.
+        Blocks are published from the last to the first, so that the head of a prefix is the most
+        recently used.
+        """
         good = reserved.blocks
         if reserved.blocks and (intact is None or not all(intact)):
             verdicts = intact if intact is not None else [False] * len(reserved.blocks)

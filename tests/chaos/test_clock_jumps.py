@@ -46,7 +46,7 @@ def near(server_clock):
     with Server(config, server_clock) as server:
         yield server
         eventually(lambda: not server.store.memory.stats().pinned, "nothing is pinned")
-    server.store.check()
+    server.store.tier_stack.check()
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
 ):
     report = run_self_test(make_host(**settings).stage, to(server, transport=transport))
     assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
-    assert server.store.namespaces == {}
+    assert server.store.namespaces.known == {}
     deadline = time.monotonic() + 5
     while server.store.tier_stats()["memory"].used_bytes:  # until libzmq lets go of what it sent
         assert time.monotonic() < deadline
@@ -178,7 +178,7 @@ def test_a_copy_that_mixes_up_layers_fails_the_canary(
     assert report.outcome is Outcome.FAILED
     assert report.detail.startswith(f"{layers} of 4 layers differ")
     assert report.miscopied, "the pool is wrong, with or without a server"
-    assert server.store.namespaces == {}, "a canary that fails tidies up as well"
+    assert server.store.namespaces.known == {}, "a canary that fails tidies up as well"
 
 
 @pytest.mark.parametrize("integrity", [True, False])
@@ -187,7 +187,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
     integrity: bool,
 ):  # fmt: skip
     """With checksums they name the fault, and without them the comparison finds it."""
-    find = server.store.find
+    find = server.store.gets.find
 
     def damaged(*asked: Any) -> Steps[Pinned | Found]:
         found = yield from find(*asked)
@@ -196,7 +196,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
             server.store.memory.view(block)[5] ^= 1
         return found
 
-    monkeypatch.setattr(server.store, "find", damaged)
+    monkeypatch.setattr(server.store.gets, "find", damaged)
     report = run_self_test(make_host().stage, to(server, transport="tcp", integrity=integrity))
     assert report.outcome is Outcome.FAILED and not report.miscopied
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"

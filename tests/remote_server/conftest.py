@@ -30,7 +30,7 @@ def server() -> Iterator[Server]:
     )
     with Server(config) as server:
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
     assert server.store.counters["refused_internal"] == 0
 
 

@@ -32,7 +32,7 @@ def checked_server(folder: Path) -> Iterator[Server]:
     """The same, running; its accounting is checked when the test is over."""
     with small_server(folder) as server:
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
     assert server.store.counters["refused_internal"] == 0
 
 

@@ -149,5 +149,5 @@ class HandlerBench:
             counters,
             len(self.leases),
             self.puts.num_jobs,
-            [*self.store.namespaces],
+            [*self.store.namespaces.known],
         )

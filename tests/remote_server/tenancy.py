@@ -57,7 +57,7 @@ class Tenancy:
         server, self.server = self.server, None
         server.__exit__(None, None, None)
         for tenant in server.tenants.values():
-            tenant.store.check()
+            tenant.store.tier_stack.check()
             assert tenant.store.counters["refused_internal"] == 0
 
     def peer(self, name: str, server_key: bytes | None = None, **options) -> Peer:

@@ -113,7 +113,7 @@ def test_a_run_measures_both_transports_beside_copy_and_raw(capsys, tmp_path):
     with Server(config) as server:
         flags = ["--server", server.endpoint, "--seconds", "0", "--block", "64KiB", "--json"]
         status = main(["bench", *flags])
-        assert server.store.namespaces == {}, "bench left something behind"
+        assert server.store.namespaces.known == {}, "bench left something behind"
         counters = server.store.all_counters()
         assert counters["disk_segments_made"] == counters["disk_declined_small_demand"] == 0
     rows = json.loads(capsys.readouterr().out)

@@ -38,7 +38,7 @@ def real(transport, make_client):
         over_shm = counters["shm_bytes_in"], counters["shm_bytes_out"]
         over_all = counters["bytes_in"], counters["bytes_out"]
         assert over_shm == (over_all if transport == "shm" else (0, 0))
-    server.store.check()
+    server.store.tier_stack.check()
     bad = {k: v for k, v in server.store.counters.items() if k.startswith("bad_messages") and v}
     assert not bad
 

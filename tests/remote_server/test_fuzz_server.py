@@ -198,7 +198,7 @@ class Conversation:
                 self.check_lease(reply, reply.lease)
         if request is None:
             assert isinstance(bench.send_queues.replies[-1][1], Error), "nonsense was understood"
-        bench.store.check()
+        bench.store.tier_stack.check()
 
     def do(self, what: str, a: int) -> None:
         bench, client = self.bench, CLIENTS[a % 2]
@@ -218,7 +218,7 @@ class Conversation:
                 bench.detach()
             case "attach" if bench.region is None:
                 bench.attach(TOKEN)
-        bench.store.check()
+        bench.store.tier_stack.check()
 
     # ── what came of it ──────────────────────────────────────────────────────────────────
 
@@ -281,7 +281,7 @@ class Conversation:
         stats = bench.tier.stats()
         assert (stats.pinned, stats.pending) == (stats.kept, 0)
         assert (len(bench.leases), bench.puts.num_jobs) == (0, 0)
-        bench.store.check()
+        bench.store.tier_stack.check()
         assert "refused_internal" not in bench.store.counters
 
 

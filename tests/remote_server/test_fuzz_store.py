@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
     def fill(self, first):
         """So that most steps find blocks, and no room."""
         for name, block_bytes in BLOCK_BYTES.items():
-            self.store.declare(name, NamespaceInfo(block_bytes=block_bytes))
+            self.store.namespaces.declare(name, NamespaceInfo(block_bytes=block_bytes))
         for name, number in first:
             self.put(name, KEYS[:number], [BLOCK_BYTES[name]] * number, force=False)
             writing = self.writing.pop()
@@ -97,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in BLOCK_BYTES:
             to_end(self.store.unpin(name, None))
         assert len(self.leases) == 0
-        self.store.check()
+        self.store.tier_stack.check()
         self.assert_every_slot_can_be_had()
         self.arena.close()
 
@@ -108,12 +108,12 @@ class StoreMachine(RuleBasedStateMachine):
             number = NUM_SLABS * (SLAB_BYTES // slot_bytes_for(block_bytes))
             names = [b"last %d" % each for each in range(number)]
             sums = [0] * number
-            reserved = self.store.begin_put(
+            reserved = self.store.puts.begin(
                 name, names, [block_bytes] * number, sums, force=False, draining=False
             )
             assert len(reserved.blocks) == number, "a slot was lost"
-            self.store.end_put(reserved, [True] * number)
-            self.store.check()
+            self.store.puts.end(reserved, [True] * number)
+            self.store.tier_stack.check()
         self.store.clear(None)
         stats = self.tier.stats()
         assert (stats.used_bytes, stats.free_slabs) == (0, NUM_SLABS)
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
         sources = [self.fresh(length) for length in lengths]
         sums = protocol.checksums(name, keys, sources)
         outcomes = self.outcomes(name, keys, force=force, draining=draining)
-        reserved = self.store.begin_put(name, keys, lengths, sums, force=force, draining=draining)
+        reserved = self.store.puts.begin(name, keys, lengths, sums, force=force, draining=draining)
         writes = (PutOutcome.CREATED, PutOutcome.FORCED)
         indices = [i for i, outcome in enumerate(outcomes) if outcome in writes]
         gone = [
@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
             ok and writing.reserved.outcomes[index] == PutOutcome.FORCED
             for index, ok in zip(writing.reserved.indices, verdicts, strict=True)
         )
-        self.store.end_put(writing.reserved, intact, reason)
+        self.store.puts.end(writing.reserved, intact, reason)
         good = [copy for copy, ok in zip(writing.copies, verdicts, strict=True) if ok]
         for copy, ok in zip(writing.copies, verdicts, strict=True):
             if not ok:
@@ -227,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
     # ── gets, pins and leases ────────────────────────────────────────────────────────────
 
     def get(self, name: str, keys: Sequence[bytes]) -> list[Copy]:
-        found = to_end(self.store.get(name, keys))
+        found = to_end(self.store.gets.get(name, keys))
         first = list(dict.fromkeys(keys))
         hits = [key for key in first if (name, key) in self.model.readable]
         copies = [self.model.readable[name, key] for key in hits]
@@ -300,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=namespaces, keys=keys)
     def touch(self, name, keys):
         there = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
-        assert to_end(self.store.touch(name, keys)) == len(there)
+        assert to_end(self.store.gets.touch(name, keys)) == len(there)
         for key in reversed(there):
             self.model.use([self.model.readable[name, key]])
 
@@ -331,7 +331,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=namespaces, keys=keys)
     def lookup(self, name, keys):
-        found = self.store.lookup(name, keys)
+        found = self.store.gets.lookup(name, keys)
         states = [self.state(name, key) for key in keys]
         assert [*found.states] == states
         readable = [state is KeyState.READABLE for state in states]
@@ -383,10 +383,10 @@ class StoreMachine(RuleBasedStateMachine):
         too_large = info.block_bytes > self.store.memory.largest_block_bytes
         if too_large or (more and not self._is_empty(name)):
             with pytest.raises(RequestRefused):
-                self.store.declare(name, info)
+                self.store.namespaces.declare(name, info)
             return
-        self.store.declare(name, info)
-        self.store.declare(name, NamespaceInfo(block_bytes=BLOCK_BYTES[name]))
+        self.store.namespaces.declare(name, info)
+        self.store.namespaces.declare(name, NamespaceInfo(block_bytes=BLOCK_BYTES[name]))
 
     def _is_empty(self, name):
         written = (copy for copy in self.model.copies if copy.writing and not copy.cleared)
@@ -405,7 +405,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_balance(self):
-        self.store.check()
+        self.store.tier_stack.check()
         self.model.check()
 
     @invariant()
@@ -436,7 +436,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.pending == sum(c.writing and not c.cleared for c in model.copies)
         assert stats.pinned == sum(c.held for c in model.copies)
         assert stats.kept == sum(c.kept for c in model.copies)
-        for name, known in self.store.namespace_stats().items():
+        for name, known in self.store.namespaces.stats().items():
             own = [copy for copy in model.readable.values() if copy.place[0] == name]
             assert known.total.blocks == len(own)
             assert known.total.used_bytes == sum(copy.slot_bytes for copy in own)

@@ -71,7 +71,7 @@ class InTurns(Conversation):
         while number and self.serving.num_waiting:
             known = len(bench.send_queues.replies)
             self.serving.serve()
-            bench.store.check()
+            bench.store.tier_stack.check()
             for _, reply in bench.send_queues.replies[known:]:
                 if isinstance(reply, Got) and reply.lease is not None and reply.lease.number:
                     self.leases.append(reply.lease.number)
@@ -128,7 +128,7 @@ def converse_and_drop(script, number):
         for name in ("ns", "large", "slab"):
             turns.to_end(bench.store.unpin(name, None))
         assert (bench.tier.stats().pinned, bench.tier.stats().pending) == (0, 0)
-        bench.store.check()
+        bench.store.tier_stack.check()
     finally:
         conversation.bench.close()
 

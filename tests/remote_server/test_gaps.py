@@ -100,9 +100,11 @@ def test_the_store_remembers_the_last_engines_of_a_namespace_and_where_they_diff
     store = Store(MemoryTier(Arena(MiB)))
     for number in range(MAX_ENGINES_REMEMBERED + 3):
         facts = FACTS | {"hash_seed": str(number)}
-        store.declare("a", NamespaceInfo(block_bytes=64, client=f"e{number}", fingerprint=facts))
-    store.declare("a", NamespaceInfo(block_bytes=64, client="e5", fingerprint=FACTS))
-    engines = store.namespace_stats()["a"].engines
+        store.namespaces.declare(
+            "a", NamespaceInfo(block_bytes=64, client=f"e{number}", fingerprint=facts)
+        )
+    store.namespaces.declare("a", NamespaceInfo(block_bytes=64, client="e5", fingerprint=FACTS))
+    engines = store.namespaces.stats()["a"].engines
     assert len(engines) == MAX_ENGINES_REMEMBERED
     assert list(engines)[-1] == "e5" and engines["e5"] == {}
     assert engines["e7"] == {"hash_seed": "7"}

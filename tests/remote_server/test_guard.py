@@ -115,7 +115,7 @@ def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
 def test_the_end_of_a_put(server, connect, other, monkeypatch):
     peer = connect()
     peer.hello("other", block_bytes=LENGTH)
-    broken = Broken(monkeypatch, server.store, "end_put")
+    broken = Broken(monkeypatch, server.store.puts, "end")
     refused = peer.ask(peer.put_message([1], "other", LENGTH)[0], block(1, LENGTH))
     assert (broken.left, refused.code) == (0, "internal")
     assert serves(other)
@@ -125,7 +125,7 @@ def test_the_end_of_a_put(server, connect, other, monkeypatch):
 def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch):
     shared = SharedPeer(connect())
     shared.peer.hello("ns")
-    broken = Broken(monkeypatch, server.store, "end_put")
+    broken = Broken(monkeypatch, server.store.puts, "end")
     refused = shared.peer.ask(shared.put_message([1]))
     assert (broken.left, refused.code) == (0, "internal")
     assert serves(other)

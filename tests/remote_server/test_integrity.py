@@ -31,7 +31,7 @@ def quiet_server() -> Iterator[Server]:
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
 
 
 @pytest.fixture

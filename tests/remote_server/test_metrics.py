@@ -151,7 +151,7 @@ class Metered(HandlerBench):
     def __init__(self) -> None:
         super().__init__()
         self.time = Time()
-        self.meters = Meters(self.store.namespaces.__contains__, self.time)
+        self.meters = Meters(self.store.namespaces.known.__contains__, self.time)
         self.handlers = MeteredHandlers(
             self.meters, self.store, self.copier, self.send_queues, self.regions, "socket"
         )
@@ -246,7 +246,7 @@ def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_q
     for name in ("undeclared", OTHER):
         bench.ask(Lookup, namespace=name, keys=[b"k"])
     for n in range(MAX_NAMESPACES + 5):
-        bench.store.namespaces[f"ns-{n}"] = None
+        bench.store.namespaces.known[f"ns-{n}"] = None
         bench.time.now += 1
         bench.ask(Lookup, namespace=f"ns-{n}", keys=[b"k", b"l"])
     traffic = bench.meters.traffic()
@@ -260,7 +260,7 @@ def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_q
     assert len(traffic) == MAX_NAMESPACES + 1
     assert traffic["ns-52"].lookup_miss == 1 and traffic["ns-0"].lookup_miss == 3
     assert "ns-1" not in traffic, "the one that was quiet for the longest gave its place"
-    bench.store.namespaces.clear()
+    bench.store.namespaces.known.clear()
 
 
 def test_requests_that_nobody_answers_are_forgotten_in_the_end(bench, monkeypatch):

@@ -176,10 +176,10 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     now = 0.0
     tier = make()
     store = Store(tier.tier, lambda: now, ttl_s=10.0)
-    store.declare("ns", NamespaceInfo(block_bytes=SMALL))
+    store.namespaces.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
-        reserved = store.begin_put("ns", [name], [SMALL], [0], force=False, draining=False)
-        store.end_put(reserved, [True])
+        reserved = store.puts.begin("ns", [name], [SMALL], [0], force=False, draining=False)
+        store.puts.end(reserved, [True])
         now += 6.0
     assert to_end(store.pin("ns", None)) == (1, SMALL, 0)
     assert tier.pinned_keys("ns") == [b"young"]

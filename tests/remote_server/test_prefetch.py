@@ -10,9 +10,9 @@ from disk_server import IN_MEMORY, LENGTH, put_all
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
+from remote_server.server import loop_calls as prefetch
 from remote_server.server.loop_calls import MAX_PREFETCHES
 from remote_server.sizes import MiB
-from remote_server.store import gets as prefetch
 
 HALF = IN_MEMORY // prefetch.SHARE_OF_MEMORY
 NOTHING = {"in_memory": 0, "read": 0, "absent": 0, "no_room": 0, "coming": 0}

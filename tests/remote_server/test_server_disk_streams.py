@@ -185,7 +185,7 @@ def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp
                 ids -= set() if part.more else {part.request_id}
         assert num_arrived == 3 * 64
         assert peer.stats().counters["disk_lost"] == 0
-        server.store.check()
+        server.store.tier_stack.check()
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(

@@ -34,9 +34,9 @@ def idle_server(clock):
 
 
 def put(server, key: bytes):
-    server.store.declare("ns", NamespaceInfo(block_bytes=BLOCK_BYTES))
-    reserved = server.store.begin_put("ns", [key], [10], [0], force=False, draining=False)
-    server.store.end_put(reserved, [True])
+    server.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK_BYTES))
+    reserved = server.store.puts.begin("ns", [key], [10], [0], force=False, draining=False)
+    server.store.puts.end(reserved, [True])
     return reserved.blocks[0]
 
 
@@ -68,7 +68,7 @@ def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(
 ):
     with caplog.at_level(logging.INFO):
         put(idle_server, b"k")
-        idle_server.store.lookup("ns", [b"k", b"other"])
+        idle_server.store.gets.lookup("ns", [b"k", b"other"])
         for _ in range(3):
             clock.now += loop_calls.REPORT_INTERVAL_S
             idle_server._check_periodically(idle=False)

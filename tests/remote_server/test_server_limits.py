@@ -43,7 +43,7 @@ def start(context, now):
         if server._context.closed:  # a test has stopped it
             continue
         server.__exit__(None, None, None)
-        server.store.check()
+        server.store.tier_stack.check()
         assert server.store.counters["refused_internal"] == 0
 
 
@@ -160,7 +160,7 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     peer = Peer(context, server.endpoint)
     peer.hello(block_bytes=256 * KiB)
     peer.put(range(4), length=256 * KiB)
-    found = to_end(server.store.get("ns", [key(number) for number in range(4)]))
+    found = to_end(server.store.gets.get("ns", [key(number) for number in range(4)]))
     stream = BlockStream(1, "", found, server.store.memory)
     left = []
     while (outgoing := stream.next_message()) is not None:
@@ -260,7 +260,8 @@ def test_a_block_is_absent_to_every_request_once_it_is_too_old(start, context, n
     peer = Peer(context, server.endpoint)
     shared = SharedPeer(Peer(context, server.endpoint))
     peer.hello()
-    server.store.expire_some = lambda: None  # what is asked for is found old without any sweep
+    # What is requested is found old without any sweep.
+    server.store.expiry.expire_some = lambda: None
     peer.put(range(6))
     now[0] += 59.9
     assert peer.lookup(range(6)).states == READABLE * 6

@@ -23,7 +23,7 @@ def server():
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         yield server
-        server.store.check()
+        server.store.tier_stack.check()
 
 
 def header(number: int) -> list[bytes]:

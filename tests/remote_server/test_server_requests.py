@@ -65,7 +65,7 @@ def test_hello_welcomes_with_epoch_and_limits(connect, server):
     assert welcome.max_frame_bytes == protocol.MAX_FRAME_BYTES
     assert welcome.transports == ["tcp", "shm"]
     assert not welcome.draining
-    assert server.store.namespaces["ns"].fingerprint == {"model": "tiny"}
+    assert server.store.namespaces.known["ns"].fingerprint == {"model": "tiny"}
 
 
 def test_what_was_put_is_found_and_comes_back_equal(peer):

@@ -47,7 +47,7 @@ def timed(context, clock):
         shared = SharedPeer(peer)
         yield shared
         shared.close()
-    server.store.check()
+    server.store.tier_stack.check()
     assert server.store.counters["refused_internal"] == 0
 
 

@@ -111,7 +111,7 @@ def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, mo
             frozen.send_get(range(40))
         peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 40)
         peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
-        server.store.check()
+        server.store.tier_stack.check()
 
 
 def test_memory_that_libzmq_still_sends_from_is_not_given_to_another_block(connect, loaded):
@@ -184,7 +184,7 @@ def test_draining_finishes_what_is_under_way_and_declines_what_is_new(connect, l
     assert not server.wait_until_drained(0)
     assert read_all(reader, ids)
     assert server.wait_until_drained(30)
-    assert server.store.lookup("ns", [key(50)]).states == bytes([KeyState.READABLE])
+    assert server.store.gets.lookup("ns", [key(50)]).states == bytes([KeyState.READABLE])
 
 
 def test_a_drain_that_takes_too_long_is_cut_off(connect, server):

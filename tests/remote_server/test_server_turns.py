@@ -164,7 +164,7 @@ def make(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     yield make
     for server in servers:
         server.stop()
-        server.store.check()
+        server.store.tier_stack.check()
         assert server.store.counters["refused_internal"] == 0
         assert server._guard.counters["internal_errors"] == 0
 

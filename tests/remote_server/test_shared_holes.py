@@ -24,7 +24,7 @@ def server():
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
     with Server(config) as server:
         yield server
-        server.store.check()
+        server.store.tier_stack.check()
 
 
 @pytest.fixture

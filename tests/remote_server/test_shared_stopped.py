@@ -37,7 +37,7 @@ def server(clock):
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config, clock) as server:
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
 
 
 class Child:

@@ -26,7 +26,7 @@ def server(tmp_path, context: zmq.Context) -> Iterator[Server]:
     with small_server(tmp_path) as server:
         put_all(Peer(context, server.endpoint), NUM_BLOCKS)
         yield server
-    server.store.check()
+    server.store.tier_stack.check()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_find_in_steps_finds_what_it_finds_at_once(server, monkeypatch):
     """What the disk has is pinned in neither, when anything must be read."""
 
     def find() -> tuple[object, ...]:
-        found = to_end(server.store.find("big", KEYS, nothing))
+        found = to_end(server.store.gets.find("big", KEYS, nothing))
         assert isinstance(found, Found)
         server.store.memory.unpin_all([block for block in found.blocks if block is not None])
         blocks = [block is not None for block in found.blocks]
@@ -71,7 +71,7 @@ def test_a_find_that_ends_early_leaves_no_pin(server):
     """Those of memory are the last ones."""
 
     def find() -> int:
-        found = server.store.find("big", KEYS, nothing)
+        found = server.store.gets.find("big", KEYS, nothing)
         for _ in range(3):
             next(found)
         held = pinned(server)
@@ -92,7 +92,7 @@ def test_a_find_that_is_refused_in_a_step_leaves_no_pin(server):
             raise RequestRefused("too_much_in_flight", "enough")
 
     with pytest.raises(RequestRefused):
-        on_loop(server, lambda: to_end(server.store.find("big", KEYS, check)))
+        on_loop(server, lambda: to_end(server.store.gets.find("big", KEYS, check)))
     assert pinned(server) == 0
 
 
@@ -101,7 +101,7 @@ def test_a_fetch_in_steps_brings_what_the_disk_has_and_pins_it(server):
     came: list[Pinned] = []
 
     def fetch() -> Pinned | None:
-        return to_end(server.store.fetch("big", KEYS[:6], came.append))
+        return to_end(server.store.gets.fetch("big", KEYS[:6], came.append))
 
     assert on_loop(server, fetch) is None, "some of it is read from disk"
     while not came:
@@ -110,7 +110,7 @@ def test_a_fetch_in_steps_brings_what_the_disk_has_and_pins_it(server):
     assert [block.length for block in came[0].blocks] == [LENGTH] * 6
     on_loop(server, lambda: server.store.memory.unpin_all(came[0].blocks))
     assert pinned(server) == 0
-    at_once = on_loop(server, lambda: to_end(server.store.fetch("big", KEYS[:6], came.append)))
+    at_once = on_loop(server, lambda: to_end(server.store.gets.fetch("big", KEYS[:6], came.append)))
     assert at_once is not None and at_once.indices == [*range(6)], "all of it is in memory now"
     on_loop(server, lambda: server.store.memory.unpin_all(at_once.blocks))
 
@@ -118,7 +118,7 @@ def test_a_fetch_in_steps_brings_what_the_disk_has_and_pins_it(server):
 @pytest.mark.usefixtures("few_keys_in_a_step")
 def test_a_fetch_that_ends_early_lets_go_of_what_comes_later(server):
     def fetch() -> None:
-        found = server.store.fetch("big", KEYS[:6], lambda _: pytest.fail("it was given up"))
+        found = server.store.gets.fetch("big", KEYS[:6], lambda _: pytest.fail("it was given up"))
         next(found)
         next(found)
         found.close()

@@ -18,22 +18,22 @@ A, B, C, D = b"a", b"b", b"c", b"d"
 def store():
     arena = Arena(1 * MiB)
     store = Store(MemoryTier(arena))
-    store.declare("ns", INFO)
+    store.namespaces.declare("ns", INFO)
     yield store
-    store.check()
+    store.tier_stack.check()
     arena.close()
 
 
 def begin(store, *keys, force=False, draining=False):
     sums = [0] * len(keys)
-    return store.begin_put(
+    return store.puts.begin(
         "ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force, draining=draining
     )
 
 
 def put(store, *keys, **how):
     reserved = begin(store, *keys, **how)
-    store.end_put(reserved, [True] * len(reserved.blocks))
+    store.puts.end(reserved, [True] * len(reserved.blocks))
     return reserved
 
 
@@ -61,29 +61,29 @@ def test_a_put_says_what_became_of_each_key(store):
 def test_a_key_being_written_exists_already(store):
     first = begin(store, A)
     assert [*begin(store, A).outcomes] == [PutOutcome.EXISTED]
-    store.end_put(first, [True])
+    store.puts.end(first, [True])
 
 
 def test_bytes_that_landed_wrong_are_declined_and_counted(store):
     reserved = begin(store, A, B, C)
-    store.end_put(reserved, [True, False, True])
+    store.puts.end(reserved, [True, False, True])
     assert [*reserved.outcomes] == [PutOutcome.CREATED, PutOutcome.DECLINED, PutOutcome.CREATED]
     assert reserved.reasons == {Declined.CHECKSUM: 1}
-    assert store.lookup("ns", [A, B, C]).states == bytes([2, 0, 2])
+    assert store.gets.lookup("ns", [A, B, C]).states == bytes([2, 0, 2])
     assert counted(store, "put_") == {"total": 3, "created": 2, "declined_checksum": 1}
 
 
 def test_a_copy_that_failed_as_a_whole_keeps_nothing(store):
     reserved = begin(store, A, B)
-    store.end_put(reserved, None)
-    assert store.lookup("ns", [A, B]).states == bytes(2)
+    store.puts.end(reserved, None)
+    assert store.gets.lookup("ns", [A, B]).states == bytes(2)
     assert [*reserved.outcomes] == [PutOutcome.DECLINED] * 2
 
 
 def test_what_finds_no_slot_is_declined(store):
     keys = [b"%d" % n for n in range(MiB // BLOCK_BYTES)]
     put(store, *keys)
-    found = to_end(store.get("ns", keys))
+    found = to_end(store.gets.get("ns", keys))
     reserved = put(store, A)
     assert [*reserved.outcomes] == [PutOutcome.DECLINED]
     assert reserved.reasons == {Declined.NO_SLOT: 1}
@@ -106,21 +106,21 @@ def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
 )  # fmt: skip
 def test_a_lookup_answers_per_key_and_with_the_longest_prefix(store, keys, states, prefix):
     put(store, A, C)
-    assert store.lookup("ns", keys) == (bytes(states), prefix)
+    assert store.gets.lookup("ns", keys) == (bytes(states), prefix)
 
 
 def test_a_pending_key_ends_the_readable_prefix(store):
     put(store, A, C)
     reserved = begin(store, B)
-    assert store.lookup("ns", [A, B, C]) == (b"\2\1\2", 1)
-    store.end_put(reserved, [True])
-    assert store.lookup("ns", [A, B, C]) == (b"\2\2\2", 3)
+    assert store.gets.lookup("ns", [A, B, C]) == (b"\2\1\2", 1)
+    store.puts.end(reserved, [True])
+    assert store.gets.lookup("ns", [A, B, C]) == (b"\2\2\2", 3)
     assert counted(store, "lookup_") == {"keys": 6, "hits": 5}
 
 
 def test_a_get_names_each_hit_once_in_the_order_asked(store):
     put(store, A, B, C)
-    found = to_end(store.get("ns", [C, D, A, C, D]))
+    found = to_end(store.gets.get("ns", [C, D, A, C, D]))
     assert (found.indices, [block.key for block in found.blocks]) == ([0, 2], [C, A])
     assert (found.miss, found.duplicate) == (1, 2)
     assert counted(store, "get_") == {"total": 5, "hit": 2, "miss": 1, "duplicate": 2}
@@ -130,9 +130,9 @@ def test_a_get_names_each_hit_once_in_the_order_asked(store):
 
 
 def test_an_unknown_namespace_is_all_misses(store):
-    assert store.lookup("unknown", [A]).states == bytes(1)
-    assert to_end(store.get("unknown", [A])).miss == 1
-    assert to_end(store.touch("unknown", [A])) == 0
+    assert store.gets.lookup("unknown", [A]).states == bytes(1)
+    assert to_end(store.gets.get("unknown", [A])).miss == 1
+    assert to_end(store.gets.touch("unknown", [A])) == 0
     assert store.clear("unknown") == {"memory": 0}
 
 
@@ -141,47 +141,47 @@ def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
     chain = [b"%d" % n for n in range(MiB // BLOCK_BYTES)]
     put(store, *chain)
     if use == "get":
-        for block in to_end(store.get("ns", chain)).blocks:
+        for block in to_end(store.gets.get("ns", chain)).blocks:
             store.memory.unpin_all([block])
     elif use == "touch":
-        to_end(store.touch("ns", chain))
+        to_end(store.gets.touch("ns", chain))
     put(store, A)
-    assert store.lookup("ns", chain).prefix == len(chain) - 1
+    assert store.gets.lookup("ns", chain).prefix == len(chain) - 1
 
 
 def test_touch_counts_distinct_readable_keys(store):
     put(store, A, B)
-    assert to_end(store.touch("ns", [A, A, B, D])) == 2
+    assert to_end(store.gets.touch("ns", [A, A, B, D])) == 2
 
 
 def test_a_namespace_has_one_block_size(store):
-    store.declare("ns", INFO)
-    reserved = store.begin_put("ns", [b"k"], [1], [None], force=False, draining=False)
+    store.namespaces.declare("ns", INFO)
+    reserved = store.puts.begin("ns", [b"k"], [1], [None], force=False, draining=False)
     for _ in ("being written", "readable"):
         with pytest.raises(RequestRefused, match="4096 bytes, not 8192") as caught:
-            store.declare("ns", NamespaceInfo(block_bytes=8192))
+            store.namespaces.declare("ns", NamespaceInfo(block_bytes=8192))
         assert caught.value.code == ErrorCode.BLOCK_BYTES_MISMATCH
-        assert store.namespaces["ns"].block_bytes == BLOCK_BYTES
+        assert store.namespaces.known["ns"].block_bytes == BLOCK_BYTES
         if reserved.blocks[0].pins:
-            store.end_put(reserved, [True])
+            store.puts.end(reserved, [True])
     store.clear("ns")
-    store.declare("ns", NamespaceInfo(block_bytes=8192))
-    assert store.namespaces["ns"].block_bytes == 8192
+    store.namespaces.declare("ns", NamespaceInfo(block_bytes=8192))
+    assert store.namespaces.known["ns"].block_bytes == 8192
 
 
 def test_a_block_too_large_for_the_budget_is_told_what_would_be_enough(store):
     with pytest.raises(RequestRefused, match=r"the largest is 65536; --memory 2097152") as caught:
-        store.declare("large", NamespaceInfo(block_bytes=128 * 1024))
+        store.namespaces.declare("large", NamespaceInfo(block_bytes=128 * 1024))
     assert caught.value.code == ErrorCode.TOO_LARGE
-    assert "large" not in store.namespaces
+    assert "large" not in store.namespaces.known
 
 
 def test_an_empty_namespace_is_forgotten_for_a_new_one(store):
     put(store, A)
     for number in range(2 * MAX_NAMESPACES):
-        store.declare(f"n{number}", INFO)
-    assert len(store.namespaces) == MAX_NAMESPACES
-    assert "ns" in store.namespaces, "one with blocks leaves after those"
+        store.namespaces.declare(f"n{number}", INFO)
+    assert len(store.namespaces.known) == MAX_NAMESPACES
+    assert "ns" in store.namespaces.known, "one with blocks leaves after those"
 
 
 def test_a_corrupt_block_is_removed_and_counted(store):
@@ -189,14 +189,16 @@ def test_a_corrupt_block_is_removed_and_counted(store):
     (block,) = store.pin_to_verify("ns", [A, A, D])
     store.remove_corrupt(block)
     store.memory.unpin_all([block])
-    assert store.lookup("ns", [A]).states == bytes(1)
+    assert store.gets.lookup("ns", [A]).states == bytes(1)
     assert store.all_counters()["integrity_checksum"] == 1
 
 
 def test_statistics_describe_each_namespace(store):
-    store.declare("ns", NamespaceInfo(block_bytes=4096, client="me", fingerprint={"dtype": "bf16"}))
+    store.namespaces.declare(
+        "ns", NamespaceInfo(block_bytes=4096, client="me", fingerprint={"dtype": "bf16"})
+    )
     put(store, A, B)
-    stats = store.namespace_stats()["ns"]
+    stats = store.namespaces.stats()["ns"]
     assert (stats.total, stats.block_bytes) == (TierShare(blocks=2, used_bytes=8192), 4096)
     assert (stats.client, stats.fingerprint) == ("me", {"dtype": "bf16"})
 

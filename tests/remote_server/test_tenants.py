@@ -159,7 +159,7 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
     assert peer.ask(refused, block(1)).code == "forbidden_namespace"
     counters = server.tenants["a"].store.counters
     assert counters["refused_forbidden_namespace"] == len(messages) + 1
-    assert [*server.tenants["a"].store.namespaces] == ["team-a/model", "shared/x"]
+    assert [*server.tenants["a"].store.namespaces.known] == ["team-a/model", "shared/x"]
 
 
 def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenancy):
@@ -240,7 +240,7 @@ def test_an_unknown_key_gets_no_connection_holds_nothing_and_is_counted(tenancy)
     stats = known.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
     assert stats.namespaces == {}
     assert server._auth.num_connections == 1
-    assert all(not tenant.store.namespaces for tenant in server.tenants.values())
+    assert all(not tenant.store.namespaces.known for tenant in server.tenants.values())
 
 
 def test_a_peer_without_keys_gets_no_connection_and_is_counted(tenancy):

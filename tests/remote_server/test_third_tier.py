@@ -78,7 +78,7 @@ def test_clear_counts_and_prints_it(bench):
 
 def test_the_metrics_have_a_sample_of_it_under_the_names_of_every_tier(bench):
     snapshot = a_snapshot(
-        tiers=tiers_of([bench.store.tier_stats()]), namespaces=bench.store.namespace_stats(),
+        tiers=tiers_of([bench.store.tier_stats()]), namespaces=bench.store.namespaces.stats(),
         counters={**bench.handlers.counters(), "lookup_pending": 0},
     )  # fmt: skip
     text = asyncio.run(exposition(snapshot, {})).decode()

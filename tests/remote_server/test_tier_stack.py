@@ -362,15 +362,15 @@ class Three:
         self.third = DictTier(capacity, at_once=at_once)
         below = [Below(self.disk.tier, Admission()), Below(self.third, Admission())]
         self.store = Store(self.memory, below=below)
-        self.store.declare("ns", NamespaceInfo(block_bytes=BLOCK))
+        self.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK))
 
     def put(self, number: int) -> None:
         key, data = b"%d" % number, data_of(number)
-        reserved = self.store.begin_put(
+        reserved = self.store.puts.begin(
             "ns", [key], [BLOCK], [protocol.checksum("ns", key, data)], force=False, draining=False
         )
         self.memory.view(reserved.blocks[0])[:] = data
-        self.store.end_put(reserved, [True])
+        self.store.puts.end(reserved, [True])
         self.settle()
 
     def settle(self) -> None:
@@ -379,7 +379,7 @@ class Three:
 
     def get(self, number: int) -> bytes | None:
         results = []
-        step = self.store.fetch("ns", [b"%d" % number], results.append)
+        step = self.store.gets.fetch("ns", [b"%d" % number], results.append)
         found = next(iter(exhausted(step)))
         if found is None:
             self.settle()
@@ -393,7 +393,7 @@ class Three:
 
     def __exit__(self, *_: object) -> None:
         self.settle()
-        self.store.check()
+        self.store.tier_stack.check()
         self.disk.close()
         self.arena.close()
 
@@ -426,10 +426,10 @@ def test_a_third_tier_is_one_entry_in_the_list(tmp_path, at_once):
         again = 1  # what only the third tier had is on disk once more
         assert counters["disk_demoted"] == 2 * on_disk + again
         assert counters["dict_demoted"] == 2 * on_disk
-        assert three.store.lookup("ns", [b"0", b"5", b"absent"]).states == bytes([2, 2, 0])
+        assert three.store.gets.lookup("ns", [b"0", b"5", b"absent"]).states == bytes([2, 2, 0])
         removed = three.store.clear("ns")
         assert removed == {"memory": IN_MEMORY, "disk": on_disk, "dict": 2 * on_disk}
-        assert three.store.lookup("ns", [b"0"]).states == bytes([0])
+        assert three.store.gets.lookup("ns", [b"0"]).states == bytes([0])
 
 
 def test_a_tier_that_is_damaged_leaves_the_block_to_the_next_one(tmp_path):

@@ -88,7 +88,7 @@ class Bench(HandlerBench):
         ends = sum(
             counts[f"put_{end}"] for end in ("created", "existed", "forced", "duplicate")
         ) + sum(count for name, count in counts.items() if name.startswith("put_declined"))
-        self.store.check()
+        self.store.tier_stack.check()
         assert (held, jobs) == ((0, 0, 0, 0), (0, 0, 0))
         assert under_way == [0] * 6
         assert counts["put_total"] == ends
@@ -221,7 +221,7 @@ def test_a_put_whose_namespace_is_forgotten_while_slots_are_reserved_is_refused(
 @TRANSPORTS
 def test_a_put_whose_reservation_raises_is_answered_so(bench, transport, monkeypatch):
     steps = begun(bench, transport)
-    once(monkeypatch, bench.store, "begin_put")
+    once(monkeypatch, bench.store.puts, "begin")
     to_end(steps)
     assert bench.last_reply().code == "internal"
     assert bench.nothing_is_left()
@@ -279,7 +279,7 @@ def test_a_put_whose_publication_raises_is_answered_once_and_its_other_parts_end
     bench, transport, turns_taken, monkeypatch, deferred
 ):
     queued(bench, transport, turns_taken, deferred=deferred)
-    once(monkeypatch, bench.store, "end_put")
+    once(monkeypatch, bench.store.puts, "end")
     bench.finish()
     assert bench.answers() == bench.asked
     assert in_state(bench.handlers.puts_in_state) == []

@@ -20,27 +20,27 @@ def store(monkeypatch: pytest.MonkeyPatch):
     arena = Arena(1 * MiB)
     store = Store(MemoryTier(arena))
     yield store
-    store.check()
+    store.tier_stack.check()
     arena.close()
 
 
 def declare(store: Store, *names: str, by: bytes = b"", block_bytes: int = 64) -> None:
     for name in names:
-        store.declare(name, NamespaceInfo(block_bytes=block_bytes, connection=by))
+        store.namespaces.declare(name, NamespaceInfo(block_bytes=block_bytes, connection=by))
 
 
 def fill(store: Store, *names: str) -> None:
     for name in names:
-        reserved = store.begin_put(name, [b"key"], [8], [None], force=False, draining=False)
-        store.end_put(reserved, [True])
+        reserved = store.puts.begin(name, [b"key"], [8], [None], force=False, draining=False)
+        store.puts.end(reserved, [True])
 
 
 def test_the_longest_unused_leaves_with_its_blocks(store: Store):
     declare(store, "a", "b", "c", "d")
     fill(store, "a", "b", "c", "d")
-    store.use_namespace("a")
+    store.namespaces.use("a")
     declare(store, "e")
-    assert [*store.namespaces] == ["a", "c", "d", "e"]
+    assert [*store.namespaces.known] == ["a", "c", "d", "e"]
     assert store.memory.num_blocks("b") == 0
     assert store.tier_stats()["memory"].blocks == 3
     assert store.all_counters()["namespaces_evicted_idle"] == 1
@@ -51,7 +51,7 @@ def test_one_without_blocks_leaves_before_one_with_blocks(store: Store):
     declare(store, "a", "b", "c", "d")
     fill(store, "a", "b", "d")
     declare(store, "e")
-    assert [*store.namespaces] == ["a", "b", "d", "e"]
+    assert [*store.namespaces.known] == ["a", "b", "d", "e"]
     assert store.all_counters()["namespaces_evicted_empty"] == 1
 
 
@@ -61,7 +61,7 @@ def test_a_connection_that_declares_without_end_loses_its_own(store: Store):
         declare(store, f"n{number}", by=b"greedy")
         fill(store, f"n{number}")
     declare(store, "another", by=b"another engine")
-    assert [*store.namespaces] == ["quiet", "n8", "n9", "another"]
+    assert [*store.namespaces.known] == ["quiet", "n8", "n9", "another"]
 
 
 @pytest.mark.parametrize("use", ["kept", "pinned", "being written"])
@@ -72,14 +72,14 @@ def test_what_is_kept_or_in_transfer_leaves_last(store: Store, use: str):
     if use == "kept":
         to_end(store.pin("a", None))
     elif use == "pinned":
-        pinned = to_end(store.get("a", [b"key"])).blocks
+        pinned = to_end(store.gets.get("a", [b"key"])).blocks
     else:
-        reserved = store.begin_put("a", [b"2"], [8], [None], force=False, draining=False)
+        reserved = store.puts.begin("a", [b"2"], [8], [None], force=False, draining=False)
     declare(store, "e")
-    assert [*store.namespaces] == ["a", "c", "d", "e"]
+    assert [*store.namespaces.known] == ["a", "c", "d", "e"]
     store.memory.unpin_all(pinned)
     if use == "being written":
-        store.end_put(reserved, [True])
+        store.puts.end(reserved, [True])
     assert store.memory.num_blocks("a") > 0
 
 
@@ -89,7 +89,7 @@ def test_when_all_have_something_kept_the_longest_unused_of_them_leaves(store: S
     for name in "abcd":
         to_end(store.pin(name, None))
     declare(store, "e")
-    assert [*store.namespaces] == ["b", "c", "d", "e"]
+    assert [*store.namespaces.known] == ["b", "c", "d", "e"]
     assert store.all_counters()["namespaces_evicted_held"] == 1
     assert store.tier_stats()["memory"].kept == 3
 
@@ -97,9 +97,9 @@ def test_when_all_have_something_kept_the_longest_unused_of_them_leaves(store: S
 def test_a_name_that_nobody_declared_is_not_remembered_as_used(store: Store):
     declare(store, "a")
     for number in range(100):
-        store.use_namespace(f"unknown {number}")
+        store.namespaces.use(f"unknown {number}")
     store.clear("a", forget=True)
-    store.use_namespace("a")
+    store.namespaces.use("a")
     assert not store._namespaces._used
 
 
@@ -110,15 +110,15 @@ def test_the_oldest_texts_are_forgotten_and_known_again_with_the_next_hello(
     info = NamespaceInfo(block_bytes=64, client="engine", fingerprint=texts)
     monkeypatch.setattr(namespaces, "MAX_TEXT_BYTES", 2 * info.after(None).text_bytes)
     for name in ("a", "b", "a", "c"):
-        store.declare(name, info)
-    stats = store.namespace_stats()
+        store.namespaces.declare(name, info)
+    stats = store.namespaces.stats()
     assert {name: (one.client, one.forgotten) for name, one in stats.items()} == {
         "a": ("engine", False), "b": ("", True), "c": ("engine", False),
     }  # fmt: skip
     assert stats["b"].fingerprint == stats["b"].engines == {}
     assert store.all_counters()["fingerprints_forgotten"] == 1
-    store.declare("b", info)
-    stats = store.namespace_stats()
+    store.namespaces.declare("b", info)
+    stats = store.namespaces.stats()
     assert (stats["b"].fingerprint, stats["b"].forgotten) == (texts, False)
     assert stats["a"].forgotten
 
@@ -127,19 +127,21 @@ def test_the_sum_of_texts_is_that_of_the_namespaces_that_are_known(store: Store)
     for number in range(20):
         texts = {"field": "ä" * number, "other": "x" * 17}
         info = NamespaceInfo(block_bytes=64, client=f"c{number % 3}", fingerprint=texts)
-        store.declare(f"n{number % 6}", info)
+        store.namespaces.declare(f"n{number % 6}", info)
     store.clear("n0", forget=True)
-    assert store.text_bytes == sum(one.text_bytes for one in store.namespaces.values())
-    for name in [*store.namespaces]:
+    assert store.namespaces.text_bytes == sum(
+        one.text_bytes for one in store.namespaces.known.values()
+    )
+    for name in [*store.namespaces.known]:
         store.clear(name, forget=True)
-    assert store.text_bytes == 0
+    assert store.namespaces.text_bytes == 0
 
 
 def test_statistics_have_texts_for_those_who_ask_alone(store: Store):
     info = NamespaceInfo(block_bytes=64, client="engine", fingerprint={"a": "b"})
-    store.declare("a", info)
-    assert store.namespace_stats()["a"].fingerprint == {"a": "b"}
-    short = store.namespace_stats(texts=False)["a"]
+    store.namespaces.declare("a", info)
+    assert store.namespaces.stats()["a"].fingerprint == {"a": "b"}
+    short = store.namespaces.stats(texts=False)["a"]
     assert (short.client, short.fingerprint, short.engines) == ("engine", {}, {})
     assert not short.forgotten
 
@@ -154,7 +156,7 @@ def test_block_sizes_that_came_and_went_leave_nothing_behind(store: Store):
     for number in range(1, 200):
         declare(store, "a", block_bytes=64 * number)
         fill(store, "a")
-        store.check()
+        store.tier_stack.check()
         store.clear("a")
     assert not store.memory.slabs.classes  # type: ignore[attr-defined]
     declare(store, "b", block_bytes=64)
