@@ -3,14 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from operator import add
 
 from remote_server import protocol
 from remote_server.client.get import GetTransfer
 from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
-from remote_server.fault_points import Pause, Point
 from remote_server.protocol import Got, Leased
 from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
 
@@ -82,7 +80,7 @@ class Lease:
         """The blocks that have not been copied yet."""
         return self.indices[self._next :]
 
-    def step(self, num_bytes: int, clock: Callable[[], float], gate: Pause) -> Copied:
+    def step(self, num_bytes: int, clock: Callable[[], float]) -> Copied:
         """Copy blocks until `num_bytes` are reached or the deadline of their get has passed."""
         if not self._arena.mapped:
             raise RuntimeError("a lease is copied after its arena was unmapped")
@@ -91,23 +89,21 @@ class Lease:
         bad: list[int] = []
         deadline = self.transfer.deadline
         while self._next < len(self.indices) and copied.num_bytes < num_bytes:
-            gate(Point.BEFORE_COPY)
             if clock() >= deadline:
                 break
             group = slice(self._next, min(self._next + self._group_blocks, len(self.indices)))
             if self._checksums:
-                self._copy_and_hash(group, bad, gate)
+                self._copy_and_hash(group, bad)
             else:
                 copy_group(self._targets[group], self._sources[group], self._lengths[group])
             copied.num_bytes += sum(self._lengths[group])
             self._next = group.stop
-        gate(Point.BEFORE_GENERATION)
         self._sort(first, bad, copied)
         return copied
 
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
-    def _copy_and_hash(self, group: slice, bad: list[int], gate: Pause) -> None:
+    def _copy_and_hash(self, group: slice, bad: list[int]) -> None:
         """Copy a group and add to `bad` the blocks with a wrong checksum."""
         transfer, indices = self.transfer, self.indices[group]
         computed = copy_and_hash_group(
@@ -115,7 +111,6 @@ class Lease:
             self._sources[group],
             [transfer.rows[index] for index in indices],
             protocol.identities(transfer.namespace, [transfer.keys[index] for index in indices]),
-            partial(gate, Point.BEFORE_CHECKSUM),
         )
         announced = self._checksums[group]
         if computed != announced:

@@ -23,7 +23,6 @@ from remote_server.client.region import RegisteredRegion, Tickets
 from remote_server.client.results import GetOutcome
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError
-from remote_server.fault_points import Pause, Point, no_pause
 from remote_server.protocol import Get, Got, Leased, LeaseRequest, Put, Release, SharedRows
 
 # Bytes copied before the sockets are polled: half a millisecond. A poll takes 20 µs.
@@ -41,7 +40,6 @@ class ShmGets(GetChannel[LeaseWindow]):
         self._link = link
         self._clock = client_context.clock
         self._verify = client_context.verify
-        self._gate: Pause = no_pause
         link.users.append(self)
 
     def _reaches(self, transfer: GetTransfer) -> bool:
@@ -169,7 +167,7 @@ class ShmGets(GetChannel[LeaseWindow]):
         while leases and num_bytes > 0:
             lease = leases[0]
             transfer = lease.transfer
-            copied = lease.step(num_bytes, self._clock, self._gate)
+            copied = lease.step(num_bytes, self._clock)
             num_bytes -= copied.num_bytes
             self._counters["bytes_in"] += copied.num_bytes
             self._counters["shm_bytes_in"] += copied.num_bytes
@@ -237,7 +235,6 @@ class ShmPuts(PutChannel):
     def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
         super().__init__(client_context, None, client_context.config.shared_window_bytes)
         self._link = link
-        self._gate: Pause = no_pause
         link.users.append(self)
 
     def _reaches(self, transfer: PutTransfer) -> bool:
@@ -268,10 +265,8 @@ class ShmPuts(PutChannel):
         if self._link.tickets.num_used == protocol.MAX_TICKETS:
             return 0
         transfer, part = batch.transfer, batch.part
-        self._gate(Point.BEFORE_HASH)
         checksums = transfer.checksums(part) if self._config.integrity else []
         batch.ticket, ticket_value = self._link.tickets.take()
-        self._gate(Point.TICKET_SET)
         rows = SharedRows(
             region=self._link.require(), offsets=transfer.offsets[part.start : part.stop],
             ticket=batch.ticket, ticket_value=ticket_value,
@@ -285,7 +280,6 @@ class ShmPuts(PutChannel):
         if not self._link.send(message):
             self._link.tickets.withdraw(batch.ticket)
             return 0
-        self._gate(Point.SENT)
         self._counters["shm_bytes_out"] += batch.num_bytes
         return message.request_id
 

@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from remote_server import protocol
-from remote_server.fault_points import Gate
 from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
@@ -164,9 +163,7 @@ class Copier:
     Python threads lost more by passing the interpreter's lock than they gained by overlap.
     """
 
-    def __init__(self, gate: Gate, guard: Guard | None = None) -> None:
-        """Nothing moves while `gate` is shut."""
-        self.gate = gate
+    def __init__(self, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
         self._turns: Turns[Job] = Turns()
 
@@ -199,7 +196,7 @@ class Copier:
 
     def copy_some(self) -> bool:
         """Give the next job its turn. True when there is more to do at once."""
-        if not self._turns.num_waiting or not self.gate.is_open:
+        if not self._turns.num_waiting:
             return False
         self._turns.take_turn(self._work_some)
         return self.busy

@@ -13,7 +13,6 @@ from typing import Self
 import msgspec
 import zmq
 
-from remote_server.fault_points import Gate
 from remote_server.keys import read_server_keys
 from remote_server.process_limits import (
     check_file_sizes,
@@ -108,7 +107,7 @@ class Server:
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()
-        self._copier = Copier(Gate(self._wakeup.wake), self._guard)
+        self.copier = Copier(self._guard)
         self._disk_threads = Threads()
         self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -124,7 +123,7 @@ class Server:
             self._auth = self._make_auth(router, [config.name for config in tenants])
             for config in tenants:
                 self.tenants[config.name] = Tenant(
-                    config, self.config, router, self._poller, self._copier, self._wakeup.wake,
+                    config, self.config, router, self._poller, self.copier, self._wakeup.wake,
                     self._clock, self._server_counters(config), self._guard, self._disk_threads,
                     self._held, self._serving.go_on_later,
                 )  # fmt: skip
@@ -177,8 +176,8 @@ class Server:
         more_to_do = False
         if self._serving.num_waiting:
             more_to_do = run("serving requests", self._serve_requests, False)
-        if self._copier.busy:
-            more_to_do |= run("copying", self._copier.copy_some, False)
+        if self.copier.busy:
+            more_to_do |= run("copying", self.copier.copy_some, False)
         for tenant in self.tenants.values():
             more_to_do |= tenant.take_turn()
         more_to_do |= self.prefetches.take_turn()
@@ -202,7 +201,7 @@ class Server:
     def stop(self) -> None:
         """Close everything and return the memory to the machine."""
         drained = not self._leave.is_set()
-        self._copier.stop()
+        self.copier.stop()
         self._wakeup.close()
         self._serving.drop_all()
         for tenant in self.tenants.values():
@@ -240,8 +239,8 @@ class Server:
             queues=msgspec.structs.replace(
                 seen.queues,
                 turns=self._serving.num_waiting,
-                copies=self._copier.num_jobs,
-                copy_bytes=self._copier.queued_bytes,
+                copies=self.copier.num_jobs,
+                copy_bytes=self.copier.queued_bytes,
             ),
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
@@ -326,7 +325,7 @@ class Server:
     def _drained(self) -> bool:
         if self._drain_until is None:
             return False
-        busy = self._serving.num_waiting or self._copier.busy
+        busy = self._serving.num_waiting or self.copier.busy
         quiet = not (busy or any(tenant.busy for tenant in self.tenants.values()))
         return quiet or self._clock() >= self._drain_until
 
@@ -366,11 +365,6 @@ class Server:
         return next(iter(self.tenants.values())).leases
 
     # ── in a test ────────────────────────────────────────────────────────────────────────
-
-    @property
-    def copy_gate(self) -> Gate:
-        """Copying stops while a test closes this gate; all else goes on."""
-        return self._copier.gate
 
     def wait_until_drained(self, timeout_s: float) -> bool:
         """After `drain`: whether serving ended within `timeout_s`."""

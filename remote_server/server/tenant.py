@@ -76,7 +76,7 @@ class Tenant:
         in_flight = InFlight(tier, server_config.max_inflight)
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
-        self.shared_copier = Copier(copier.gate, guard)
+        self.shared_copier = Copier(guard)
         self.regions = Regions(self.store.counters, self.leases, self.shared_copier, self.arena)
         self.local = self._listen_locally() if server_config.shared_memory else None
         self._meters = Meters(self.store.namespaces.known.__contains__)

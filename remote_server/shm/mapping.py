@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import add
 
 import numpy as np
@@ -233,15 +233,10 @@ def copy_and_hash_group(
     sources: Sequence[int],
     landed: Sequence[memoryview],
     seeds: Sequence[int],
-    before_checksum: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """`copy_group`, then the checksum of each block. `landed` are the bytes at `targets`.
-
-    `before_checksum` is called when all is copied and not all is hashed.
-    """
+    """`copy_group`, then the checksum of each block. `landed` are the bytes at `targets`."""
     if landed[0].nbytes <= PIECE_BYTES:
         copy_group(targets, sources, [view.nbytes for view in landed])
-        before_checksum()
         return [*map(xxhash.xxh3_64_intdigest, landed, seeds)]
     (view,), (target,), (source,), (seed,) = landed, targets, sources, seeds
     hasher = xxhash.xxh3_64(seed=seed)
@@ -249,5 +244,4 @@ def copy_and_hash_group(
         piece = view[start : start + PIECE_BYTES]
         _copy_without_the_gil(target + start, source + start, piece.nbytes)
         hasher.update(piece)
-    before_checksum()
     return [hasher.intdigest()]

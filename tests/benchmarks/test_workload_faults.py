@@ -4,15 +4,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from gates import hold_jobs, jobs_held
 from workload_stores import (
     BLOCK_BYTES,
     MEMORY,
     blocks_of,
     by_tier,
     disk_of,
-    gate_of,
     host_of,
     payload,
+    pool_of,
     until,
 )
 
@@ -85,8 +86,7 @@ async def test_closing_ends_what_is_under_way_with_an_error_and_does_not_wait_fo
 ):
     with host_of(tmp_path, 0, disk_of(64)) as host:
         await host.write(blocks_of(range(16)))
-        gate = gate_of(host).shut()
-        gate.__enter__()
+        hold_jobs(pool_of(host))
         asked = [
             asyncio.create_task(host.read(blocks_of(range(16)))),
             asyncio.create_task(host.write(blocks_of(range(16, 32)))),
@@ -103,7 +103,7 @@ async def test_closing_ends_what_is_under_way_with_an_error_and_does_not_wait_fo
 async def test_who_is_cancelled_does_not_stop_the_others(tmp_path: Path):
     with host_of(tmp_path, 0, disk_of(64)) as host:
         await host.write(blocks_of(range(16)))
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             one, other = (asyncio.create_task(host.read(blocks_of(range(16)))) for _ in range(2))
             await until(host, lambda: host.store.counters["lookup_keys"] == 32)
             one.cancel()

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from gates import jobs_held
 from workload_stores import (
     BLOCK_BYTES,
     MEMORY,
@@ -14,8 +15,8 @@ from workload_stores import (
     blocks_of,
     by_tier,
     disk_of,
-    gate_of,
     host_of,
+    pool_of,
     server,
     until,
     wire_to,
@@ -149,7 +150,7 @@ async def test_a_write_that_finds_no_room_while_the_disk_works_is_declined_and_c
     tmp_path: Path,
 ):
     with host_of(tmp_path, MEMORY, DISK) as host:
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             done = await host.write(blocks_of(range(2 * MEMORY_BLOCKS)))
             assert (done.created, done.declined) == (MEMORY_BLOCKS, MEMORY_BLOCKS)
         await host.settle()
@@ -208,7 +209,7 @@ async def test_what_memory_lost_before_the_disk_had_time_and_is_put_again_is_tol
 ):
     with host_of(tmp_path, MEMORY, DISK) as host:
         host.disk.tier._writing._max_bytes = 16 * BLOCK_BYTES
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             assert (await host.write(blocks_of(range(48)))).created == 48
             for first in range(48, 48 + MEMORY_BLOCKS, 16):
                 await host.write(blocks_of(range(first, first + 16)))
@@ -242,7 +243,7 @@ async def test_a_write_that_the_disk_declines_is_answered_while_others_keep_the_
     tmp_path: Path,
 ):
     with host_of(tmp_path, 0, disk_of(16)) as host:
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             held = asyncio.create_task(host.write(blocks_of(range(16))))
             await until(host, lambda: host.store.tier_stack.num_to_demote == 0
                         and host.store.tier_stack.busy)  # fmt: skip
@@ -257,7 +258,7 @@ async def test_without_a_memory_tier_a_read_takes_nothing_away_that_is_still_bei
     tmp_path: Path,
 ):
     with host_of(tmp_path, 0, disk_of(64)) as host:
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             writing = asyncio.create_task(host.write(blocks_of(range(16))))
             await until(host, lambda: host.store.tier_stack.busy)
             early = await host.read(blocks_of(range(16)))
@@ -276,7 +277,7 @@ async def test_a_key_that_comes_twice_in_a_write_is_stored_once(tmp_path: Path):
 async def test_all_who_wait_for_one_read_of_the_disk_had_its_device_time(tmp_path: Path):
     with host_of(tmp_path, 0, disk_of(64)) as host:
         await host.write(blocks_of(range(8)))
-        with gate_of(host).shut():
+        with jobs_held(pool_of(host)):
             reads = [asyncio.create_task(host.read(blocks_of(range(8)))) for _ in range(3)]
             await until(host, lambda: host.store.counters["lookup_keys"] == 24)
         for done in await asyncio.gather(*reads):

@@ -16,8 +16,8 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.wire import WireBackend
-from remote_server.fault_points import Gate
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -94,10 +94,10 @@ def by_tier(parts: Iterable[Part]) -> dict[str, int]:
     return {part.tier: part.blocks for part in parts}
 
 
-def gate_of(host: StoreHost) -> Gate:
-    """Shut, the disk does nothing."""
+def pool_of(host: StoreHost) -> ThreadPool:
+    """The threads of its disk."""
     assert host.disk is not None
-    return host.disk._pool.gate
+    return host.disk._pool
 
 
 async def until(host: StoreHost, what: Callable[[], object]) -> None:

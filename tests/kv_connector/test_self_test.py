@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from busy_host import within
+from gates import copies_held
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
 from kv_connector import self_test
@@ -246,7 +247,7 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
 ):
     """The put lands and its copy never ends: the rows are given back all the same."""
     monkeypatch.setattr(self_test, "CANARY_S", CANARY_S)
-    with server.copy_gate.shut():
+    with copies_held(server):
         report = run_self_test(make_host().stage, to(server, transport="tcp"))
     assert report.outcome is Outcome.SKIPPED
     assert "the put did not end well" in report.detail

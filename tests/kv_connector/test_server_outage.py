@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from busy_host import within
+from gates import copies_held
 from tiered_engine import PATIENCE_S, TieredEngine, block_of
 
 from examples.processes import RemoteServer, free_port
@@ -94,7 +95,7 @@ def test_a_block_that_another_engine_is_putting_is_waited_for_within_the_budget(
 ):
     with serve() as server:
         one, two = (ready(make_engine(server.endpoint, wait_budget_ms=b)) for b in (100, 10_000))
-        with server.copy_gate.shut():
+        with copies_held(server):
             one.compute("one", range(3))
             while server.store.counters["put_total"] < 3:
                 one.step()

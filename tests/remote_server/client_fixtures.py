@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared, io_threads
 from fake_server import PATIENCE_S, FakeServer, eventually
-from held import CHANNELS, FaultPoints
+from held import FaultPoints, install, no_pause
 
 from remote_server.client import ClientConfig, RemoteClient
 
@@ -20,12 +20,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def points(monkeypatch: pytest.MonkeyPatch) -> FaultPoints:
+def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultPoints]:
     """Fault points of the clients that the test makes. `shared` installs them."""
-    points = FaultPoints()
-    for channel in CHANNELS:
-        monkeypatch.setattr(channel, "no_pause", points)
-    return points
+    points = install(monkeypatch.setattr)
+    yield points
+    points.pause = no_pause
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gates import before_each_job
 from wire_peer import Peer, block
 
 from remote_server.protocol import Blocks
@@ -12,6 +13,7 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
 from remote_server.store.disk.layout import PAGE
+from remote_server.store.disk.pool import ThreadPool
 
 LENGTH = 65_536  # sixteen of them are all of the memory
 IN_MEMORY = 16
@@ -45,13 +47,11 @@ def put_all(peer: Peer, count: int) -> None:
 
 
 class Permits:
-    """In place of a pool's gate: as many jobs begin as were allowed."""
+    """As many jobs of `pool` begin as were allowed; none before."""
 
-    def __init__(self, count: int) -> None:
-        self._count = threading.Semaphore(count)
-
-    def wait(self) -> None:
-        self._count.acquire()
+    def __init__(self, pool: ThreadPool) -> None:
+        self._count = threading.Semaphore(0)
+        before_each_job(pool, self._count.acquire)
 
     def allow(self, count: int) -> None:
         self._count.release(count)

@@ -10,7 +10,6 @@ from descriptors import memfd
 from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
-from remote_server.fault_points import Gate
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
 from remote_server.server.leases import Leases, Regions
@@ -70,11 +69,11 @@ class HandlerBench:
         self.arena = Arena(MEMORY)
         self.tier = MemoryTier(self.arena)
         self.store = Store(self.tier, self.clock, below)
-        self.copier = Copier(Gate(lambda: None))
+        self.copier = Copier()
         self.router = Router()
         self.send_queues = Posted(self.router, self.tier.unpin_all)
         self.leases = Leases(self.tier.unpin_all, self.clock)
-        self.puts = Copier(self.copier.gate)
+        self.puts = Copier()
         self.regions = Regions(self.store.counters, self.leases, self.puts, self.arena)
         self.handlers = Handlers(self.store, self.copier, self.send_queues, self.regions, "socket")
         self.region: Region | None = None

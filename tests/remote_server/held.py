@@ -1,16 +1,39 @@
-"""The I/O thread held at a point of a transfer, as if its process had been stopped there."""
+"""The I/O thread held at a point of a transfer, as if its process had been stopped there.
+
+A process that is stopped at one of these points may do harm later. Each point is next to a call,
+and a subclass or a replaced function pauses there: `install` puts them in the place of ours.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
 
 from fake_server import PATIENCE_S
 
 from remote_server.client import shm_channels
-from remote_server.fault_points import Pause, Point, no_pause
+from remote_server.client.lease import Lease
+from remote_server.client.region import Tickets
+from remote_server.client.shm_channels import ShmPuts
+from remote_server.protocol import MAX_TICKETS
+from remote_server.shm import mapping
 
-CHANNELS = (shm_channels,)
-"""Their objects take `no_pause` of their module when they are made."""
+
+class Point(Enum):
+    BEFORE_HASH = auto()  # of a put's rows
+    TICKET_SET = auto()  # nothing sent yet
+    SENT = auto()  # from here on the server may read the rows
+    BEFORE_COPY = auto()  # of the next blocks of a get
+    BEFORE_CHECKSUM = auto()  # they have landed
+    BEFORE_GENERATION = auto()  # their checksums are right
+
+
+Pause = Callable[[Point], None]
+
+
+def no_pause(_: Point) -> None:
+    """Do not pause."""
 
 
 class Held:
@@ -36,13 +59,10 @@ class Held:
 
 
 class FaultPoints:
-    """The pause of every client that is made while it is installed in `CHANNELS`."""
+    """The pause of every client that is made after `install`."""
 
     def __init__(self) -> None:
         self.pause: Pause = no_pause
-
-    def __call__(self, point: Point) -> None:
-        self.pause(point)
 
     @contextmanager
     def held_at(self, point: Point, skip: int = 0) -> Iterator[Held]:
@@ -53,3 +73,56 @@ class FaultPoints:
         finally:
             held.release()
             self.pause = no_pause
+
+
+POINTS = FaultPoints()
+
+
+class PausingPuts(ShmPuts):
+    def _send_batch(self, batch):
+        if self._link.tickets.num_used < MAX_TICKETS:
+            POINTS.pause(Point.BEFORE_HASH)
+        request_id = super()._send_batch(batch)
+        if request_id:
+            POINTS.pause(Point.SENT)
+        return request_id
+
+
+class PausingTickets(Tickets):
+    def take(self):
+        taken = super().take()
+        POINTS.pause(Point.TICKET_SET)
+        return taken
+
+
+class PausingLease(Lease):
+    def step(self, num_bytes, clock):
+        return super().step(num_bytes, partial(_pause_and_read, clock))
+
+    def _sort(self, *given):
+        POINTS.pause(Point.BEFORE_GENERATION)
+        super()._sort(*given)
+
+
+def _pause_and_read(clock):
+    """A step reads the clock before each group that it copies."""
+    POINTS.pause(Point.BEFORE_COPY)
+    return clock()
+
+
+_copy_group = mapping.copy_group
+
+
+def _copy_and_pause(*given):
+    """In `mapping` alone, where blocks are hashed next. Blocks without checksums pass by."""
+    _copy_group(*given)
+    POINTS.pause(Point.BEFORE_CHECKSUM)
+
+
+def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints:
+    """Have clients that are made from now on pause at the points. `put` sets an attribute."""
+    put(shm_channels, "ShmPuts", PausingPuts)
+    put(shm_channels, "Tickets", PausingTickets)
+    put(shm_channels, "Lease", PausingLease)
+    put(mapping, "copy_group", _copy_and_pause)
+    return POINTS

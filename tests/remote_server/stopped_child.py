@@ -18,10 +18,9 @@ from collections import Counter
 
 from client_helpers import NAMESPACE, block, key
 from fake_server import eventually
-from held import CHANNELS
+from held import Point, install
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.fault_points import Point
 
 BATCH = 48
 STOPS = 1 / 200
@@ -73,8 +72,7 @@ def main() -> None:
             counts[f"stopped {point.name.lower()}"] += 1
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    for channel in CHANNELS:
-        setattr(channel, "no_pause", pause)  # noqa: B010
+    install().pause = pause
     client = RemoteClient(config)
     client.register(region.view, region.fd)
     client.declare(NAMESPACE, block_bytes)

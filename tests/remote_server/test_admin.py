@@ -20,6 +20,7 @@ from admin_http import (
     write_token,
 )
 from copy_jobs import CountedJob
+from gates import copies_held, jobs_held
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
@@ -202,7 +203,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
         peer.stats_once(lambda s: s.counters["disk_demoted"] > before)
 
     put(1)
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         answer = asyncio.create_task(http.post("/clear", json={"namespace": "file"}))
         await asyncio.sleep(0.05)
         assert not answer.done()
@@ -230,8 +231,8 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
         async with aiohttp.ClientSession() as session:
             http = Http(session, admin.url)
             # Something is on its way, so that draining can be seen.
-            with server.copy_gate.shut():
-                busy = server.loop_calls.call(lambda: server._copier.submit(CountedJob([])))
+            with copies_held(server):
+                busy = server.loop_calls.call(lambda: server.copier.submit(CountedJob([])))
                 busy.result(30)
                 assert (await http.post("/drain"))[0] == 202
                 assert (await http.get("/ready"))[::2] == (503, "draining\n")

@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+from gates import jobs_held
 from test_tier_stack import BLOCK, IN_MEMORY, Both, data_of, force
 
 from remote_server.store import policies as admission_module
@@ -130,7 +131,7 @@ def test_with_twice_a_block_is_written_when_it_is_got_and_not_before(twice):
 
 def test_a_block_that_is_got_often_while_the_disk_is_slow_is_written_once(twice):
     twice.put(1)
-    with twice.disk.pool.gate.shut():
+    with jobs_held(twice.disk.pool):
         for _ in range(3):
             assert twice.fetch(1) == [data_of(1)]
     twice.settle()

@@ -26,6 +26,7 @@ from client_helpers import (
 )
 from counting_channel import COUNTED, CountingChannel
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
+from held import Point
 from shared_messages import SharedGet, SharedPut, kind_of
 
 from remote_server.client import GetOutcome, RemoteClient, loop, remote_client, shm_channels
@@ -35,7 +36,6 @@ from remote_server.client.get_channel import GetChannel
 from remote_server.client.lease import LeaseWindow
 from remote_server.client.put import PutState, PutTransfer
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
-from remote_server.fault_points import Point
 from remote_server.protocol import (
     MAGIC,
     MAX_FRAME_BYTES,

@@ -3,18 +3,12 @@
 import pytest
 from copy_jobs import CountedJob
 
-from remote_server.fault_points import Gate
 from remote_server.server.copier import Copier
 
 
 @pytest.fixture
-def woken() -> list[int]:
-    return []
-
-
-@pytest.fixture
-def copier(woken):
-    return Copier(Gate(lambda: woken.append(1)))
+def copier():
+    return Copier()
 
 
 def test_a_long_job_takes_turns_and_is_ended_once(copier):
@@ -44,17 +38,6 @@ def test_a_job_that_breaks_is_ended_as_failed_and_costs_no_other(copier):
         pass
     assert seen == ["a", "a", "a", "a", ("a", True), "b", ("b", False)]
     assert (copier.busy, copier.queued_bytes) == (False, 0)
-
-
-def test_behind_a_shut_gate_nothing_moves_and_its_opening_wakes_the_loop(copier, woken):
-    seen: list = []
-    with copier.gate.shut():
-        copier.submit(CountedJob(seen, "a"))
-        assert not copier.copy_some(), "a loop that was told of more would spin"
-        assert (seen, copier.busy) == ([], True)
-    assert woken == [1]
-    copier.copy_some()
-    assert seen[-1] == ("a", False)
 
 
 def test_the_jobs_of_a_client_that_left_are_ended_and_those_at_the_stop_have_failed(copier):

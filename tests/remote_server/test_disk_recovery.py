@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from disk_faults import FakeDisk, SteppedPool
 from disk_helpers import RealDisk, budget_for, state_of, wait_for
+from gates import jobs_held
 
 from remote_server import protocol
 from remote_server.errors import ConfigError
@@ -60,7 +61,7 @@ def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_
         tier = disk.tier
         assert state_of(tier, "ns", b"3") is KeyState.PENDING, "headers were not read yet"
         wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
-        with disk.pool.gate.shut():
+        with jobs_held(disk.pool):
             assert state_of(tier, "ns", b"0") is KeyState.PENDING
             assert tier.pin_all("ns", [b"0"]) == [None]
             assert not tier.touch_all("ns", [b"0"])
@@ -108,7 +109,7 @@ def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatc
 def test_what_is_cleared_while_headers_are_read_is_absent_at_once(tmp_path):
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        with disk.pool.gate.shut():
+        with jobs_held(disk.pool):
             disk.tier.clear("ns")
             assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         disk.drain()

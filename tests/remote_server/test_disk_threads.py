@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from fake_server import eventually
+from gates import jobs_held
 from tenancy import Tenancy
 
 from remote_server.sizes import MiB
@@ -24,7 +25,7 @@ def idle() -> None:
 def test_each_tenant_has_its_turn_however_much_another_has_waiting(threads):
     greedy, modest = (ThreadPool(idle, threads=threads) for _ in range(2))
     ran: list[str] = []
-    with greedy.gate.shut():
+    with jobs_held(greedy):
         for number in range(100):
             greedy.submit(Job(Priority.READ, lambda _, n=number: ran.append(f"g{n}"), print))
         for number in range(2):
@@ -36,7 +37,7 @@ def test_each_tenant_has_its_turn_however_much_another_has_waiting(threads):
 def test_a_read_goes_before_a_write_of_whomever(threads):
     one, other = (ThreadPool(idle, threads=threads) for _ in range(2))
     ran: list[str] = []
-    with one.gate.shut():
+    with jobs_held(one):
         one.submit(Job(Priority.CHORE, lambda _: ran.append("first"), print))
         eventually(lambda: threads._running)
         one.submit(Job(Priority.WRITE, lambda _: ran.append("write"), print))

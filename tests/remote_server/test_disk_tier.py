@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from disk_helpers import RealDisk, budget_for, state_of, wait_for
+from gates import jobs_held
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -302,7 +303,7 @@ def test_reads_go_before_writes_that_came_first(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
         disk.put(b"k", data_of(0))
         order = []
-        with disk.pool.gate.shut():
+        with jobs_held(disk.pool):
             held = disk.tier.begin_puts("ns", [b"held"], BLOCK, [1], [0])
             disk.tier.write(held, [memoryview(b"x")], lambda _: order.append("held"))
             blocks = disk.tier.begin_puts("ns", [b"w"], BLOCK, [1], [0])
@@ -341,7 +342,7 @@ def test_clearing_while_it_is_written_and_read_loses_nothing_but_the_blocks(disk
     pinned = disk.tier.pin_all("ns", [b"read"])
     blocks = disk.tier.begin_puts("ns", [b"w"], BLOCK, [BLOCK], [0])
     outcome = []
-    with disk.pool.gate.shut():
+    with jobs_held(disk.pool):
         disk.tier.write(blocks, [memoryview(data_of(1))], outcome.append)
         assert disk.tier.clear("ns") == 1
         assert disk.tier.lookup_all("ns", [b"read", b"w"]) == bytes(2)
@@ -359,11 +360,11 @@ def test_clearing_while_it_is_written_and_read_loses_nothing_but_the_blocks(disk
 def test_a_stop_right_after_a_clear_does_not_bring_the_blocks_back(tmp_path):
     disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
     disk.put(b"k", data_of(0))
-    with disk.pool.gate.shut():
+    with jobs_held(disk.pool) as gate:
         for _ in range(3):  # every thread has something else to do
             disk.pool.submit(Job(Priority.READ, lambda _: None, lambda _: None))
         disk.tier.clear(None)
-        threading.Timer(0.01, disk.pool.gate.open_for_good).start()
+        threading.Timer(0.01, gate.set).start()
         disk.close()
     assert [name for name in os.listdir(tmp_path) if name.startswith("segment")] == []
 

@@ -13,7 +13,6 @@ from tenancy import Tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import turns
-from remote_server.fault_points import Gate
 from remote_server.server import config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
@@ -98,7 +97,7 @@ def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
 
 
 def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
-    copier = Copier(Gate(lambda: None))
+    copier = Copier()
     seen: list = []
     copier.submit(CountedJob(seen, "a"))
     copier.submit(CountedJob(seen, "b", on_end=fail))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, block, empty_rows, key, rows_of
 from fake_server import PATIENCE_S, eventually
+from gates import copies_held
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
@@ -148,7 +149,7 @@ def test_a_namespace_that_is_forgotten_is_as_if_nobody_had_declared_it(peer, ser
 
 
 def test_a_forgotten_namespace_whose_put_is_still_being_copied_stays_forgotten(peer, server):
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.put([1], deferred=True)
         peer.ask(Clear(request_id=peer.next_id(), namespace="ns", forget=True))
     peer.stats_once(lambda stats: not stats.tiers["memory"].pinned)

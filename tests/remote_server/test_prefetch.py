@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from admin_http import Http, served, write_token
 from disk_server import IN_MEMORY, LENGTH, put_all
+from gates import jobs_held
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
@@ -97,7 +98,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
     ask, peer, small_pair, monkeypatch
 ):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with small_pair[0].tenants[""].disk.pool.gate.shut():
+    with jobs_held(small_pair[0].tenants[""].disk.pool):
         status, done = await ask(range(3))
         assert (status, done) == (202, NOTHING | {"coming": 3})
         assert peer.lookup([60], "big").prefix == 1, "others are served"
@@ -107,7 +108,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
 
 async def test_a_few_prefetches_at_a_time_and_more_are_refused(ask, peer, small_pair, monkeypatch):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with small_pair[0].tenants[""].disk.pool.gate.shut():
+    with jobs_held(small_pair[0].tenants[""].disk.pool):
         for number in range(MAX_PREFETCHES):
             assert (await ask([number]))[0] == 202
         status, text = await ask([40])

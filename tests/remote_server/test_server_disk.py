@@ -5,6 +5,7 @@ import os
 
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
+from gates import jobs_held
 from shared_messages import shared_get
 from wire_peer import Peer, SharedPeer, block, key
 
@@ -26,7 +27,7 @@ def server(tmp_path):
 def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connect):
     peer, other = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         request_id = peer.send_get([0, 99, 1], "big", stream=False)
         assert other.lookup([0], "big").prefix == 1, "the loop stood still"
     got, frames = peer.receive()
@@ -38,7 +39,7 @@ def test_a_client_that_leaves_while_the_disk_is_read_leaves_no_pin(server, conne
     peer, leaving = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
     leaving.lookup([0], "big")
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         leaving.send_get([0, 1], "big")
         peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
         leaving.socket.close()
@@ -54,7 +55,7 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
     assert shared.words(leased) == leased.lease.generations
     shared.release(leased)
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         get = shared_get(
             request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
         )
@@ -224,7 +225,7 @@ def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
     peer, other = connect(), connect()
     put_all(peer, 2)
     other.hello(namespace="elsewhere")
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         cleared = other.ask(Clear(request_id=other.next_id(), namespace="elsewhere"))
         assert cleared.removed == {"memory": 0, "disk": 0}
         peer.send(Clear(request_id=peer.next_id(), namespace="big"))

@@ -15,6 +15,7 @@ from disk_server import (
     receive_blocks,
     whole,
 )
+from gates import jobs_held
 from wire_peer import Peer, SharedPeer, block
 
 from remote_server import protocol
@@ -70,7 +71,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 ):
     peer = connect()
     put_all(peer, COUNT)
-    server.tenants[""].disk.pool.gate = permits = Permits(0)
+    permits = Permits(server.tenants[""].disk.pool)
     peer.send_get(range(8), "big")
     assert peer.receive()[0].hit == 8, "what is found is told before anything is read"
     for place in range(8):
@@ -82,7 +83,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 def test_a_get_that_waits_for_the_disk_lets_another_of_its_client_pass(server, connect):
     peer = connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         first = peer.send_get([0, 1], "big")
         second = peer.send_get([2 * IN_MEMORY - 1], "big")
         replies = [peer.receive()[0] for _ in range(3)]
@@ -111,7 +112,7 @@ def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_en
 ):
     peer, other = connect(), connect()
     put_all(peer, COUNT)
-    server.tenants[""].disk.pool.gate = permits = Permits(0)
+    permits = Permits(server.tenants[""].disk.pool)
     peer.send_get(range(8), "big")
     permits.allow(1)
     assert peer.receive()[0].hit == 8
@@ -194,7 +195,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(
     peer, own = connect(), zmq.Context()
     leaving = Peer(own, server.endpoint)
     put_all(peer, COUNT)
-    server.tenants[""].disk.pool.gate = permits = Permits(0)
+    permits = Permits(server.tenants[""].disk.pool)
     leaving.send_get(range(8), "big")
     leaving.receive()
     leaving.socket.close()

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 import zmq
+from gates import copies_held
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
@@ -112,7 +113,7 @@ def test_shared_puts_of_more_than_a_region_may_have_waiting_are_refused(start, c
     server = start(max_inflight=4 * BLOCK_BYTES)
     first, second = (SharedPeer(Peer(context, server.endpoint)) for _ in range(2))
     first.peer.hello()
-    with server.copy_gate.shut():
+    with copies_held(server):
         waiting = first.put_message([0, 1, 2])
         first.peer.send(waiting)
         refused = first.put_message([3, 4], ticket=4, ticket_value=1)
@@ -220,7 +221,7 @@ def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    with server.copy_gate.shut():
+    with copies_held(server):
         for number in range(8):
             peer.put([number], deferred=True)
         assert peer.put(range(8, 12)).declined == {"quota": 4}

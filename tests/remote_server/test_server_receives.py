@@ -4,6 +4,7 @@ import socket
 
 import pytest
 import zmq
+from gates import copies_held
 from wire_peer import BLOCK_BYTES, HandPeer, Peer, key
 
 from remote_server import protocol
@@ -103,7 +104,7 @@ def test_puts_beyond_what_a_connection_may_have_waiting_are_refused_and_others_a
     monkeypatch.setattr(limits, "MAX_UNCOPIED_BYTES", four)
     greedy, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     greedy.hello()
-    with server.copy_gate.shut():
+    with copies_held(server):
         message, blocks = greedy.put_message(range(4))
         greedy.send(message, *blocks)
         refused, blocks = greedy.put_message([4])
@@ -128,7 +129,7 @@ def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
     monkeypatch.setattr(server.tenants[""].handlers.uncopied, "_most", two)
     peers = [Peer(context, server.endpoint) for _ in range(3)]
     peers[0].hello()
-    with server.copy_gate.shut():
+    with copies_held(server):
         for number, peer in enumerate(peers[:2]):
             message, blocks = peer.put_message([number])
             peer.send(message, *blocks)
@@ -144,7 +145,7 @@ def test_while_much_waits_a_deferred_put_is_answered_when_it_has_been_copied(
     monkeypatch.setattr(copier, "MAX_QUEUED_BYTES", 64 * KiB)
     peer, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     peer.hello(block_bytes=128 * KiB)
-    with server.copy_gate.shut():
+    with copies_held(server):
         assert peer.put([0], length=128 * KiB, deferred=True).created == 1
         message, blocks = peer.put_message([1], length=128 * KiB, deferred=True)
         peer.send(message, *blocks)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gates import copies_held
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
@@ -138,7 +139,7 @@ def test_a_second_put_changes_nothing_and_a_forced_one_replaces(peer):
 
 
 def test_a_deferred_put_is_answered_before_its_blocks_are_readable(peer, server):
-    with server.copy_gate.shut():
+    with copies_held(server):
         stored = peer.put([1, 2], deferred=True)
         assert stored.created == 2
         assert states(peer.lookup([1, 2, 3])) == [PENDING, PENDING, ABSENT]
@@ -151,7 +152,7 @@ def test_a_deferred_put_is_answered_before_its_blocks_are_readable(peer, server)
 
 def test_a_put_that_is_not_deferred_is_answered_when_its_blocks_are_readable(peer, connect, server):
     other = connect()
-    with server.copy_gate.shut():
+    with copies_held(server):
         message, blocks = peer.put_message([1])
         peer.send(message, *blocks)
         other.stats_once(lambda stats: stats.tiers["memory"].pending == 1)
@@ -164,7 +165,7 @@ def test_the_bytes_of_a_deferred_put_may_change_once_it_is_answered(peer, server
     """The reply means that the sender's memory is free, even when nothing was copied yet."""
     source = np.frombuffer(block(1), np.uint8).copy()
     message, _ = peer.put_message([1], deferred=True)
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.socket.send_multipart([*protocol.encode(message), source], copy=False)
         assert peer.receive()[0].created == 1
         source[:] = 0
@@ -197,7 +198,7 @@ def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
 
 
 def test_a_put_cleared_before_it_landed_does_not_come_back(peer, server):
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.put([1], deferred=True)
         cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
         assert isinstance(cleared, Cleared)

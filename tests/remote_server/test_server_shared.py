@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from descriptors import open_fds
+from gates import copies_held
 from shared_messages import shared_get
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
@@ -116,7 +117,7 @@ def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
 def test_a_put_is_answered_when_its_rows_are_free_and_its_blocks_are_there(
     shared, peer, connect, server, deferred
 ):
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([1], deferred=deferred))
         connect().stats_once(lambda stats: stats.tiers["memory"].pending == 1)
         assert not peer.socket.poll(20)
@@ -210,7 +211,7 @@ def test_the_limits_of_a_message_hold(shared, monkeypatch):
 
 def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
     monkeypatch.setattr(put_sources, "MAX_PUTS", 2)
-    with server.copy_gate.shut():
+    with copies_held(server):
         for number in (1, 2):
             peer.send(shared.put_message([number], checksums=[], ticket_value=1))
         assert shared.put([3], ticket_value=1).code == "too_large"
@@ -221,14 +222,14 @@ def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
     shared, peer, connect, server, monkeypatch
 ):
     monkeypatch.setattr(put_sources, "MAX_BLOCKS_OF_PUTS", 5)
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([0, 1, 2], length=8))
         refused = shared.put_message([0, 1, 2], length=8)
         shared.tickets[3] -= 1  # the first one stands
         assert peer.ask(refused).code == "too_much_in_flight"
     assert peer.receive()[0].created == 3
     assert shared.put([3, 4, 5], length=8).created == 3
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([6, 7, 8], length=8))
         peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
         shared.close()
@@ -260,7 +261,7 @@ def test_one_region_holds_only_so_many_leases(shared, peer, monkeypatch):
 
 
 def test_of_a_put_withdrawn_before_its_copy_nothing_is_kept(shared, peer, server):
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([1, 2]))
         shared.tickets[3] = 0
         shared.rows[:100] = bytes(100)
@@ -287,7 +288,7 @@ def test_of_a_put_withdrawn_during_its_copy_nothing_is_kept(shared, peer, monkey
 
 def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):
     shared.put([1])
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([1], force=True))
         shared.tickets[3] = 0
     assert peer.receive()[0].declined == {"withdrawn": 1}
@@ -382,7 +383,7 @@ def test_leases_end_with_their_connection_and_leave_those_of_others(shared, conn
 
 
 def test_a_draining_server_finishes_the_puts_it_has(shared, peer, connect, server):
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.send(shared.put_message([1]))
         connect().stats_once(lambda stats: stats.tiers["memory"].pending == 1)
         server.drain()
@@ -445,7 +446,7 @@ def test_a_killed_client_leaves_nothing(peer, server, killed, act):
 def test_of_a_client_killed_in_the_middle_of_a_put_nothing_is_kept(peer, server, killed):
     gc.collect()
     before, maps = open_fds(), left_over(server)[0]
-    with server.copy_gate.shut():
+    with copies_held(server):
         killed("peer.send(shared.put_message([7, 8]));peer.stats_once("
                "lambda stats: stats.tiers['memory'].pending == 2)")  # fmt: skip
         stats = peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)

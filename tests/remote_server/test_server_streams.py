@@ -1,6 +1,7 @@
 """Streams to readers of every speed: complete, fair, bounded, and released when unread."""
 
 import pytest
+from gates import copies_held
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
@@ -153,14 +154,14 @@ def test_a_deferred_put_is_answered_late_while_copying_is_behind(
     """All are taken in, and those that came behind much are answered when they are copied."""
     monkeypatch.setattr(copier_module, "MAX_QUEUED_BYTES", 4 * LENGTH)
     writer = connect()
-    with server.copy_gate.shut():
+    with copies_held(server):
         for number in range(100, 120):
             message, blocks = writer.put_message([number], length=LENGTH, deferred=True)
             writer.send(message, *blocks)
         for _ in range(5):
             assert writer.receive()[0].created == 1
         loaded.stats_once(lambda stats: stats.tiers["memory"].pending == 20)
-        assert server._copier.queued_bytes == 20 * LENGTH
+        assert server.copier.queued_bytes == 20 * LENGTH
         assert not writer.socket.poll(20), "the sixth put was answered"
     for _ in range(15):
         assert writer.receive()[0].created == 1
@@ -172,7 +173,7 @@ def test_draining_finishes_what_is_under_way_and_declines_what_is_new(connect, l
     reader = connect(rcvhwm=1)
     ids = [reader.send_get(range(40)) for _ in range(20)]
     loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)
-    with server.copy_gate.shut():
+    with copies_held(server):
         loaded.put([50], length=LENGTH, deferred=True)
         now = server._clock()
         server._clock = lambda: now  # the drain has no end of its own
@@ -191,7 +192,7 @@ def test_a_drain_that_takes_too_long_is_cut_off(connect, server):
     peer = connect()
     peer.hello(block_bytes=LENGTH)
     server._clock = lambda: 1e9
-    with server.copy_gate.shut():
+    with copies_held(server):
         peer.put([1], length=LENGTH, deferred=True)
         server.drain()
         peer.lookup([1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zmq
+from gates import copies_held
 from shared_messages import shared_get
 from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, key
@@ -158,7 +159,7 @@ def make(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         server.start()
         servers.append(server)
         # Every step takes the same time.
-        server._serving._turns._clock = server._copier._turns._clock = count(0, 1e-6).__next__
+        server._serving._turns._clock = server.copier._turns._clock = count(0, 1e-6).__next__
         return ByHand(server, context)
 
     yield make
@@ -278,7 +279,7 @@ def test_the_requests_of_one_connection_begin_in_order(by_hand: ByHand):
     peer = by_hand.peer()
     by_hand.store_all(peer)
     by_hand.server.store.memory.clear("ns")
-    with by_hand.server.copy_gate.shut():
+    with copies_held(by_hand.server):
         first, second = long_put(1, deferred=True), long_put(2, deferred=True)
         for message in (first, second):
             peer.send(*message)

@@ -16,6 +16,7 @@ from client_helpers import (
     turn,
 )  # fmt: skip
 from fake_server import ARENA_BYTES, PATIENCE_S, eventually
+from held import Point
 from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, replaced
 
@@ -23,7 +24,6 @@ from remote_server.client import GetOutcome
 from remote_server.client.get_channel import ABANDON_S
 from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import RequestRefused
-from remote_server.fault_points import Point
 from remote_server.protocol import Get, Lookup, Release, Touched, Verify
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
@@ -127,7 +127,7 @@ def test_lookups_are_sent_in_the_middle_of_a_get(
     keys = hold_blocks(near, range(8))
     asked, sent, copies = threading.Event(), [], count(1)
 
-    def gate(point):
+    def pause(point):
         if point is not Point.BEFORE_COPY:
             return
         match next(copies):
@@ -136,7 +136,7 @@ def test_lookups_are_sent_in_the_middle_of_a_get(
             case 6:
                 sent.extend(near.wait_for(Lookup))
 
-    points.pause = gate
+    points.pause = pause
     got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
     found = client.lookup(NAMESPACE, keys, timeout_s=5)
     asked.set()

@@ -5,11 +5,11 @@ import time
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, block, key, rows_of, turn
 from fake_server import PATIENCE_S, eventually
+from held import Point
 from shared_messages import SharedPut
 
 from remote_server import protocol
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
-from remote_server.fault_points import Point
 from remote_server.protocol import MAX_TICKETS, Put, PutOutcome
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from client_helpers import NAMESPACE, Clock, block, key
 from fake_server import PATIENCE_S
+from gates import copies_held
 
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
@@ -134,7 +135,7 @@ def test_a_writer_stopped_beyond_its_deadlines_leaves_no_wrong_block(server, tcp
     child = start("put", server)
     for _ in range(NUM_STOPS):
         child.wait_until_stopped()
-        with server.copy_gate.shut():
+        with copies_held(server):
             time.sleep(rng.uniform(0, 0.01))
             child.go_on()
             time.sleep(rng.uniform(0, 0.01))

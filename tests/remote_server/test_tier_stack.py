@@ -3,6 +3,7 @@
 import pytest
 from dict_tier import DictTier
 from disk_helpers import RealDisk, budget_for, stack_of, state_of, wait_for
+from gates import jobs_held
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -167,7 +168,7 @@ def test_what_memory_has_is_fetched_at_once(both):
 
 
 def test_a_block_is_pinned_in_memory_while_it_is_written_and_no_longer(both):
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         both.put(1, settle=False)
         assert both.memory.stats().pinned == 1
     both.settle()
@@ -176,7 +177,7 @@ def test_a_block_is_pinned_in_memory_while_it_is_written_and_no_longer(both):
 
 def test_blocks_that_memory_evicts_before_the_disk_had_time_are_counted_and_lost(tmp_path):
     both = Both(tmp_path, max_writing_bytes=2 * BLOCK)
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         for number in range(IN_MEMORY + 4):
             both.put(number, settle=False)
     both.settle()
@@ -194,7 +195,7 @@ def test_two_who_fetch_the_same_block_share_one_read(both):
     for number in range(2 * IN_MEMORY):
         both.put(number)
     results = []
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         assert not both.tier_stack.fetch("ns", [b"0", b"1"], results.append)
         assert not both.tier_stack.fetch("ns", [b"1", b"0"], results.append)
     wait_for(both.disk.tier, both.disk.event, lambda: len(results) == 2)
@@ -234,7 +235,7 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
     for number in range(2 * IN_MEMORY):
         both.put(number)
     results = []
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         both.tier_stack.fetch("ns", [b"0"], results.append)
         both.put(100, 101, settle=False)
         both.memory.clear("ns")
@@ -266,7 +267,7 @@ def test_a_replaced_block_is_replaced_on_disk_as_well(both):
 def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_back(tmp_path):
     both = Both(tmp_path, max_writing_bytes=BLOCK)
     both.put(1)
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         both.put(2, settle=False)  # the disk has no time for more
         force(both, b"new")
         for number in range(10, 10 + IN_MEMORY):
@@ -279,7 +280,7 @@ def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_bac
 
 def test_a_block_replaced_while_it_was_written_to_disk_is_not_found_there(tmp_path):
     both = Both(tmp_path, max_writing_bytes=BLOCK)
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         both.put(1, settle=False)
         force(both, b"new")
         both.memory.clear("ns")  # the new one never gets there
@@ -292,7 +293,7 @@ def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
     for number in range(2 * IN_MEMORY):
         both.put(number)
     results = []
-    with both.disk.pool.gate.shut():
+    with jobs_held(both.disk.pool):
         both.tier_stack.fetch("ns", [b"1"], results.append)
         force(both, b"new")
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))

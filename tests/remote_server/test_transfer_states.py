@@ -11,6 +11,7 @@ import pytest
 import zmq
 from dict_tier import DictTier
 from disk_server import IN_MEMORY, checked_server, put_all
+from gates import copies_held, jobs_held
 from handler_bench import REGION_BYTES, HandlerBench
 from shared_messages import shared_get, shared_put
 from wire_peer import HandPeer, Peer, SharedPeer, block, key
@@ -475,7 +476,7 @@ def leaving(request, context: zmq.Context, server: Server) -> Peer:
 def test_a_connection_that_ends_while_its_put_is_filled(server, connect, leaving):
     leaving.hello()
     message, blocks = leaving.put_message([1, 2])
-    with server.copy_gate.shut():
+    with copies_held(server):
         leaving.send(message, *blocks)
         connect().stats_once(lambda _: states_of(server) == {"filling": 1})
         leaving.close()
@@ -486,7 +487,7 @@ def test_a_connection_that_ends_while_its_put_is_filled(server, connect, leaving
 def test_a_region_that_is_detached_while_its_put_is_filled(server, connect):
     shared, other = SharedPeer(connect()), connect()
     shared.peer.hello()
-    with server.copy_gate.shut():
+    with copies_held(server):
         shared.peer.send(shared.put_message([1, 2]))
         other.stats_once(lambda _: states_of(server) == {"filling": 1})
         shared.close()
@@ -499,7 +500,7 @@ def test_a_connection_that_ends_while_its_get_is_read_or_sent(server, connect, l
     """Frozen first: it does not read what is sent."""
     peer = connect()
     put_all(peer, IN_MEMORY + 4)
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         leaving.send_get(range(4), "big", stream=stream)
         peer.stats_once(lambda _: states_of(server) == {"reading": 1})
     peer.stats_once(lambda _: states_of(server) in ({"sending": 1}, {}))
@@ -512,7 +513,7 @@ def test_a_region_that_is_detached_while_its_get_is_read(server, connect):
     shared, peer = SharedPeer(connect()), connect()
     put_all(peer, IN_MEMORY + 4)
     keys = [key(number) for number in range(4)]
-    with server.tenants[""].disk.pool.gate.shut():
+    with jobs_held(server.tenants[""].disk.pool):
         shared.peer.send(shared_get(request_id=99, namespace="big", keys=keys, region=shared.token))
         peer.stats_once(lambda _: states_of(server) == {"reading": 1})
         shared.close()
@@ -526,11 +527,11 @@ def test_a_put_that_waits_when_the_server_stops_leaves_no_slot(tmp_path, context
         peer = Peer(context, server.endpoint)
         peer.hello()
         message, blocks = peer.put_message([1, 2])
-        with server.copy_gate.shut():
+        with copies_held(server):
             peer.send(message, *blocks)
             peer.stats_once(lambda _: states_of(server) == {"filling": 1})
             server.leave()
             assert server.wait_until_drained(30)
-            server._copier.stop()
+            server.copier.stop()
             assert server.store.tier_stats()["memory"].pending == 0
             assert server.tenants[""].handlers.puts_in_state["filling"] == 0

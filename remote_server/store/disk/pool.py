@@ -8,7 +8,6 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from remote_server.fault_points import Gate
 from remote_server.store.disk.files import Scratch
 from remote_server.turns import Guard
 
@@ -18,7 +17,12 @@ NUM_THREADS = 4
 
 NUM_PRIORITIES = 3
 
-Run = Callable[["Job[Any]", Scratch], None]
+
+class Owner(Protocol):
+    """Has jobs done on shared threads. Compared by identity."""
+
+    def run(self, job: "Job[Any]", scratch: Scratch) -> None:
+        """Do `job` on this thread, with its scratch memory. It must not raise."""
 
 
 class Threads:
@@ -27,10 +31,10 @@ class Threads:
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._ready = threading.Condition()
-        self._waiting: tuple[dict[Run, deque[Job[Any]]], ...] = tuple(
+        self._waiting: tuple[dict[Owner, deque[Job[Any]]], ...] = tuple(
             {} for _ in range(NUM_PRIORITIES)
         )
-        self._running: list[Run] = []
+        self._running: list[Owner] = []
         self._stopping = False
         self._num_threads = num_threads
         self._threads: list[threading.Thread] = []
@@ -40,16 +44,15 @@ class Threads:
         """Threads that have ended before `stop`."""
         return 0 if self._stopping else sum(not one.is_alive() for one in self._threads)
 
-    def submit(self, owner: Run, job: "Job[Any]") -> None:
-        """Have `owner` called with `job`, and a thread's scratch memory, on that thread. It must
-        not raise."""
+    def submit(self, owner: Owner, job: "Job[Any]") -> None:
+        """Have `owner` run `job` on a thread."""
         with self._ready:
             self._waiting[job.priority].setdefault(owner, deque()).append(job)
             self._ready.notify()
         if not self._threads:
             self._start()
 
-    def forget(self, owner: Run) -> None:
+    def forget(self, owner: Owner) -> None:
         """Drop the waiting jobs of `owner`, and return when none of its jobs runs."""
         with self._ready:
             for waiting in self._waiting:
@@ -77,13 +80,13 @@ class Threads:
         while (taken := self._next()) is not None:
             owner, job = taken
             try:
-                owner(job, scratch)
+                owner.run(job, scratch)
             finally:
                 with self._ready:
                     self._running.remove(owner)
                     self._ready.notify_all()
 
-    def _next(self) -> tuple[Run, "Job[Any]"] | None:
+    def _next(self) -> tuple[Owner, "Job[Any]"] | None:
         with self._ready:
             while not self._stopping:
                 for waiting in self._waiting:
@@ -170,7 +173,6 @@ class ThreadPool:
         """`threads` are the caller's; without them there are `num_threads` of its own."""
         self.wake = wake
         self._guard = guard or Guard()
-        self.gate = Gate(on_open=wake)
         self._owns_threads = threads is None
         self._threads = threads or Threads(num_threads)
         self._done: deque[Job[Any]] = deque()
@@ -182,7 +184,7 @@ class ThreadPool:
 
     def submit(self, job: Job[Any]) -> None:
         self._unfinished += 1
-        self._threads.submit(self._run, job)
+        self._threads.submit(self, job)
 
     def finish_jobs(self) -> None:
         for _ in range(len(self._done)):
@@ -191,14 +193,12 @@ class ThreadPool:
             self._guard.run("the end of a disk job", partial(job.finish, job.result), None)
 
     def stop(self) -> None:
-        self.gate.open_for_good()
-        self._threads.forget(self._run)
+        self._threads.forget(self)
         if self._owns_threads:
             self._threads.stop()
 
-    def _run(self, job: Job[Any], scratch: Scratch) -> None:
+    def run(self, job: Job[Any], scratch: Scratch) -> None:
         """On a thread."""
-        self.gate.wait()
         job.run(scratch)
         self._done.append(job)
         self.wake()
