@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
-from remote_server.protocol import KeyState, Stretch, TierStats, select
+from remote_server.protocol import KeyState, Stretch, TierStats
 from remote_server.shm.arena import Arena
-from remote_server.store.block_index import OperatorPins, PendingWrites, PinCount
-from remote_server.store.policies import POLICIES
+from remote_server.store.policies import POLICIES, OperatorPins, PinCount
 from remote_server.store.slabs import (
     Block,
     BlockState,
+    PendingWrites,
     SizeClass,
     Slabs,
     SlotReclaim,
@@ -50,7 +50,7 @@ class MemoryTier:
         self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes, POLICIES[policy])
         self._reclaim = SlotReclaim(self.slabs, self._evict)
-        self._operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
+        self.operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._evicted = 0
         self._arena = arena
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
@@ -60,17 +60,12 @@ class MemoryTier:
         # A random start: a word of an earlier server must not match by chance.
         self._generation = secrets.randbits(62)
 
-    @property
-    def largest_block_bytes(self) -> int:
-        """The largest block that the arena can hold."""
-        return self.slabs.slab_bytes
-
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The `KeyState` of each key, one byte each. Not a use."""
         # No bytecode per key: 50 ns each, most of it for the hash of the key.
         readable = self._index.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
-        if writing := self._writing.of(namespace):
+        if writing := self._writing.of.get(namespace):
             pending = bytes(map(writing.__contains__, keys))
             if KeyState.PENDING in pending:
                 return bytes(map(max, states, pending))
@@ -97,25 +92,17 @@ class MemoryTier:
         """
         size_class = self.slabs.size_class(block_bytes)
         if self._namespace_bytes:
-            room = self._make_room_in_quota(namespace, size_class.slot_bytes, len(keys))
+            quota = self._namespace_bytes // size_class.slot_bytes
+            longest_published_first = self._index.get(namespace, {}).values()
+            taken = self._num_slots_of(namespace)
+            room = self._reclaim.room_in_quota(longest_published_first, taken, quota, len(keys))
             keys, lengths, checksums = keys[:room], lengths[:room], checksums[:room]
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
         while (missing := len(keys) - len(blocks)) and self._reclaim.has_slot(size_class, missing):
-            slab, slots = self.slabs.take_slots(size_class, missing)
-            start, slot_bytes = slab.offset, slab.slot_bytes
-            new = [  # `slots` is first in the zip, so that its end consumes no key
-                Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
-                for slot, (key, length, checksum) in zip(slots, wanted, strict=False)
-            ]
-            slab.blocks.update(new)
-            slab.tick_sum += tick * len(new)
-            slab.num_pinned += len(new)
-            first = len(blocks)
-            blocks += new
-            slab.chains.set(
-                slots, slab.num_slots, chain and select(chain, range(first, len(blocks)))
+            blocks += self.slabs.place(
+                size_class, namespace, wanted, missing, tick, chain, len(blocks)
             )
         self._writing.add(namespace, blocks)
         return blocks
@@ -141,7 +128,7 @@ class MemoryTier:
             was_kept = False
             if key in index:
                 replaced = index.pop(key)  # popped, so that the index stays in order of age
-                was_kept = replaced in self._operator_pins
+                was_kept = replaced in self.operator_pins
                 self._detach(replaced)
             index[key] = block
             block.state = readable
@@ -154,7 +141,7 @@ class MemoryTier:
             block.pins = 0
             slab.num_pinned -= 1
             if was_kept:
-                self._operator_pins.pin((block,))
+                self.operator_pins.pin((block,))
         self._generation = generation
 
     def fail_put(self, block: Block) -> None:
@@ -228,25 +215,19 @@ class MemoryTier:
         The tier owns this pin. It ends when its block is removed, and moves to a block that
         replaces it.
         """
-        return self._operator_pins.pin(self._readable(namespace, keys))
+        return self.operator_pins.pin(self._readable(namespace, keys))
 
     def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
-        blocks = [
-            block for block in self._readable(namespace, keys) if block in self._operator_pins
-        ]
+        blocks = [block for block in self._readable(namespace, keys) if block in self.operator_pins]
         for block in blocks:
-            self._operator_pins.remove(block)
+            self.operator_pins.remove(block)
         self.unpin_all(blocks)
         return PinCount(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
 
     def readable_keys(self, namespace: str) -> list[bytes]:
         """The keys of all readable blocks, the longest published first."""
         return [*self._index.get(namespace, ())]
-
-    def pinned_keys(self, namespace: str) -> list[bytes]:
-        """The keys of all blocks with an operator's pin."""
-        return self._operator_pins.keys(namespace)
 
     def remove(self, block: Block) -> bool:
         """Remove `block` from the index; False when it was not in it. Pins keep its bytes."""
@@ -298,12 +279,12 @@ class MemoryTier:
 
     def is_empty(self, namespace: str) -> bool:
         """Whether no block of it is readable or being written."""
-        return not self._index.get(namespace) and not self._writing.of(namespace)
+        return not self._index.get(namespace) and namespace not in self._writing.of
 
     def is_in_use(self, namespace: str) -> bool:
         """Whether a block of it is pinned or being written."""
         readable = self._index.get(namespace, {}).values()
-        return bool(self._writing.of(namespace)) or any(block.pins for block in readable)
+        return namespace in self._writing.of or any(block.pins for block in readable)
 
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
@@ -325,7 +306,7 @@ class MemoryTier:
             pending=sum(1 for _ in self._writing),
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
-            kept=len(self._operator_pins),
+            kept=len(self.operator_pins),
         )
 
     def counters(self) -> dict[str, int]:
@@ -333,7 +314,7 @@ class MemoryTier:
         return {
             "evicted": self._evicted,
             "slabs_recut": self._reclaim.slabs_recut,
-            "keep_declined": self._operator_pins.num_declined,
+            "keep_declined": self.operator_pins.num_declined,
         }
 
     def check(self) -> None:
@@ -348,32 +329,18 @@ class MemoryTier:
         assert all(block in self._class_of(block).policy for block in readable)
         in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
         assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
-        assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self._operator_pins)
-        self._operator_pins.check()
+        assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self.operator_pins)
+        self.operator_pins.check()
         if not self._arena.closed:
             words = self._arena.words
             self.slabs.check_words(words, readable, [*self._detached])
             assert all(words[block.word] == 0 for block in writing)
 
-    # ── making room ──────────────────────────────────────────────────────────────────────
-
-    def _make_room_in_quota(self, namespace: str, slot_bytes: int, wanted: int) -> int:
-        """How many of `wanted` slots the quota allows, after the eviction of the namespace's
-        longest published blocks that are not pinned."""
-        quota = self._namespace_bytes // slot_bytes
-        wanted = min(wanted, quota)
-        too_many = self._num_slots_of(namespace) + wanted - quota
-        if too_many <= 0:
-            return wanted
-        idle = (block for block in self._index.get(namespace, {}).values() if not block.pins)
-        leaving = [*islice(idle, too_many)]
-        for block in leaving:
-            self._evict(block)
-        return max(0, wanted - too_many + len(leaving))
+    # ── accounting ───────────────────────────────────────────────────────────────────────
 
     def _num_slots_of(self, namespace: str) -> int:
         """Slots of readable blocks, of pending writes, and of removed blocks still pinned."""
-        writing = self._writing.of(namespace).values()
+        writing = self._writing.of.get(namespace, {}).values()
         detached = sum(block.namespace == namespace for block in self._detached)
         return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
 
@@ -381,13 +348,11 @@ class MemoryTier:
         self.remove(block)
         self._evicted += 1
 
-    # ── accounting ───────────────────────────────────────────────────────────────────────
-
     def _detach(self, block: Block) -> None:
         """`block` was removed from the index: free its slot now, or at its last unpin."""
         self._class_of(block).policy.remove(block)
-        if block in self._operator_pins:
-            self._operator_pins.remove(block)
+        if block in self.operator_pins:
+            self.operator_pins.remove(block)
             block.pins -= 1
             block.slab.num_pinned -= block.pins == 0
         if block.pins == 0:

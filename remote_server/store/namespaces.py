@@ -123,7 +123,7 @@ class Namespaces:
                 f"namespace {name!r} holds blocks of {known_bytes} bytes, "
                 f"not {info.block_bytes}: use another namespace",
             )
-        largest = self._memory.largest_block_bytes
+        largest = self._memory.slabs.slab_bytes
         if info.block_bytes > largest:
             raise RequestRefused(
                 ErrorCode.TOO_LARGE,

@@ -1,5 +1,6 @@
-"""The division of the arena: equal slabs, each cut into equal slots for one size class; and slot
-reclaim, which picks the block or slab to evict when a size class is full.
+"""The division of the arena: equal slabs, each cut into equal slots for one size class; the blocks
+in them, pending ones by key; and slot reclaim, which picks the block or slab to evict when a size
+class is full.
 
 Each slot has a generation word. The words are in a table behind all slabs. A word behind each block
 would separate blocks that one copy moves, and one frame carries, as a run of neighbours. Words at
@@ -8,13 +9,14 @@ slab would not fit. The table has room for the smallest slots, so the words of a
 place when it is cut anew.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 
 import msgspec
 
-from remote_server.protocol import ChainTable, Stretch
+from remote_server.protocol import ChainTable, Stretch, select
 from remote_server.shm.arena import BYTES_PER_WORD
 from remote_server.sizes import MiB
 from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
@@ -79,6 +81,54 @@ class Block(msgspec.Struct, eq=False, gc=False):
     def chain(self) -> Stretch:
         """Its chain fields."""
         return self.slab.chains[self.slot]
+
+
+class PendingWrites:
+    """Pending writes. A key can have several: a forced put does not wait for the one before."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[bytes, list[Block]]] = {}
+        """By namespace and key, of those that have any. Changed by this class alone."""
+
+    def __iter__(self) -> Iterator[Block]:
+        for by_key in self.of.values():
+            for same_key in by_key.values():
+                yield from same_key
+
+    def add(self, namespace: str, blocks: Sequence[Block]) -> None:
+        if blocks:
+            by_key = self.of.setdefault(namespace, {})
+            for block in blocks:
+                by_key.setdefault(block.key, []).append(block)
+
+    def remove(self, block: Block) -> None:
+        """`block` was published, or failed."""
+        by_key = self.of[block.namespace]
+        same_key = by_key[block.key]
+        if len(same_key) > 1:
+            same_key.remove(block)
+            return
+        del by_key[block.key]
+        if not by_key:
+            del self.of[block.namespace]
+
+    def publish(self, block: Block) -> Sequence[Block]:
+        """Remove `block`, which is published. Returns the older pending blocks of its key, which
+        are removed as well: `block` has replaced them already."""
+        same_key = self.of[block.namespace][block.key]
+        older: Sequence[Block] = ()
+        if len(same_key) > 1:
+            older = same_key[: same_key.index(block)]
+            for one in older:
+                self.remove(one)
+        self.remove(block)
+        return older
+
+    def take(self, namespace: str | None) -> list[Block]:
+        """Remove all of one namespace, or of all."""
+        names = [*self.of] if namespace is None else [namespace]
+        taken = [self.of.pop(name, {}) for name in names]
+        return [block for by_key in taken for same_key in by_key.values() for block in same_key]
 
 
 @dataclass(slots=True, eq=False)
@@ -147,16 +197,38 @@ class Slabs:
         size_class.slabs.append(slab)
         size_class.open[slab] = None
 
-    def take_slots(self, size_class: SizeClass, at_most: int) -> tuple[Slab, Sequence[int]]:
-        """Up to `at_most` slots of an open slab, neighbours where possible. There must be one."""
+    def place(
+        self,
+        size_class: SizeClass,
+        namespace: str,
+        wanted: Iterator[tuple[bytes, int, int | None]],
+        at_most: int,
+        tick: int,
+        chain: Sequence[Stretch],
+        first: int,
+    ) -> list[Block]:
+        """Up to `at_most` blocks in the slots of an open slab, neighbours where possible. There
+        must be one. `wanted` has their keys, lengths and checksums. `chain` has the stretches of
+        all keys of the put, or none; the next of `wanted` is the key number `first` of these."""
         slab = next(iter(size_class.open))
         slots = slab.free[-at_most:]
         del slab.free[-at_most:]
         slots.reverse()
         if not slab.free:
             del size_class.open[slab]
-        self.used_bytes += slab.slot_bytes * len(slots)
-        return slab, slots
+        start, slot_bytes = slab.offset, slab.slot_bytes
+        self.used_bytes += slot_bytes * len(slots)
+        new = [  # `slots` is first in the zip, so that its end consumes no key
+            Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
+            for slot, (key, length, checksum) in zip(slots, wanted, strict=False)
+        ]
+        slab.blocks.update(new)
+        slab.tick_sum += tick * len(new)
+        slab.num_pinned += len(new)
+        slab.chains.set(
+            slots, slab.num_slots, chain and select(chain, range(first, first + len(new)))
+        )
+        return new
 
     def free_slot(self, block: Block) -> None:
         """Free the slot of `block`, which must have no users.
@@ -267,6 +339,20 @@ class SlotReclaim:
         if not size_class.open:
             self._slabs.cut(size_class)
         return True
+
+    def room_in_quota(
+        self, blocks: Iterable[Block], num_taken: int, quota: int, wanted: int
+    ) -> int:
+        """How many of `wanted` slots a namespace may have beside `num_taken`, with `quota` in all,
+        after the eviction of the first of its `blocks` that are not pinned."""
+        wanted = min(wanted, quota)
+        too_many = num_taken + wanted - quota
+        if too_many <= 0:
+            return wanted
+        leaving = [*islice((block for block in blocks if not block.pins), too_many)]
+        for block in leaving:
+            self._evict_block(block)
+        return max(0, wanted - too_many + len(leaving))
 
     def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
         """Another class's slab that is better used here.

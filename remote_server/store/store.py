@@ -9,12 +9,11 @@ from operator import add
 from typing import Any, NamedTuple
 
 from remote_server.protocol import TierStats
-from remote_server.store.block_index import PinCount
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.policies import Admission, Expiry
+from remote_server.store.policies import Admission, Expiry, PinCount
 from remote_server.store.puts import Puts
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier, TierBlock
@@ -86,7 +85,7 @@ class Store:
     def unpin(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[PinCount]:
         """Undo `pin`, for all of `namespace` without `keys`."""
         if keys is None:
-            keys = self.memory.pinned_keys(namespace)
+            keys = self.memory.operator_pins.keys(namespace)
         return self._pinning(namespace, keys, self.memory.unpin_for_operator, expire=False)
 
     def _pinning(

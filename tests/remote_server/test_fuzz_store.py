@@ -380,7 +380,7 @@ class StoreMachine(RuleBasedStateMachine):
     def say_hello_again(self, name, more):
         """With another block size it is refused while there is any block."""
         info = NamespaceInfo(block_bytes=BLOCK_BYTES[name] + more)
-        too_large = info.block_bytes > self.store.memory.largest_block_bytes
+        too_large = info.block_bytes > self.store.memory.slabs.slab_bytes
         if too_large or (more and not self._is_empty(name)):
             with pytest.raises(RequestRefused):
                 self.store.namespaces.declare(name, info)

@@ -97,7 +97,7 @@ def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     scan(tier)
     assert readable(tier, range(CAPACITY)) == [*range(half)]
     assert tier.num_blocks("scan") == half
-    tier.unpin_for_operator("ns", tier.pinned_keys("ns"))
+    tier.unpin_for_operator("ns", tier.operator_pins.keys("ns"))
     others = tier.readable_keys("scan")
     assert tier.pin_for_operator("scan", others) == (half, half * SMALL, 0), (
         "the half is free again"
@@ -182,7 +182,7 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
         store.puts.end(reserved, [True])
         now += 6.0
     assert to_end(store.pin("ns", None)) == (1, SMALL, 0)
-    assert tier.pinned_keys("ns") == [b"young"]
+    assert tier.operator_pins.keys("ns") == [b"young"]
     assert store.counters["expired"] == 1
     assert to_end(store.unpin("ns", None)) == (1, SMALL, 0)
     assert to_end(store.unpin("ns", None)) == to_end(store.pin("unknown", None)) == (0, 0, 0)
