@@ -1,4 +1,5 @@
-"""Admission of connections: libzmq queries it once in each handshake (ZAP), on the loop thread.
+"""Admission of connections: libzmq queries it once in each handshake (ZAP), on the loop thread; and
+of clients, by their hello.
 
 libzmq closes the connection of a refused peer, so it reaches no queue, client or namespace. An
 admitted peer is identified by its public key. libzmq has proved the key and attaches it to every
@@ -14,10 +15,12 @@ from functools import partial
 import zmq
 from zmq.utils import z85
 
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
-from remote_server.plain_text import FewLines
+from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
-from remote_server.protocol import MAX_FRAME_BYTES
+from remote_server.protocol import MAX_FRAME_BYTES, ErrorCode, Hello
 from remote_server.server.config import TenantKeys
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
 from remote_server.turns import Guard
@@ -316,3 +319,52 @@ class Authenticator:
     def _log_refusal(self, reason: str) -> None:
         """Log at a bounded rate: a peer that connects in a loop must not fill the log."""
         self._lines.say(logging.WARNING, "refused a connection: %s (all are counted)", reason)
+
+
+# `doctor` compares about twenty fields; no engine needs more than this.
+MAX_FINGERPRINT_FIELDS = 64
+
+
+MAX_OTHER_PROTOCOLS = 256  # names of clients that are logged once
+
+
+class ProtocolCheck:
+    """Refuses clients of another protocol, each logged once by its name: it repeats its hello, and
+    may connect again."""
+
+    def __init__(self, lines: FewLines) -> None:
+        self._lines = lines
+        self._logged: set[str] = set()
+
+    def check(self, request: Hello) -> None:
+        """Raise `RequestRefused` for a client of another protocol."""
+        if request.protocol == protocol.PROTOCOL_VERSION:
+            return
+        why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
+        if request.client not in self._logged:
+            if len(self._logged) == MAX_OTHER_PROTOCOLS:
+                self._logged.clear()
+            self._logged.add(request.client)
+            name = plain(request.client) or "a client without a name"
+            self._lines.say(logging.WARNING, "refused %s: %s", name, why)
+        raise RequestRefused(ErrorCode.UNSUPPORTED_PROTOCOL, why)
+
+
+def check_hello(request: Hello, most_in_flight: int) -> None:
+    """Raise `RequestRefused` when such a client cannot be served. `most_in_flight` bytes may be in
+    flight for it."""
+    if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
+        raise RequestRefused(
+            ErrorCode.BAD_REQUEST,
+            f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
+        )
+    try:
+        protocol.check_names(request.namespace, request.client, request.fingerprint)
+    except RemoteProtocolError as error:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+    if request.block_bytes > most_in_flight:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"a block of {request.block_bytes} bytes is more than --max-inflight allows one "
+            f"client, {most_in_flight}",
+        )

@@ -166,9 +166,10 @@ class TenantConfig:
     ttl_s: float = 0.0
     """Blocks older than this are expired; 0: never."""
 
-    def may_name(self, namespace: str) -> bool:
-        """Whether its clients may use `namespace`."""
-        return not self.namespaces or namespace.startswith((*self.namespaces, *ALWAYS_ALLOWED))
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Those of the namespaces that its clients may use."""
+        return (*self.namespaces, *ALWAYS_ALLOWED) if self.namespaces else ("",)
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

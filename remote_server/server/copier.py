@@ -1,6 +1,8 @@
-"""Copying and hashing of blocks on the loop thread, in turns: the jobs of puts and verifies."""
+"""Copying and hashing of blocks on the loop thread, in turns: jobs of puts and verifies, and bounds
+on the bytes that wait for it."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Protocol
@@ -8,7 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from remote_server import protocol
-from remote_server.sizes import MiB
+from remote_server.errors import RequestRefused
+from remote_server.protocol import ErrorCode
+from remote_server.sizes import MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -71,6 +75,66 @@ def checksums_of(blocks: Sequence[Block], tier: MemoryTier) -> list[int]:
     return checksums
 
 
+# Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
+MAX_UNCOPIED_BYTES = 64 * MiB
+
+# Of all connections of a tenant together; an eighth of its memory where that is more.
+LEAST_UNCOPIED_BYTES = 256 * MiB
+
+# What a waiting request takes for each key, beside blocks: key, numbers, frame and view.
+BYTES_PER_KEY = 1024
+
+
+class Uncopied:
+    """The bytes of one tenant's requests that wait, frames and objects together. One thread."""
+
+    def __init__(self, budget: int) -> None:
+        """`budget` is the tenant's memory."""
+        self._most = max(LEAST_UNCOPIED_BYTES, budget // 8)
+        self._of: Counter[bytes] = Counter()
+        self.total = 0
+
+    def __getitem__(self, client: bytes) -> int:
+        return self._of[client]
+
+    def items(self) -> list[tuple[bytes, int]]:
+        """Each client with waiting requests, and their bytes."""
+        return [*self._of.items()]
+
+    def check(self, client: bytes, num_bytes: int) -> None:
+        """Raise `RequestRefused` when so much of `client` may not wait. A message that is alone
+        always may. A refused message is dropped at once, with its bytes."""
+        theirs = self._of[client]
+        if theirs + num_bytes > max(MAX_UNCOPIED_BYTES, num_bytes):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{format_bytes(theirs)} of this connection's puts are not copied "
+                f"yet, at most {format_bytes(MAX_UNCOPIED_BYTES)}: wait for answers",
+            )
+        if self.total + num_bytes > max(self._most, num_bytes):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{format_bytes(self.total)} of puts are not copied yet, at most "
+                f"{format_bytes(self._most)}: retry in a moment",
+            )
+
+    def take(self, client: bytes, num_bytes: int) -> None:
+        self._of[client] += num_bytes
+        self.total += num_bytes
+
+    def give_back(self, client: bytes, num_bytes: int) -> None:
+        """The reverse of `take`."""
+        self.total -= num_bytes
+        self._of[client] -= num_bytes
+        if not self._of[client]:
+            del self._of[client]
+
+
+def waiting_bytes(num_keys: int, num_bytes: int = 0) -> int:
+    """What a request with so many keys, and so many bytes of blocks in frames, takes."""
+    return num_keys * BYTES_PER_KEY + num_bytes
+
+
 class VerifyJob:
     """Checks each key once, in memory and on disk, and removes damaged copies.
 
@@ -85,10 +149,17 @@ class VerifyJob:
         store: Store,
         namespace: str,
         keys: Sequence[bytes],
+        client: bytes,
+        uncopied: Uncopied,
         answer: Callable[[int, int], None],
     ) -> None:
-        """`answer` is called once, with the number of keys with a damaged copy, and with only
-        intact ones. The disk is read by other threads, so it may come after the last turn."""
+        """Counts as `uncopied` of `client` until its answer. Raises `RequestRefused` when it may
+        not wait. `answer` is called once, with the number of keys with a damaged copy, and with
+        only intact ones. The disk is read by other threads, so it may come after the last turn."""
+        waiting = waiting_bytes(len(keys))
+        uncopied.check(client, waiting)
+        uncopied.take(client, waiting)
+        self._give_back = partial(uncopied.give_back, client, waiting)
         self._store = store
         self._namespace = namespace
         self._answer = answer
@@ -152,6 +223,7 @@ class VerifyJob:
     def _one_is_done(self) -> None:
         self._num_waiting -= 1
         if not self._num_waiting:
+            self._give_back()
             self._answer(self._bad, self._intact)
 
 

@@ -10,24 +10,25 @@ from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.plain_text import FewLines
 from remote_server.protocol import ErrorCode
 from remote_server.server import get, put
-from remote_server.server.copier import Copier, VerifyJob
+from remote_server.server.auth import ProtocolCheck, check_hello
+from remote_server.server.copier import Copier, Uncopied, VerifyJob
 from remote_server.server.get import Gets, StreamedGet, WholeGet
 from remote_server.server.leases import Regions, SharedGet
-from remote_server.server.limits import (
+from remote_server.server.outgoing import (
     InFlight,
-    ProtocolCheck,
-    Uncopied,
-    check_hello,
-    waiting_bytes,
+    OutgoingMessage,
+    RequestTimes,
+    none_in,
+    wall_time_s,
 )
-from remote_server.server.outgoing import OutgoingMessage, RequestTimes, none_in, wall_time_s
 from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import Stream
+from remote_server.store.gets import KeyStates
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
-from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, to_end
 
 log = logging.getLogger(__name__)
 
@@ -71,21 +72,21 @@ class Handlers:
         local_secret: bytes = b"",
         *,
         tenant: str = "",
-        may_name: Callable[[str], bool] = lambda namespace: True,
+        prefixes: tuple[str, ...] = ("",),
         in_flight: InFlight | None = None,
         server_counters: Mapping[str, int] = {},
         later: Later | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
-        empty when there is none. `may_name` decides which namespaces exist for the clients of
-        `tenant`. `server_counters` are shown beside those of `store`. `later` queues the remaining
+        empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
+        `server_counters` are shown beside those of `store`. `later` queues the remaining
         steps of a request that waited for the disk; without it they run at once."""
         self._clock = clock
         self._arrived = 0.0
         self._tenant = tenant
         self._local_secret = local_secret
-        self._may_name = may_name
+        self._prefixes = prefixes
         self._server_counters = server_counters
         self.draining = False
         self._regions = regions
@@ -195,7 +196,7 @@ class Handlers:
                 ErrorCode.BAD_REQUEST, "only a put without shared rows carries payload frames"
             )
         namespace = getattr(request, "namespace", None)
-        if namespace is not None and not self._may_name(namespace):
+        if namespace is not None and not namespace.startswith(self._prefixes):
             raise RequestRefused(
                 ErrorCode.FORBIDDEN_NAMESPACE,
                 f"your key does not allow the namespace {namespace!r}",
@@ -242,40 +243,30 @@ class Handlers:
         protocol.check_chain(request.chain, len(request.keys))
         if len(request.keys) > LOOKUP_KEYS_PER_STEP or request.explain:
             return self._look_up_in_steps(client, request)
-        self._found(client, request, *self._store.gets.lookup(request.namespace, request.keys))
+        self._found(client, request, self._store.gets.lookup(request.namespace, request.keys))
         return None
 
     def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
-        states = b""
-        prefix = 0
-        chain: list[protocol.Stretch] = []
-        for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
-            if states:
-                yield
-            found = self._store.gets.lookup(request.namespace, part)
-            if prefix == len(states):  # all before this part is readable
-                prefix += found.prefix
-            states += found.states
-            if request.explain:
-                chain += [self._store.tier_stack.chain_of(request.namespace, key) for key in part]
-        self._found(client, request, states, prefix, chain)
+        found, chain = yield from self._store.gets.lookup_in_steps(
+            request.namespace, request.keys, explain=request.explain
+        )
+        self._found(client, request, found, chain)
 
     def _found(
         self,
         client: bytes,
         request: protocol.Lookup,
-        states: bytes,
-        prefix: int,
+        found: KeyStates,
         chain: Sequence[protocol.Stretch] = (),
     ) -> None:
-        found = protocol.Found(
+        reply = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
-            prefix=prefix,
-            states=states,
+            prefix=found.prefix,
+            states=found.states,
             chain=[*chain],
         )
-        self._reply(client, found)
+        self._reply(client, reply)
 
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
@@ -308,11 +299,7 @@ class Handlers:
         self._reply(client, reply)
 
     def _verify(self, client: bytes, request: protocol.Verify, _: Sequence[memoryview]) -> None:
-        waiting = waiting_bytes(len(request.keys))
-        self.uncopied.check(client, waiting)
-
         def answer(removed: int, intact: int) -> None:
-            self.uncopied.give_back(client, waiting)
             verified = protocol.Verified(
                 request_id=request.request_id,
                 epoch=self._store.epoch,
@@ -321,8 +308,7 @@ class Handlers:
             )
             self._reply(client, verified)
 
-        job = VerifyJob(self._store, request.namespace, request.keys, answer)
-        self.uncopied.take(client, waiting)
+        job = VerifyJob(self._store, request.namespace, request.keys, client, self.uncopied, answer)
         self._copier.submit(job, client, self._tenant)
 
     def _stats(self, client: bytes, request: protocol.Stats, _: Sequence[memoryview]) -> None:

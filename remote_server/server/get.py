@@ -16,9 +16,9 @@ from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Got
 from remote_server.server.copier import checksums_of
-from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     FRAME_BYTES,
+    InFlight,
     InState,
     OutgoingMessage,
     RequestTimes,

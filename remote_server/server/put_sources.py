@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, SharedRows
-from remote_server.server.copier import TURN_BYTES, Copier, copy_in
+from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, copy_in, waiting_bytes
 from remote_server.server.leases import Regions
-from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
+from remote_server.server.outgoing import InFlight
 from remote_server.server.put import Put, Source
 from remote_server.shm.arena import Arena
 from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks

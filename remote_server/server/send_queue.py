@@ -8,8 +8,13 @@ from typing import NamedTuple
 
 import zmq
 
-from remote_server.server.limits import Allowances, HeldByOne
-from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, OutgoingMessage
+from remote_server.server.outgoing import (
+    FRAME_BYTES,
+    ROW_BYTES,
+    Allowances,
+    HeldByOne,
+    OutgoingMessage,
+)
 from remote_server.server.streams import Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block

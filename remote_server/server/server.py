@@ -31,10 +31,10 @@ from remote_server.server.config import (
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
-from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
+from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.leases import Leases
-from remote_server.server.limits import Allowances, PrivateMemory
 from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
+from remote_server.server.outgoing import Allowances
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of

@@ -8,9 +8,8 @@ import msgspec
 
 from remote_server.protocol import NamespaceStats, TierStats
 from remote_server.server.config import ServerConfig
-from remote_server.server.limits import HeldByOne
 from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
-from remote_server.server.outgoing import InState
+from remote_server.server.outgoing import HeldByOne, InState
 
 MAX_HOLDERS = 8
 

@@ -18,8 +18,8 @@ from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
 from remote_server.server.leases import Leases, Regions
-from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
+from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
@@ -34,6 +34,9 @@ from remote_server.store.store import Below, Store
 from remote_server.turns import Guard, Steps
 
 log = logging.getLogger(__name__)
+
+# A row of an index: 300 to 500 bytes, and its part of tables that grow by doubling.
+BYTES_PER_BLOCK = 1024
 
 
 class Tenant:
@@ -85,7 +88,7 @@ class Tenant:
             self.store, copier, self.send_queues, self.regions,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
-            tenant=config.name, may_name=config.may_name, in_flight=in_flight,
+            tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
         )  # fmt: skip
 

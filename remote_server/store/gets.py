@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from remote_server.protocol import KeyState
+from remote_server.protocol import KeyState, Stretch
 from remote_server.store.policies import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
@@ -67,6 +67,24 @@ class Gets:
         self._counters["lookup_keys"] += len(keys)
         self._counters["lookup_hits"] += hits
         return KeyStates(states, prefix)
+
+    def lookup_in_steps(
+        self, namespace: str, keys: Sequence[bytes], *, explain: bool
+    ) -> Steps[tuple[KeyStates, list[Stretch]]]:
+        """`lookup` of many keys; to `explain` with the chain fields of each."""
+        states = b""
+        prefix = 0
+        chain: list[Stretch] = []
+        for part in parts(keys, LOOKUP_KEYS_PER_STEP):
+            if states:
+                yield
+            found = self.lookup(namespace, part)
+            if prefix == len(states):  # all before this part is readable
+                prefix += found.prefix
+            states += found.states
+            if explain:
+                chain += [self._tier_stack.chain_of(namespace, key) for key in part]
+        return KeyStates(states, prefix), chain
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""

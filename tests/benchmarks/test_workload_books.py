@@ -59,7 +59,7 @@ class Books(NamedTuple):
 
 async def books_of(booked: Booked, host: StoreHost) -> Books:
     await booked.settle()
-    await host.call(host.store.check)
+    await host.call(host.store.tier_stack.check)
     return Books(
         booked.transfers, await host.counters(), await host.occupancy(), host.has_memory,
         host.cascade is not None,

@@ -52,7 +52,7 @@ async def test_a_block_lies_in_one_tier_whatever_many_users_do(tmp_path: Path):
         assert counters["put_created"] > MEMORY_BLOCKS
         # Readers may have kept one in memory that has been written meanwhile.
         assert 0 <= sum(await held(host)) - counters["put_created"] <= 16
-        await host.call(host.store.check)
+        await host.call(host.store.tier_stack.check)
 
 
 async def test_what_the_disk_was_given_is_told_as_written_behind_by_nobodys_request(tmp_path: Path):

@@ -51,7 +51,7 @@ async def test_a_byte_that_changed_on_disk_is_a_miss_is_counted_and_is_written_a
         again = await host.write(blocks)
         assert (again.created, again.existed) == (1, 5)
         assert (await host.read(blocks)).blocks == 6
-        await host.call(host.store.check)
+        await host.call(host.store.tier_stack.check)
 
 
 async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: Path):
@@ -78,7 +78,7 @@ async def test_an_error_in_one_write_is_its_callers_and_leaves_nothing_behind(tm
         await host.settle()
         assert host.store.memory.stats().pinned == 0
         assert host._memory._held == 0
-        await host.call(host.store.check)
+        await host.call(host.store.tier_stack.check)
 
 
 async def test_closing_ends_what_is_under_way_with_an_error_and_does_not_wait_for_it(

@@ -31,7 +31,7 @@ def served(**settings: object) -> Iterator[tuple[Server, Admin]]:
             admin.serve(server)
             yield server, admin
         if server._thread is not None and server._thread.is_alive():
-            server.loop_calls.call(server.store.check).result(30)
+            server.loop_calls.call(server.store.tier_stack.check).result(30)
 
 
 class Http:

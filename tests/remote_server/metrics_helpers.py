@@ -1,8 +1,8 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
 from remote_server.protocol import NamespaceStats, TierShare, TierStats
-from remote_server.server.limits import HeldByOne
 from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
+from remote_server.server.outgoing import HeldByOne
 from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS

@@ -10,7 +10,7 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
-from remote_server.server import limits, outgoing
+from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.server.streams import BlockStream
@@ -127,7 +127,7 @@ def test_shared_puts_of_more_than_a_region_may_have_waiting_are_refused(start, c
 
 
 def test_all_readers_together_leave_a_part_of_the_memory_to_others(start, context, monkeypatch):
-    monkeypatch.setattr(limits, "LEAST_BYTES", 0)
+    monkeypatch.setattr(outgoing, "LEAST_BYTES", 0)
     server = start(memory=1 * MiB, max_inflight=1 * MiB)
     shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(3)]
     shared[0].peer.hello()

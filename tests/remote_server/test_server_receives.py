@@ -9,7 +9,7 @@ from wire_peer import BLOCK_BYTES, HandPeer, Peer, key
 
 from remote_server import protocol
 from remote_server.protocol import Error, Lookup
-from remote_server.server import copier, intake, limits
+from remote_server.server import copier, intake
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
@@ -71,8 +71,8 @@ def test_a_message_without_an_end_costs_the_connections_when_it_has_grown_too_la
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing of it has come to the server: libzmq hands over whole messages."""
-    monkeypatch.setattr(limits, "SPARE_BYTES", 64 * MiB)
-    monkeypatch.setattr(limits, "BYTES_PER_CONNECTION", 0)
+    monkeypatch.setattr(intake, "SPARE_BYTES", 64 * MiB)
+    monkeypatch.setattr(intake, "BYTES_PER_CONNECTION", 0)
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])
@@ -100,8 +100,8 @@ def taken(peer: socket.socket, piece: bytes, *, at_most: int) -> int:
 def test_puts_beyond_what_a_connection_may_have_waiting_are_refused_and_others_are_taken(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    four = limits.waiting_bytes(4, 4 * BLOCK_BYTES)
-    monkeypatch.setattr(limits, "MAX_UNCOPIED_BYTES", four)
+    four = copier.waiting_bytes(4, 4 * BLOCK_BYTES)
+    monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", four)
     greedy, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     greedy.hello()
     with copies_held(server):
@@ -125,7 +125,7 @@ def other_put(peer: Peer):
 def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    two = limits.waiting_bytes(2, 2 * BLOCK_BYTES)
+    two = copier.waiting_bytes(2, 2 * BLOCK_BYTES)
     monkeypatch.setattr(server.tenants[""].handlers.uncopied, "_most", two)
     peers = [Peer(context, server.endpoint) for _ in range(3)]
     peers[0].hello()

@@ -19,7 +19,7 @@ from wire_peer import HandPeer, Peer, SharedPeer, block, key
 from remote_server import protocol, turns
 from remote_server.protocol import Error, Get, Hello, Put, Release
 from remote_server.server import copier, get, outgoing, put, put_sources
-from remote_server.server.limits import Allowance
+from remote_server.server.outgoing import Allowance
 from remote_server.server.server import Server
 from remote_server.store import gets
 from remote_server.store.policies import Admission

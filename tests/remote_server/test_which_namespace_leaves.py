@@ -100,7 +100,7 @@ def test_a_name_that_nobody_declared_is_not_remembered_as_used(store: Store):
         store.namespaces.use(f"unknown {number}")
     store.clear("a", forget=True)
     store.namespaces.use("a")
-    assert not store._namespaces._used
+    assert not store.namespaces._used
 
 
 def test_the_oldest_texts_are_forgotten_and_known_again_with_the_next_hello(
