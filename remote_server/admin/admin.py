@@ -1,16 +1,19 @@
-"""The admin HTTP's life: its token and socket, then a thread with an event loop of its own."""
+"""The admin HTTP's life: its token and socket, then a thread of its own, and its connections."""
 
 import asyncio
 import hmac
 import logging
 import socket
 import threading
+from contextlib import suppress
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from remote_server import address as addresses
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small
+from remote_server.plain_text import FewLines
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 
@@ -22,6 +25,18 @@ STOP_S = 2.0
 # Fewer could be guessed; `openssl rand -hex 32` makes 64.
 MIN_TOKEN_CHARS = 16
 MAX_TOKEN_BYTES = 4096
+
+# Far above the needs of operators, a Prometheus or two, and probes.
+MAX_CONNECTIONS = 64
+
+# Beside those, for probes alone. When all are taken a new one replaces the oldest, so that a probe
+# is answered while others hold silent connections.
+KEPT_CONNECTIONS = 8
+
+# A connection ends when no request of it was answered for so long: it is silent, its request never
+# ends, or it does not read.
+PATIENCE_S = 10.0
+CHECK_S = 1.0  # between two checks of that
 
 
 class Admin:
@@ -70,23 +85,85 @@ class Admin:
 
     def _run(self, server: Server) -> None:
         try:
-            from remote_server.admin.site import serve_site
-
-            assert self._listener is not None
-
-            async def serve() -> None:
-                self._loop = asyncio.get_running_loop()
-                if self._stopping:
-                    return
-                assert self._listener is not None
-                matches = None if self._token is None else self._token.matches
-                await serve_site(
-                    server, self._listener, self._address, matches, self._leave, STOP_S
-                )
-
-            asyncio.run(serve())
+            asyncio.run(self._serve(server))
         except Exception:
             log.exception("the admin HTTP ended; the cache goes on without it")
+
+    async def _serve(self, server: Server) -> None:
+        """Answer requests until `stop`."""
+        from aiohttp import web
+
+        from remote_server.admin.site import Site
+
+        loop = self._loop = asyncio.get_running_loop()
+        if self._stopping:
+            return
+        assert self._listener is not None
+        matches = None if self._token is None else self._token.matches
+        site = Site(server, self._address, matches)
+        app = site.application()
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
+            lingering_time=1.0, shutdown_timeout=STOP_S,
+        )  # fmt: skip
+        since: dict[web.RequestHandler, float] = {}  # the time of its last answer, or of its start
+
+        async def answered(request: web.Request, _: web.StreamResponse) -> None:
+            since[request.protocol] = monotonic()
+
+        app.on_response_prepare.append(answered)
+        await runner.setup()
+        web_server = runner.server
+        assert web_server is not None
+
+        coming: set[web.RequestHandler] = set()  # accepted, and not yet in `web_server.connections`
+
+        def connect() -> asyncio.Protocol:
+            others = sum(one not in site.kept for one in (*web_server.connections, *coming))
+            protocol = web_server()
+            since[protocol] = monotonic()
+            # The loop's next call after this one is the protocol's `connection_made`, which asyncio
+            # schedules as soon as it has the protocol.
+            coming.add(protocol)
+            loop.call_soon(coming.discard, protocol)
+            if others >= MAX_CONNECTIONS:
+                if len(site.kept) >= KEPT_CONNECTIONS:
+                    oldest = next(iter(site.kept))
+                    del site.kept[oldest]
+                    if oldest in web_server.connections:
+                        site.refused["connections"] += 1
+                        oldest.force_close()
+                site.kept[protocol] = None
+            return protocol
+
+        lines = FewLines(log, monotonic)
+
+        def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            # A connection that cannot be accepted, mostly: asyncio waits a second and tries again.
+            error = context.get("exception")
+            lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
+
+        loop.set_exception_handler(failed)
+        # A few at a time, so that requests are answered between; the kernel keeps the others.
+        listening = await loop.create_server(connect, sock=self._listener, backlog=8)
+        self._listener.listen(addresses.BACKLOG)
+        try:
+            while not self._leave.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._leave.wait(), CHECK_S)
+                now = monotonic()
+                connected = web_server.connections
+                for protocol in since.keys() - set(connected):
+                    if now - since[protocol] > CHECK_S:  # otherwise it may not be connected yet
+                        del since[protocol]
+                        site.kept.pop(protocol, None)
+                for protocol in connected:
+                    if now - since.setdefault(protocol, now) > PATIENCE_S:
+                        site.refused["silence"] += 1
+                        protocol.force_close()
+        finally:
+            listening.close()
+            await runner.cleanup()
 
     def __enter__(self) -> Self:
         return self

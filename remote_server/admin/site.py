@@ -1,4 +1,4 @@
-"""The admin HTTP's routes, access checks and limits."""
+"""The admin HTTP's routes and access checks."""
 
 import asyncio
 import base64
@@ -6,7 +6,6 @@ import hashlib
 import ipaddress
 import logging
 import re
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -19,10 +18,9 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from remote_server.address import BACKLOG, AdminAddress
+from remote_server.address import AdminAddress
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.errors import ServerUnavailable
-from remote_server.plain_text import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.protocol.codec import ascii_json
 from remote_server.server.loop_calls import clear_blocks
@@ -34,7 +32,7 @@ log = logging.getLogger(__name__)
 # The server's loop answers between two turns, within milliseconds.
 ALIVE_S = 2.0
 
-# Removing large files is slow on some file systems. Less than the `PATIENCE_S` of a connection.
+# Removing large files is slow on some file systems. Less than `PATIENCE_S` of a connection.
 GONE_S = 8.0
 
 # The same for a prefetch, which goes on after the answer.
@@ -42,18 +40,6 @@ READ_S = 8.0
 
 # A snapshot answers all requests within this time: the loop makes ten a second at most.
 SNAPSHOT_S = 0.1
-
-# Far above the needs of operators, a Prometheus or two, and probes.
-MAX_CONNECTIONS = 64
-
-# Beside those, for probes alone. When all are taken a new one replaces the oldest, so that a probe
-# is answered while others hold silent connections.
-KEPT_CONNECTIONS = 8
-
-# A connection ends when no request of it was answered for so long: it is silent, its request never
-# ends, or it does not read.
-PATIENCE_S = 10.0
-CHECK_S = 1.0  # between two checks of that
 
 MAX_BODY_BYTES = 4096
 MAX_KEYS_BODY_BYTES = MAX_KEYS_PER_MESSAGE * (2 * MAX_KEY_BYTES + 4) + MAX_BODY_BYTES
@@ -319,82 +305,3 @@ def _page() -> tuple[bytes, str]:
         "frame-ancestors 'none'"
     )
     return text.encode(), policy
-
-
-# ── connections ──────────────────────────────────────────────────────────────────────────
-
-
-async def serve_site(
-    server: Server,
-    listener: socket.socket,
-    address: AdminAddress,
-    matches: Matches | None,
-    leave: asyncio.Event,
-    stop_s: float,
-) -> None:
-    """Answer requests on `listener`, until `leave`."""
-    site = Site(server, address, matches)
-    app = site.application()
-    runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
-        lingering_time=1.0, shutdown_timeout=stop_s,
-    )  # fmt: skip
-    since: dict[web.RequestHandler, float] = {}  # the time of its last answer, or of its start
-
-    async def answered(request: web.Request, _: web.StreamResponse) -> None:
-        since[request.protocol] = monotonic()
-
-    app.on_response_prepare.append(answered)
-    await runner.setup()
-    web_server = runner.server
-    assert web_server is not None
-
-    loop = asyncio.get_running_loop()
-    coming: set[web.RequestHandler] = set()  # accepted, and not yet in `web_server.connections`
-
-    def connect() -> asyncio.Protocol:
-        others = sum(one not in site.kept for one in (*web_server.connections, *coming))
-        protocol = web_server()
-        since[protocol] = monotonic()
-        # The loop's next call after this one is the protocol's `connection_made`, which asyncio
-        # schedules as soon as it has the protocol.
-        coming.add(protocol)
-        loop.call_soon(coming.discard, protocol)
-        if others >= MAX_CONNECTIONS:
-            if len(site.kept) >= KEPT_CONNECTIONS:
-                oldest = next(iter(site.kept))
-                del site.kept[oldest]
-                if oldest in web_server.connections:
-                    site.refused["connections"] += 1
-                    oldest.force_close()
-            site.kept[protocol] = None
-        return protocol
-
-    lines = FewLines(log, monotonic)
-
-    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # A connection that cannot be accepted, mostly: asyncio waits a second and tries again.
-        error = context.get("exception")
-        lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
-
-    loop.set_exception_handler(failed)
-    # A few at a time, so that requests are answered between; the kernel keeps the others.
-    listening = await loop.create_server(connect, sock=listener, backlog=8)
-    listener.listen(BACKLOG)
-    try:
-        while not leave.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(leave.wait(), CHECK_S)
-            now = monotonic()
-            connected = web_server.connections
-            for protocol in since.keys() - set(connected):
-                if now - since[protocol] > CHECK_S:  # otherwise it may not be connected yet
-                    del since[protocol]
-                    site.kept.pop(protocol, None)
-            for protocol in connected:
-                if now - since.setdefault(protocol, now) > PATIENCE_S:
-                    site.refused["silence"] += 1
-                    protocol.force_close()
-    finally:
-        listening.close()
-        await runner.cleanup()

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import address
+from remote_server.admin import admin as admin_thread
 from remote_server.admin import site
 from remote_server.admin.admin import Admin, read_token
 from remote_server.errors import ConfigError, ServerUnavailable
@@ -287,8 +288,8 @@ HALF = (b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
 async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is_closed(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(site, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(site, "CHECK_S", 0.05)
+    monkeypatch.setattr(admin_thread, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(admin_thread, "CHECK_S", 0.05)
     with served(admin_token_file=write_token(tmp_path)) as (_, admin):
         for sent in (
             b"",
@@ -338,7 +339,7 @@ SLOW = [b"", b"GET /stats HTT", b"GET /stats HTTP/1.1\r\nHost: localhost\r\n", H
 @pytest.mark.parametrize("sent", SLOW)
 async def test_slow_clients_keep_no_probe_away(sent, tmp_path):
     with served(admin_token_file=write_token(tmp_path)) as (_, admin):
-        slow = [raw(admin.url, sent) for _ in range(site.MAX_CONNECTIONS)]
+        slow = [raw(admin.url, sent) for _ in range(admin_thread.MAX_CONNECTIONS)]
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                 http = Http(session, admin.url)
@@ -347,7 +348,7 @@ async def test_slow_clients_keep_no_probe_away(sent, tmp_path):
                 status, _, text = await http.get("/stats")
                 assert (status, text) == (503, "too many connections\n")
                 for _ in range(5):
-                    slow += [raw(admin.url, sent) for _ in range(3 * site.KEPT_CONNECTIONS)]
+                    slow += [raw(admin.url, sent) for _ in range(3 * admin_thread.KEPT_CONNECTIONS)]
                     assert (await http.get("/health"))[0] == 200
         finally:
             for connection in slow:
@@ -370,7 +371,7 @@ async def test_connections_that_come_in_one_burst_are_counted_one_by_one(
     with served() as (_, admin), contextlib.ExitStack() as open_ones:
         first = open_ones.enter_context(raw(admin.url, asking.replace(b"settings", b"stats")))
         assert await asyncio.to_thread(inside.wait, 10)
-        for _ in range(site.MAX_CONNECTIONS - 1):
+        for _ in range(admin_thread.MAX_CONNECTIONS - 1):
             open_ones.enter_context(raw(admin.url))
         last = open_ones.enter_context(raw(admin.url, asking))
         go_on.set()
