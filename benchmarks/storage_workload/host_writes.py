@@ -21,8 +21,7 @@ from remote_server import protocol
 from remote_server.protocol import Declined, PutOutcome
 from remote_server.sizes import MiB
 from remote_server.store.disk.segments import DiskBlock
-from remote_server.store.puts import Reserved
-from remote_server.store.store import Store
+from remote_server.store.store import Reserved, Store
 from remote_server.store.tier import Written
 
 # Bytes filled in one turn.

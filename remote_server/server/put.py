@@ -10,8 +10,7 @@ from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
 from remote_server.server.outgoing import InState, Transfer
-from remote_server.store.puts import Reserved
-from remote_server.store.store import Store
+from remote_server.store.store import Reserved, Store
 from remote_server.turns import KEYS_PER_STEP, Steps, parts
 
 

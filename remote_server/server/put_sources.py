@@ -16,9 +16,8 @@ from remote_server.shm.arena import Arena
 from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
 from remote_server.shm.region import Region
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.puts import Reserved
 from remote_server.store.slabs import Block
-from remote_server.store.store import Store
+from remote_server.store.store import Reserved, Store
 
 # Bytes copied from a region before requests get their turn again: half a millisecond, more with
 # hashing.

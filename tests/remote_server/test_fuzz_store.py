@@ -19,9 +19,8 @@ from remote_server.server.leases import LEASE_MS, Leases
 from remote_server.shm.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.puts import Reserved
 from remote_server.store.slabs import slot_bytes_for
-from remote_server.store.store import Store
+from remote_server.store.store import Reserved, Store
 from remote_server.turns import to_end
 
 pytest_plugins = ["fuzzing"]
