@@ -210,7 +210,8 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
         assert not answer.done()
     assert (await answer)[0] == 200
     put(2)
-    monkeypatch.setattr(server.store, "when_gone", lambda then: None)  # the disk does not end
+    # The disk does not end.
+    monkeypatch.setattr(server.store.tier_stack, "when_gone", lambda then: None)
     monkeypatch.setattr(site, "GONE_S", 0.01)
     status, _, text = await http.post("/clear", json={"namespace": "file"})
     assert status == 500 and "may come back" in text

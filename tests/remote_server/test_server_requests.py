@@ -290,7 +290,7 @@ def test_a_failure_inside_the_server_is_one_error_and_the_server_lives(peer, ser
     def explode(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(server.store, "lookup", explode)
+    monkeypatch.setattr(server.store.gets, "lookup", explode)
     error = peer.lookup([1])
     assert isinstance(error, Error)
     assert (error.code, error.message) == ("internal", "RuntimeError: a bug")
