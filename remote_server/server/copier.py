@@ -61,20 +61,6 @@ def is_intact(block: Block, tier: MemoryTier) -> bool:
     return computed == block.checksum
 
 
-def checksums_of(blocks: Sequence[Block], tier: MemoryTier) -> list[int]:
-    """The checksums that readers of `blocks` will check. The blocks must be pinned.
-
-    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
-    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
-    """
-    checksums = []
-    for block in blocks:
-        if block.checksum is None:
-            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
-        checksums.append(block.checksum)
-    return checksums
-
-
 # Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
 MAX_UNCOPIED_BYTES = 64 * MiB
 

@@ -15,7 +15,6 @@ import zmq
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Got
-from remote_server.server.copier import checksums_of
 from remote_server.server.outgoing import (
     FRAME_BYTES,
     InFlight,
@@ -24,6 +23,7 @@ from remote_server.server.outgoing import (
     RequestTimes,
     Transfer,
     blocks_per_frame,
+    checksums_of,
     frames_of,
     times_now,
     to_gather,

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from remote_server.errors import RequestRefused
-from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
+from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode, checksum
 from remote_server.sizes import KiB, MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
@@ -96,6 +96,20 @@ def frames_of(blocks: Sequence[Block], per_frame: int, tier: MemoryTier) -> Payl
         # Copies are tracked too: libzmq holds them until it releases the frame.
         frames.append(zmq.Frame(view, copy=False, track=True))
     return Payload(frames, pinned, gathered)
+
+
+def checksums_of(blocks: Sequence[Block], tier: MemoryTier) -> list[int]:
+    """The checksums that readers of `blocks` will check. The blocks must be pinned.
+
+    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
+    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
+    """
+    checksums = []
+    for block in blocks:
+        if block.checksum is None:
+            block.checksum = checksum(block.namespace, block.key, tier.view(block))
+        checksums.append(block.checksum)
+    return checksums
 
 
 def to_gather(blocks: Sequence[Block], per_frame: int, tier: MemoryTier) -> int:

@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Protocol
 
 from remote_server import protocol
-from remote_server.server.copier import checksums_of
 from remote_server.server.outgoing import (
     MAX_SHARING,
     OWN_FRAME_BYTES,
     SHARED_FRAME_BYTES,
     OutgoingMessage,
     RequestTimes,
+    checksums_of,
     frames_of,
     times_now,
 )
