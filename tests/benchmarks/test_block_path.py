@@ -2,7 +2,7 @@
 
 from benchmarks.remote_kv_cache.baseline.block_path import BlockPath, measure
 
-MAX_FILES = 42
+MAX_FILES = 36
 MAX_CROSSINGS = 7
 
 MAX_REQUESTS = {"put, tcp": 1, "put, shm": 1, "get, tcp": 2, "get, shm": 3}
