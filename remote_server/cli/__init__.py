@@ -19,7 +19,7 @@ from typing import Any
 
 from remote_server import __main__ as server_main
 from remote_server import keys
-from remote_server.cli import bench, blocks, doctor, stats, why
+from remote_server.cli import bench, blocks, doctor, stats
 from remote_server.cli.common import NoServer, print_error
 from remote_server.errors import ConfigError, KVFerryError
 
@@ -39,7 +39,7 @@ def _add_delegated(name: str, commands: Any) -> None:
 COMMANDS: dict[str, Callable[[Any], None]] = {
     **{name: partial(_add_delegated, name) for name in DELEGATED},
     "stats": stats.add,
-    "why": why.add,
+    "why": blocks.add_why,
     "doctor": doctor.add,
     "watch": stats.add_watch,
     "clear": blocks.add_clear,

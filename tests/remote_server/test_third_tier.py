@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition
-from remote_server.cli import blocks, stats, why
+from remote_server.cli import blocks, stats
 from remote_server.protocol import Clear, Cleared, Hello, Put, Stats, StatsReply, TierShare
 from remote_server.server.snapshot import tiers_of
 from remote_server.store.policies import Admission
@@ -64,7 +64,7 @@ def test_the_commands_print_it(bench):
     titles = next(line for line in lines if line.startswith("namespace"))
     assert titles.split() == ["namespace", "block", "blocks", "memory", "dict"]
     assert next(line for line in lines if line.startswith("ns ")).split()[-2:] == ["12.0", "KiB"]
-    titles, line, *_ = why._report(stats_of(bench), ["ns"], [])
+    titles, line, *_ = blocks._report(stats_of(bench), ["ns"], [])
     assert (titles.split()[1:3], line.split()[1:3]) == (["memory", "dict"], ["3", "3"])
 
 
