@@ -19,7 +19,7 @@ from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState,
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
 from remote_server.client import RemoteClient
-from remote_server.protocol import KeyState, Stretch
+from remote_server.protocol import KeyState, Stretch, lowest_start
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
@@ -420,7 +420,7 @@ class Lookups:
         """The chain fields of a query. The class of its request is what levels above have of it."""
         chain = self._rows.chain(keys, ends, [wait.above] * len(keys))
         if chain and wait.above < 0:
-            wait.above = min(stretch.lowest for stretch in chain)
+            wait.above = lowest_start(chain)
             chain = [replace(stretch, known=wait.above) for stretch in chain]
         return chain
 

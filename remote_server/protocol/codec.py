@@ -1,20 +1,28 @@
-"""Codec: frames to messages and views of their payload, and back, and messages as JSON. No socket,
-no clock, no copy.
+"""Codec: frames to messages and views of their payload, and back; messages as JSON, chain fields as
+words. No socket, no clock, no copy.
 
 The design as pure functions comes from h11.
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from remote_server.errors import RemoteProtocolError
+from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol.limits import (
     MAGIC,
+    MAX_KEYS_PER_MESSAGE,
+    MAX_TOKENS,
+    UNKNOWN,
+    ErrorCode,
     RequestId,
+    Stretch,
 )
 from remote_server.protocol.messages import LocalMessage, Reply, Request
 
@@ -151,3 +159,103 @@ def _cut(
         for length in lengths[first : first + blocks_per_frame]:
             yield frame[offset : offset + length]
             offset += length
+
+
+def check_chain(chain: Sequence[Stretch], num_keys: int) -> None:
+    """Raise `RequestRefused` unless `chain` is empty or describes exactly `num_keys` blocks within
+    the limits."""
+    num_rows = 0
+    for stretch in chain:
+        rows, tokens, lowest = stretch.rows, stretch.tokens, stretch.start
+        if stretch.backwards:
+            lowest -= (rows - 1) * tokens
+        num_rows += rows
+        if not tokens:
+            _refuse(f"a block that begins and ends at token {stretch.start}")
+        if lowest < 0:
+            _refuse(f"a stretch that begins {-lowest} tokens before token 0")
+        if lowest + rows * tokens > MAX_TOKENS:
+            _refuse(f"a stretch that ends behind token {MAX_TOKENS}")
+    if num_rows != num_keys and chain:
+        _refuse(f"{num_rows} blocks in {len(chain)} stretches, and {num_keys} keys")
+
+
+def _refuse(reason: str) -> None:
+    raise RequestRefused(ErrorCode.BAD_REQUEST, f"chain: {reason}")
+
+
+def select(chain: Sequence[Stretch], indices: Sequence[int]) -> list[Stretch]:
+    """The stretches of the keys at `indices`, which ascend; empty when `chain` is."""
+    if len(chain) == 1 and len(indices) == chain[0].rows:
+        return [*chain]
+    selected: list[Stretch] = []
+    first = 0
+    for stretch in chain:
+        begin = bisect_left(indices, first)
+        here = indices[begin : bisect_left(indices, first + stretch.rows, begin)]
+        if here and here[-1] - here[0] == len(here) - 1:
+            selected.append(stretch.part(here[0] - first, len(here)))
+        else:
+            selected += [stretch.part(index - first, 1) for index in here]
+        first += stretch.rows
+    return selected
+
+
+def lowest_start(chain: Sequence[Stretch]) -> int:
+    """The start of the block that is nearest to the beginning of the prompt."""
+    return min(one.start - one.backwards * (one.rows - 1) * one.tokens for one in chain)
+
+
+def to_words(block: Stretch) -> tuple[int, int]:
+    """The fields of one block as two words of 63 bits; two zeros for `UNKNOWN`."""
+    return block.start << 32 | block.start + block.tokens, (block.known + 1) << 32 | block.group
+
+
+def from_words(place: int, request: int) -> Stretch:
+    """The inverse of `to_words`."""
+    start, end = place >> 32, place & 0xFFFFFFFF
+    if start >= end:
+        return UNKNOWN
+    return Stretch(1, request & 0xFFFFFFFF, start, end - start, (request >> 32) - 1)
+
+
+_NUMBERS = np.arange(MAX_KEYS_PER_MESSAGE)
+
+
+class ChainTable:
+    """The chain fields of the blocks in a number of slots: 16 bytes a slot, none before the first
+    block whose fields are known."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self) -> None:
+        self._words: npt.NDArray[np.int64] | None = None
+
+    def __getitem__(self, slot: int) -> Stretch:
+        return UNKNOWN if self._words is None else from_words(*self._words[slot].tolist())
+
+    def set(self, slots: Sequence[int], num_slots: int, chain: Sequence[Stretch]) -> None:
+        """`chain` has the fields of the new blocks in `slots`, of `num_slots` in all; they are
+        unknown when it is empty."""
+        words = self._words
+        if words is None:
+            if not any(stretch.tokens for stretch in chain):
+                return
+            words = self._words = np.zeros((num_slots, 2), np.int64)
+        if not chain:
+            words[list(slots)] = 0
+            return
+        first = 0
+        for stretch in chain:
+            place, request = to_words(stretch)
+            slot, rows = slots[first], stretch.rows
+            if rows == 1:
+                words[slot, 0], words[slot, 1] = place, request
+            else:
+                some = slots[first : first + rows]
+                # Neighbours mostly, and then a slice takes a third of the time.
+                here = slice(slot, slot + rows) if some == [*range(slot, slot + rows)] else some
+                step = (stretch.step << 32) + stretch.step
+                words[here, 0] = _NUMBERS[:rows] * step + place
+                words[here, 1] = request
+            first += rows

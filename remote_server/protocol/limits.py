@@ -1,9 +1,15 @@
-"""Limits of the wire, its enumerations, and the names it carries."""
+"""Limits of the wire, its enumerations, the names and the chain fields that it carries.
+
+Chain fields are the place of a block in its prompt, and the class of the request behind it. Blocks
+of a prompt form a chain for each KV cache group: a block's key names all tokens before its end. A
+message describes its keys in stretches, so that a thousand neighbours cost as much as one.
+"""
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum, auto
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from remote_server.errors import RemoteProtocolError
@@ -46,6 +52,14 @@ MAX_MESSAGE_BYTES = 256 << 20
 # Puts over shared memory that one client may have in flight: one word each in its tickets file.
 MAX_TICKETS = 1024
 
+MAX_TOKENS = (1 << 31) - 1
+"""Limit of a position in a prompt."""
+
+MAX_GROUPS = 1 << 16
+
+# A prompt has one stretch for each group. Checking as many as this takes half a millisecond.
+MAX_STRETCHES = 1024
+
 BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
 Counts = Annotated[
@@ -56,6 +70,48 @@ Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARS)]
 RequestId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Region = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 ShortText = Annotated[str, Meta(max_length=1024)]
+
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+
+
+class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Consecutive keys of one message, with neighbouring blocks of one group.
+
+    The first block holds the `tokens` tokens from `start` on. Each further block begins where the
+    one before it ends, or `backwards` ends where the one before it begins. `known` is the class of
+    the request: how many tokens of its prompt were found in any level, 0 for a first turn, -1 when
+    that is not known. A stretch of one block without tokens is `UNKNOWN`.
+    """
+
+    rows: Annotated[int, Meta(ge=1, le=MAX_KEYS_PER_MESSAGE)]
+    group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
+    start: Tokens
+    tokens: Tokens
+    known: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] = -1
+    backwards: bool = False
+
+    @property
+    def end(self) -> int:
+        """The end of the first block, in tokens."""
+        return self.start + self.tokens
+
+    @property
+    def step(self) -> int:
+        return -self.tokens if self.backwards else self.tokens
+
+    def part(self, first: int, rows: int) -> "Stretch":
+        """`rows` of its blocks, from number `first` on."""
+        if rows == self.rows:
+            return self
+        start = self.start + first * self.step
+        return Stretch(rows, self.group, start, self.tokens, self.known, self.backwards)
+
+
+UNKNOWN = Stretch(1, 0, 0, 0)
+"""A block whose sender sent no chain fields."""
+
+Chain = Annotated[list[Stretch], Meta(max_length=MAX_STRETCHES)]
+"""The stretches of all keys of a message, in their order; empty when the fields are not known."""
 
 
 class KeyState(IntEnum):

@@ -6,10 +6,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from remote_server.protocol.chain import Chain, Stretch
 from remote_server.protocol.limits import (
     MAX_FRAME_BYTES,
     MAX_TICKETS,
+    Chain,
     Checksums,
     Counts,
     Keys,
@@ -17,6 +17,7 @@ from remote_server.protocol.limits import (
     Region,
     RequestId,
     ShortText,
+    Stretch,
 )
 
 

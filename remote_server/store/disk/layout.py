@@ -9,7 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS, UNKNOWN, Stretch
-from remote_server.protocol.chain import from_words, to_words
+from remote_server.protocol.codec import from_words, to_words
 
 FORMAT_VERSION = 1
 
