@@ -243,3 +243,24 @@ def _read_limit(file: Path) -> int:
         return int(file.read_text())
     except (OSError, ValueError):  # no such file here, or the word "max"
         return _UNLIMITED
+
+
+def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
+    """Log a warning when /dev/shm is too small for engines on this host; returns whether it did.
+
+    The server does not need it, nor do our engines' pools, but vLLM does, and its own offloading
+    keeps its pool there; a container has 64 MiB by default.
+    """
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return False
+    total = stats.f_blocks * stats.f_frsize
+    if total >= memory:
+        return False
+    log.warning(
+        "%s holds %s, less than the memory budget of %s: this server does not need it, but "
+        "vLLM on this host does; in a container pass --shm-size=%dg",
+        folder, format_bytes(total), format_bytes(memory), -(-memory // (1 << 30)),
+    )  # fmt: skip
+    return True

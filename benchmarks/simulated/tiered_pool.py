@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector.remote_tier import RemoteTier
-from remote_server.client.region import SharedRegion
+from remote_server.client import SharedRegion
 
 MakeTier = Callable[[Any, memoryview], SecondaryTierManager]
 """Makes a tier from vLLM's offloading spec and the pool's rows."""

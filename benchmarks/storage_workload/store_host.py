@@ -24,7 +24,7 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.turns import TurnThread
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
-from remote_server.shm.arena import Arena, Population
+from remote_server.shm.mapping import Arena, Population
 from remote_server.sizes import MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo

@@ -20,8 +20,7 @@ from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDon
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
 from remote_server.address import server_address
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient
-from remote_server.client.region import SharedRegion
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -7,10 +7,11 @@ from operator import add
 
 from remote_server import protocol
 from remote_server.client.get import GetTransfer
-from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
+from remote_server.shm.mapping import ArenaView, WORD_BYTES
+from remote_server.shm.region import RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Got, Leased
-from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.region import copy_and_hash_group, copy_group, group_blocks
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
 from remote_server.client.put import PutTransfer
 from remote_server.client.put_channel import TcpPuts
-from remote_server.client.region import RegisteredRegion
+from remote_server.shm.region import RegisteredRegion
 from remote_server.client.requests import Call, Mailbox, Submission, turn_away
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session

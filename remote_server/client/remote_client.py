@@ -33,7 +33,7 @@ from remote_server.client.breaker import BreakerState
 from remote_server.client.get import GetStopwatch, GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
-from remote_server.client.region import RegisteredRegion
+from remote_server.shm.region import RegisteredRegion
 from remote_server.client.requests import Call
 from remote_server.client.results import ClientConfig, GetResult, PutResult
 from remote_server.client.session import Declaration

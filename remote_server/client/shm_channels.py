@@ -19,7 +19,7 @@ from remote_server.client.get_channel import GetChannel
 from remote_server.client.lease import SHARE_OF_ARENA, Lease, LeaseBatch, LeaseWindow
 from remote_server.client.put import PutBatch, PutTransfer
 from remote_server.client.put_channel import PutChannel
-from remote_server.client.region import RegisteredRegion, Tickets
+from remote_server.shm.region import RegisteredRegion, Tickets
 from remote_server.client.results import GetOutcome
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError

@@ -23,12 +23,13 @@ from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.get import GetTransfer
 from remote_server.client.put import PutTransfer
-from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
+from remote_server.shm.mapping import ArenaView
+from remote_server.shm.region import RegisteredRegion, Tickets
 from remote_server.client.session import Session
 from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, ErrorCode, NotAttached, Release
-from remote_server.shm.region import NotAttachable, user_of
+from remote_server.shm.mapping import NotAttachable, user_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
 from remote_server.server.copier import Copier
 from remote_server.server.get import Get, Gets, GetState
 from remote_server.server.outgoing import OutgoingMessage, checksums_of
-from remote_server.shm.arena import WORD_BYTES, Arena
+from remote_server.shm.mapping import WORD_BYTES, Arena
 from remote_server.shm.region import Region
 from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block

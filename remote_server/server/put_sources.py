@@ -12,9 +12,8 @@ from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, copy_in, w
 from remote_server.server.leases import Regions
 from remote_server.server.outgoing import InFlight
 from remote_server.server.put import Put, Source
-from remote_server.shm.arena import Arena
-from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
-from remote_server.shm.region import Region
+from remote_server.shm.mapping import Arena
+from remote_server.shm.region import Region, copy_and_hash_group, copy_group, group_blocks
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
 from remote_server.store.store import Reserved, Store

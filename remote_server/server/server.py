@@ -18,6 +18,7 @@ from remote_server.process_limits import (
     check_file_sizes,
     check_memory_fits,
     named_when_missing,
+    warn_if_dev_shm_is_small,
     warn_if_too_few,
 )
 from remote_server.protocol import TierStats
@@ -39,7 +40,7 @@ from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
-from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
+from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store

@@ -17,8 +17,8 @@ from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import may_open
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.shm.arena import Arena
-from remote_server.shm.region import NotAttachable, Region, user_of
+from remote_server.shm.mapping import Arena, NotAttachable, user_of
+from remote_server.shm.region import Region
 from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads

@@ -1,28 +1,166 @@
-"""A client's memory on this host, mapped so that the server copies its puts from where they are."""
+"""A client's memory, which it registers and a server of its host maps; and copies between maps.
+
+The server copies puts, on its loop thread, and the client gets, on its I/O thread, one group at a
+time: blocks that together fit the core's own cache, or one that is larger.
+"""
 
 import ctypes
 import fcntl
 import mmap
 import os
 import secrets
-import socket
-import stat
-import struct
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from operator import add
+
+import numpy as np
+import xxhash
 
 from remote_server import protocol
-from remote_server.errors import KVFerryError
-from remote_server.shm.mapping import ReadOnlyMap
-
-# Largest region, in multiples of the machine's memory; more than one allows for sparse files and
-# swap.
-MAX_REGION_MEMORIES = 4
+from remote_server.errors import ConfigError
+from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, has_pages
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
 
+_from_buffer = ctypes.c_char.from_buffer
+_address_of = ctypes.addressof
 
-class NotAttachable(KVFerryError):
-    """The offered memory cannot be mapped safely. All transfers use TCP instead."""
+
+class SharedRegion:
+    """`num_bytes` of anonymous shared memory, sealed so that reading it cannot kill a process.
+
+    For rows that a client registers. `view` is all of it, writable; `fd` is its file.
+    """
+
+    def __init__(self, num_bytes: int, name: str = "kvferry-region") -> None:
+        """Raises `OSError`."""
+        self.num_bytes = num_bytes
+        self.fd = sealed_file(num_bytes, name)
+        try:
+            self._map = mmap.mmap(self.fd, num_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        """Close the file and unmap the memory, which stays mapped while a row of it exists."""
+        if self._map.closed:
+            return
+        self.view.release()
+        with suppress(BufferError):
+            self._map.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class RegisteredRegion:
+    """A registered region: its address, and the rows inside it."""
+
+    def __init__(self, view: memoryview, fd: int) -> None:
+        """Raises `ConfigError` when `view` does not map all of `fd`."""
+        if not view.c_contiguous or not view.nbytes:
+            raise ConfigError("region: the view must be contiguous and hold something")
+        try:
+            file_bytes = os.fstat(fd).st_size
+        except OSError as error:
+            raise ConfigError(f"region: descriptor {fd}: {error.strerror}") from error
+        if file_bytes != view.nbytes:
+            raise ConfigError(
+                f"region: a view of {view.nbytes} bytes of a file of {file_bytes}: map all of it"
+            )
+        self.fd = fd
+        self.num_bytes = view.nbytes
+        self.address = _address(view)
+        self._view = memoryview(view)  # keeps it mapped
+
+    def close(self) -> None:
+        """Release the region: no transfer from or to it will follow."""
+        self._view.release()
+
+    def offsets_of(self, rows: Sequence[memoryview]) -> list[int] | None:
+        """Offset of each row in the region; None unless all of them are inside it."""
+        base = self.address
+        try:
+            lengths = [row.nbytes for row in rows]
+            try:
+                offsets = [_address_of(_from_buffer(row)) - base for row in rows]
+            except TypeError:  # one of them is read-only
+                offsets = [_address(row) - base for row in rows]
+        except (AttributeError, TypeError, ValueError, BufferError):
+            return None  # no rows at all; the transfer reports it
+        if not offsets or min(offsets) < 0:
+            return None
+        end = max(offset + length for offset, length in zip(offsets, lengths, strict=True))
+        return offsets if end <= self.num_bytes else None
+
+
+class Tickets:
+    """`MAX_TICKETS` words in a file of their own, which the server maps for reading.
+
+    While a word holds the value that a put was sent with, the server may keep what it reads.
+    Changing the word withdraws the put at once, even during the server's copy: the server reads the
+    word again after its copy. No value is ever used twice.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError`."""
+        self.fd = sealed_file(TICKETS_BYTES, "kvferry-tickets")
+        self._words = memoryview(mmap.mmap(self.fd, TICKETS_BYTES)).cast("Q")
+        # Oldest first: a word stays unused for as long as possible.
+        self._free = deque(range(protocol.MAX_TICKETS))
+        self._values = count(1)
+
+    @property
+    def num_used(self) -> int:
+        return protocol.MAX_TICKETS - len(self._free)
+
+    def take(self) -> tuple[int, int]:
+        """An unused word, and the value that it holds from now on."""
+        ticket, value = self._free.popleft(), next(self._values)
+        self._words[ticket] = value
+        return ticket, value
+
+    def give_back(self, ticket: int) -> None:
+        """Free the word of a put that has its reply."""
+        self._free.append(ticket)
+
+    def withdraw(self, ticket: int) -> None:
+        """Withdraw a put without a reply: its rows are the caller's from now on."""
+        self._words[ticket] = 0
+        self._free.append(ticket)
+
+    def close(self) -> None:
+        """Close the file. No put is in flight."""
+        self._words = memoryview(b"").cast("Q")
+        os.close(self.fd)
+
+
+def sealed_file(num_bytes: int, name: str) -> int:
+    """A memfd of this user that can neither shrink nor grow. Raises `OSError`."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)  # its default mode lets every user open it
+        os.ftruncate(fd, num_bytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _address(row: memoryview) -> int:
+    """The address of `row`, also of read-only memory, which ctypes refuses."""
+    flat = np.frombuffer(memoryview(row).cast("B"), np.uint8)
+    return int(flat.__array_interface__["data"][0])
+
+
+# Parts within this distance are checked by one call.
+_NEAR_BYTES = 32 << 20
 
 
 class Region:
@@ -56,12 +194,22 @@ class Region:
         self._tickets = words.from_address(self._tickets_map.address)
 
     def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
-        """Whether blocks at `offsets` can be copied from `address` without allocating memory."""
-        return self._map.has_pages(offsets, lengths)
+        """Whether all blocks at `offsets` can be copied from `address` without allocating a page.
+        Valid until the owner punches a hole, which it can at any time."""
+        first, end = min(offsets), max(map(add, offsets, lengths))
+        if end - first <= _NEAR_BYTES and has_pages(self.address + first, end - first):
+            return True
+        return all(map(has_pages, [self.address + offset for offset in offsets], lengths))
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Copy a block from the file instead: slower, and a hole in it stays one."""
-        self._map.read_into(target, offset)
+        """Copy a block from the file without the map: a hole is read as zeros and stays one. It
+        takes up to 1.6 times as long as from the map. Raises `OSError`."""
+        done = 0
+        while done < target.nbytes:
+            read = os.preadv(self._map.fd, [target[done:]], offset + done)
+            if not read:
+                raise OSError("the file is shorter than its map")
+            done += read
 
     def ticket(self, number: int) -> int:
         """The present value of the client's ticket."""
@@ -85,34 +233,50 @@ class Region:
             mapped.join()
 
 
-def check_file(fd: int, num_bytes: int, client: int, what: str) -> None:
-    """Raise `NotAttachable` unless reading a map of `fd` can never kill this process.
+# Bytes copied before they are hashed: small enough to be still in the core's own cache. Hashing a
+# message after copying all of it costs 1.6 times a plain copy, hashing piece by piece 1.1. It is
+# also the fastest size to copy in.
+PIECE_BYTES = 256 << 10
 
-    A sealed memfd cannot shrink, so reading it cannot raise SIGBUS. A memfd of huge pages can, when
-    the machine has none left. Any other file may be on a disk, or on another machine.
-    """
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise NotAttachable(f"the {what} is not a regular file")
-    if status.st_uid not in (client, os.getuid()):
-        raise NotAttachable(f"the {what} belongs to user {status.st_uid}")
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if not seals & fcntl.F_SEAL_SHRINK:
-        raise NotAttachable(f"the {what} is not a memfd sealed with F_SEAL_SHRINK")
-    if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
-        raise NotAttachable(f"the {what} is made of huge pages")
-    if status.st_size != num_bytes:
-        raise NotAttachable(f"the {what} has {status.st_size} bytes, not {num_bytes}")
-    limit = MAX_REGION_MEMORIES * os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    if num_bytes > limit:
-        raise NotAttachable(f"the {what} has {num_bytes} bytes; the most is {limit}")
+# Releasing the GIL costs more than copying this much, when another thread then takes it.
+_HOLD_GIL_BELOW_BYTES = 128 << 10
+
+_copy_holding_the_gil = ctypes.PyDLL(None).memmove
+_copy_holding_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_copy_holding_the_gil.restype = None
+_copy_without_the_gil = ctypes.CDLL(None).memmove
+_copy_without_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_copy_without_the_gil.restype = None
 
 
-def user_of(connection: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, _ = struct.unpack("3i", credentials)  # the others: pid, gid
-    return int(uid)
+def group_blocks(largest: int) -> int:
+    """Number of blocks of at most `largest` bytes in a group."""
+    return max(1, PIECE_BYTES // largest)
+
+
+def copy_group(targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
+    """Copy each block from its address in `sources` to that in `targets`."""
+    copy = _copy_holding_the_gil
+    if lengths[0] >= _HOLD_GIL_BELOW_BYTES:
+        copy = _copy_without_the_gil
+    # Runs without bytecode: a block of 64 KiB is copied in 4 µs.
+    deque(map(copy, targets, sources, lengths), maxlen=0)
+
+
+def copy_and_hash_group(
+    targets: Sequence[int],
+    sources: Sequence[int],
+    landed: Sequence[memoryview],
+    seeds: Sequence[int],
+) -> list[int]:
+    """`copy_group`, then the checksum of each block. `landed` are the bytes at `targets`."""
+    if landed[0].nbytes <= PIECE_BYTES:
+        copy_group(targets, sources, [view.nbytes for view in landed])
+        return [*map(xxhash.xxh3_64_intdigest, landed, seeds)]
+    (view,), (target,), (source,), (seed,) = landed, targets, sources, seeds
+    hasher = xxhash.xxh3_64(seed=seed)
+    for start in range(0, view.nbytes, PIECE_BYTES):
+        piece = view[start : start + PIECE_BYTES]
+        _copy_without_the_gil(target + start, source + start, piece.nbytes)
+        hasher.update(piece)
+    return [hasher.intdigest()]

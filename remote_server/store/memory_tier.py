@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, Stretch, TierStats
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.policies import POLICIES, OperatorPins, PinCount
 from remote_server.store.slabs import (
     Block,

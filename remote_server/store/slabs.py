@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from remote_server.protocol import ChainTable, Stretch, select
-from remote_server.shm.arena import BYTES_PER_WORD
+from remote_server.shm.mapping import BYTES_PER_WORD
 from remote_server.sizes import MiB
 from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
 

@@ -28,7 +28,7 @@ from benchmarks.storage_workload.device_times import Interval
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.host_writes import Put
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 
 BACKENDS = ("emulated", "memory", "memory and disk", "disk", "shm", "tcp")

@@ -15,8 +15,14 @@ from typing import Any, Self
 from chaos_server import PATIENCE_S, eventually
 from oracle import NAMESPACES, Namespace, content, is_poison, key, poison
 
-from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
-from remote_server.client.region import SharedRegion
+from remote_server.client import (
+    ClientConfig,
+    GetOutcome,
+    GetResult,
+    PutResult,
+    RemoteClient,
+    SharedRegion,
+)
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,

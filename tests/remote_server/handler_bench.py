@@ -15,7 +15,7 @@ from remote_server.server.dispatch import Handlers
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Below, Store

@@ -14,10 +14,10 @@ from fake_server import PATIENCE_S
 
 from remote_server.client import shm_channels
 from remote_server.client.lease import Lease
-from remote_server.client.region import Tickets
 from remote_server.client.shm_channels import ShmPuts
 from remote_server.protocol import MAX_TICKETS
-from remote_server.shm import mapping
+from remote_server.shm import region
+from remote_server.shm.region import Tickets
 
 
 class Point(Enum):
@@ -110,11 +110,11 @@ def _pause_and_read(clock):
     return clock()
 
 
-_copy_group = mapping.copy_group
+_copy_group = region.copy_group
 
 
 def _copy_and_pause(*given):
-    """In `mapping` alone, where blocks are hashed next. Blocks without checksums pass by."""
+    """In `region` alone, where blocks are hashed next. Blocks without checksums pass by."""
     _copy_group(*given)
     POINTS.pause(Point.BEFORE_CHECKSUM)
 
@@ -124,5 +124,5 @@ def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints
     put(shm_channels, "ShmPuts", PausingPuts)
     put(shm_channels, "Tickets", PausingTickets)
     put(shm_channels, "Lease", PausingLease)
-    put(mapping, "copy_group", _copy_and_pause)
+    put(region, "copy_group", _copy_and_pause)
     return POINTS

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from remote_server.shm import arena as arena_module
-from remote_server.shm.arena import WORD_BYTES, Arena, Population, warn_if_dev_shm_is_small
+from remote_server.process_limits import warn_if_dev_shm_is_small
+from remote_server.shm import mapping
+from remote_server.shm.mapping import WORD_BYTES, Arena, Population
 from remote_server.sizes import GiB, MiB
 
 
@@ -83,10 +84,10 @@ def test_closing_stops_a_population_under_way():
 
 
 def test_one_thread_populates_all_arenas_a_step_of_each_in_turn(monkeypatch):
-    monkeypatch.setattr(arena_module, "STEP_BYTES", 64 << 10)
+    monkeypatch.setattr(mapping, "STEP_BYTES", 64 << 10)
     touched: list[int] = []
     monkeypatch.setattr(
-        arena_module, "touch_gently", lambda address, _size, _over: not touched.append(address)
+        mapping, "touch_gently", lambda address, _size, _over: not touched.append(address)
     )
     arenas = [Arena(1 * MiB) for _ in range(3)]
     Population(arenas).join()

@@ -18,7 +18,7 @@ from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, UNKNOWN, Stretch, check_chain, select
 from remote_server.protocol.codec import ChainTable, from_words, to_words
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack_slot_header
 from remote_server.store.memory_tier import MemoryTier
 

@@ -10,7 +10,7 @@ from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.shm.region import NotAttachable
+from remote_server.shm.mapping import NotAttachable
 
 pytest_plugins = ["client_fixtures"]
 assert tenancy

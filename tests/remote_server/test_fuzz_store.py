@@ -16,7 +16,7 @@ from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, KeyState, PutOutcome
 from remote_server.server.copier import copy_in, is_intact
 from remote_server.server.leases import LEASE_MS, Leases
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import slot_bytes_for

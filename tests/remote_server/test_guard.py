@@ -272,12 +272,12 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
 
 
 async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkeypatch):
-    from remote_server.shm import arena
+    from remote_server.shm import mapping
 
     def touch(*_):
         raise MemoryError
 
-    monkeypatch.setattr(arena, "touch_gently", touch)
+    monkeypatch.setattr(mapping, "touch_gently", touch)
     with served(populate=True) as (server, admin):
         server._population.join()
         assert await ask(admin) == (

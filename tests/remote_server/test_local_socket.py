@@ -345,9 +345,9 @@ def test_another_user_is_refused(name, files, no_leaks, monkeypatch):
 
 def test_a_file_of_another_user_is_refused(monkeypatch, files):
     monkeypatch.setattr(region.os, "getuid", lambda: 4242)  # type: ignore[attr-defined]
-    region.check_file(files[0], REGION_BYTES, os.fstat(files[0]).st_uid, "region")
-    with pytest.raises(region.NotAttachable, match="belongs to user"):
-        region.check_file(files[0], REGION_BYTES, 77, "region")
+    mapping.check_file(files[0], REGION_BYTES, os.fstat(files[0]).st_uid, "region")
+    with pytest.raises(mapping.NotAttachable, match="belongs to user"):
+        mapping.check_file(files[0], REGION_BYTES, 77, "region")
 
 
 def test_without_a_thread_to_spare_an_attach_is_refused(name, files, no_leaks, monkeypatch):

@@ -9,10 +9,8 @@ from types import SimpleNamespace
 import pytest
 from descriptors import memfd
 
-from remote_server.shm import arena as arena_module
 from remote_server.shm import mapping
-from remote_server.shm.arena import Arena, Population
-from remote_server.shm.mapping import ReadOnlyMap
+from remote_server.shm.mapping import Arena, Population, ReadOnlyMap
 from remote_server.sizes import MiB
 
 PATIENCE_S = 30
@@ -96,7 +94,6 @@ def test_threads_that_fault_memory_in_are_as_urgent_as_those_they_can_hold_up(mo
         noted.release()
         return False
 
-    monkeypatch.setattr(arena_module, "touch_gently", note)
     monkeypatch.setattr(mapping, "touch_gently", note)
     arena = Arena(1 * MiB)
     Population([arena])

@@ -4,7 +4,7 @@ import pytest
 from one_by_one import OneByOne
 
 from remote_server.protocol import KeyState
-from remote_server.shm.arena import BYTES_PER_WORD, Arena
+from remote_server.shm.mapping import BYTES_PER_WORD, Arena
 from remote_server.sizes import GiB, MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for

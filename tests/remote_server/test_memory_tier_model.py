@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from one_by_one import OneByOne
 
 from remote_server.protocol import KeyState
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import slot_bytes_for
 

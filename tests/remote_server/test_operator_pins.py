@@ -8,7 +8,7 @@ from wire_peer import BLOCK_BYTES, key
 
 from remote_server.client import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store

@@ -115,7 +115,7 @@ def test_the_next_question_releases_what_was_copied(near, shared, make_client):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Each block is a group by itself, as large ones are."""
-    monkeypatch.setattr("remote_server.shm.mapping.PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.shm.region.PIECE_BYTES", BLOCK_BYTES)
 
 
 def test_lookups_are_sent_in_the_middle_of_a_get(

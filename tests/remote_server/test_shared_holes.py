@@ -12,7 +12,8 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block
 
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.shm.mapping import ReadOnlyMap, has_pages, map_read_only, unmap
+from remote_server.shm.mapping import has_pages, map_read_only, unmap
+from remote_server.shm.region import Region
 from remote_server.sizes import MiB
 
 REGION = 256 * MiB
@@ -97,7 +98,7 @@ def test_what_exists_is_not_read_from_the_file(sparse: SharedPeer, monkeypatch):
     def never(*_: object) -> None:
         raise AssertionError("read from the file")
 
-    monkeypatch.setattr(ReadOnlyMap, "read_into", never)
+    monkeypatch.setattr(Region, "read_into", never)
     numbers = range(16)
     assert sparse.put(numbers).created == 16
     assert sparse.get(numbers) == [block(number) for number in numbers]

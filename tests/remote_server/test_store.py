@@ -2,7 +2,7 @@ import pytest
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, TierShare
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import MAX_NAMESPACES, NamespaceInfo

@@ -8,7 +8,7 @@ from one_by_one import OneByOne
 
 from remote_server import protocol
 from remote_server.protocol import UNKNOWN, KeyState, Stretch
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import POLICIES
 

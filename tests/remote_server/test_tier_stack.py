@@ -7,7 +7,7 @@ from gates import jobs_held
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store import write_behind
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier

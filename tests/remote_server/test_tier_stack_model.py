@@ -12,7 +12,7 @@ from one_by_one import OneByOne
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import BlockState

@@ -3,7 +3,7 @@
 import pytest
 
 from remote_server.protocol import MAX_FINGERPRINT_BYTES
-from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import Arena
 from remote_server.sizes import MiB
 from remote_server.store import namespaces
 from remote_server.store.memory_tier import MemoryTier
