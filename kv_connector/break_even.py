@@ -9,7 +9,7 @@ from math import inf
 from statistics import median
 
 from kv_connector.config import RemoteConfig
-from remote_server.client.breaker import ONE_STALL_S
+from remote_server.client.session import ONE_STALL_S
 
 KEPT_SAMPLES = 9
 LEAST_SAMPLES = 5

@@ -55,9 +55,3 @@ class ServerUnavailable(KVFerryError):
 
 class DeadlineExceeded(KVFerryError):
     """The reply did not come within the time that it is worth."""
-
-
-def without_frames(error: KVFerryError | None) -> KVFerryError | None:
-    """`error` without its traceback, fit to be kept in a result: a traceback keeps the locals of
-    its frames alive, a caller's rows among them."""
-    return None if error is None else error.with_traceback(None)

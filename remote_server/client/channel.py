@@ -1,4 +1,4 @@
-"""Channel: the interface of all that carries requests, and the context that channels share."""
+"""Channel: the interface of all that carries requests, and the checks that a request must pass."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -6,25 +6,52 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from operator import attrgetter
+from typing import Protocol
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
-from remote_server.client.get import GetTransfer
-from remote_server.client.put import PutTransfer
-from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.session import Session
-from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
+from remote_server.client.session import Declaration, Session
+from remote_server.errors import (
+    KVFerryError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ServerUnavailable,
+)
 from remote_server.keys import ClientKeys
 
 logger = logging.getLogger(__name__)
 
-Request = Ask | GetTransfer | PutTransfer
-
 # Messages processed before the other connections get their turn.
 _TURN_MESSAGES = 64
+
+
+class Request(Protocol):
+    """One call of a caller, on its way to a channel and then in it."""
+
+    timeout_s: float
+    """Counts from when the I/O thread takes it over."""
+    deadline: float
+
+    @property
+    def ended(self) -> bool:
+        """Its future has a result."""
+
+    def turn_away(self, error: KVFerryError) -> None:
+        """End it, unless it has ended: no channel has taken it over."""
+
+
+class Transfer(Request, Protocol):
+    """A request with rows."""
+
+    namespace: str
+    keys: list[bytes]
+    rows: list[memoryview]
+    offsets: list[int]
+    """Offsets of its rows in the registered region; empty over tcp."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +136,7 @@ class Channel(ABC):
         return False
 
     @property
-    def releasing(self) -> Sequence[PutTransfer]:
+    def releasing(self) -> Sequence[Request]:
         """Puts that have all replies, or none to come, and wait for libzmq to release their rows,
         which no event reports."""
         return ()
@@ -185,6 +212,30 @@ class Channel(ABC):
 
     # ── for its subclasses ───────────────────────────────────────────────────────────────
 
+    def _declaration_of(self, namespace: str) -> Declaration:
+        """Raises `LocalProtocolError` when `namespace` was never declared."""
+        try:
+            return self._session.declarations[namespace]
+        except (KeyError, TypeError):
+            raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
+
+    def _checked_rows(self, transfer: Transfer, *, writable: bool) -> list[memoryview]:
+        """The rows of `transfer`, which can begin now. Raises `LocalProtocolError` when they cannot
+        be transferred at all, `ServerUnavailable` when there is no way now."""
+        declaration = self._declaration_of(transfer.namespace)
+        block_bytes = declaration.block_bytes
+        rows = check_rows(transfer.keys, transfer.rows, block_bytes, writable=writable)
+        self._session.require(declaration)
+        self._require_way()
+        return rows
+
+    def _turn_away(self, request: Request, error: KVFerryError) -> None:
+        """End a request that cannot begin."""
+        local = isinstance(error, LocalProtocolError)
+        self._counters["local_errors" if local else "unavailable"] += 1
+        # A traceback would keep the locals of its frames alive, a caller's rows among them.
+        request.turn_away(error.with_traceback(None))
+
     def _require_way(self) -> None:
         """Raises `ServerUnavailable` when what comes now cannot be sent."""
         one = self.connection
@@ -211,3 +262,73 @@ class Channel(ABC):
             except RemoteProtocolError as error:
                 self._counters["protocol_errors"] += 1
                 logger.debug("%s: %s", self.name, error)
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raise `LocalProtocolError` when the protocol cannot carry one of `keys`."""
+    # A pass over all in C: most requests have uniform keys.
+    if {*map(type, keys)} <= {bytes}:
+        lengths = {*map(len, keys)}
+        if not lengths or 0 < min(lengths) <= max(lengths) <= protocol.MAX_KEY_BYTES:
+            return
+    for number, key in enumerate(keys):
+        if not isinstance(key, bytes) or not 0 < len(key) <= protocol.MAX_KEY_BYTES:
+            raise LocalProtocolError(
+                f"key {number} is not 1 to {protocol.MAX_KEY_BYTES} bytes: {key!r:.80}"
+            )
+
+
+def check_namespace(namespace: str) -> None:
+    """Raise `LocalProtocolError` when the protocol cannot carry `namespace`."""
+    try:
+        fits = 0 < len(namespace) <= protocol.MAX_NAMESPACE_CHARS
+        namespace.encode()
+    except (AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"namespace {namespace!r:.80}: {error}") from error
+    if not fits:
+        raise LocalProtocolError(
+            f"namespace {namespace!r:.80} must be 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
+        )
+
+
+def check_rows(
+    keys: Sequence[bytes], rows: Sequence[memoryview], block_bytes: int, *, writable: bool
+) -> list[memoryview]:
+    """`rows` as flat byte views of our own, which a caller cannot release. Raises
+    `LocalProtocolError` when they cannot be transferred."""
+    check_keys(keys)
+    if len(keys) != len(rows):
+        raise LocalProtocolError(f"{len(keys)} keys with {len(rows)} rows")
+    if _are_flat(rows, block_bytes, writable=writable):
+        return [memoryview(row) for row in rows]
+    flat = []
+    for number, row in enumerate(rows):
+        try:
+            view = memoryview(row).cast("B")
+        except (TypeError, ValueError) as error:
+            raise LocalProtocolError(f"row {number} is not contiguous bytes: {error}") from error
+        if not 0 < view.nbytes <= block_bytes:
+            raise LocalProtocolError(
+                f"row {number} holds {view.nbytes} bytes, declared were 1 to {block_bytes}"
+            )
+        if writable and view.readonly:
+            raise LocalProtocolError(f"row {number} cannot be written")
+        flat.append(view)
+    return flat
+
+
+_shape = attrgetter("format", "ndim", "c_contiguous", "readonly")
+_WRITABLE, _READ_ONLY = ("B", 1, True, False), ("B", 1, True, True)
+
+
+def _are_flat(rows: Sequence[memoryview], block_bytes: int, *, writable: bool) -> bool:
+    """Whether all rows can be transferred as they are. Checks each in C."""
+    if not {*map(type, rows)} <= {memoryview}:
+        return False
+    try:
+        shapes = {*map(_shape, rows)}
+        sizes = {row.nbytes for row in rows}
+    except ValueError:  # one of them has been released
+        return False
+    fit = shapes <= ({_WRITABLE} if writable else {_WRITABLE, _READ_ONLY})
+    return fit and (not sizes or 0 < min(sizes) <= max(sizes) <= block_bytes)

@@ -14,7 +14,6 @@ from remote_server.client.session import Declaration, OtherProtocol
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
-    LocalProtocolError,
     RequestRefused,
     ServerUnavailable,
 )
@@ -56,11 +55,11 @@ class ControlChannel(Channel):
         """Take over `ask`. It ends at once when no server can receive it."""
         try:
             if not ask.always:
-                self._session.require(ask.namespace)
+                known = None if ask.namespace is None else self._declaration_of(ask.namespace)
+                self._session.require(known)
             ask.parts = ask.split(self._session.limits.max_keys)
         except KVFerryError as error:
-            self._counters[_reason(error)] += 1
-            self._end(ask, error)
+            self._turn_away(ask, error)
             return
         ask.replies = [None] * len(ask.parts)
         if not ask.parts:
@@ -246,7 +245,3 @@ def _refusal(reply: protocol.Error) -> RequestRefused:
     if reply.code == protocol.ErrorCode.UNSUPPORTED_PROTOCOL and is_other:
         return OtherProtocol(reply.protocol)
     return RequestRefused(reply.code, reply.message)
-
-
-def _reason(error: KVFerryError) -> str:
-    return "local_errors" if isinstance(error, LocalProtocolError) else "unavailable"

@@ -1,59 +1,25 @@
-"""One caller's get as a state machine: its blocks, their outcomes, and its timestamps."""
+"""Gets: one caller's get as a state machine, their queue, and the steps of all transports."""
 
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from itertools import count, islice
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from remote_server import protocol
-from remote_server.client.results import GetOutcome, GetResult, GetTimes, resolve
-from remote_server.errors import KVFerryError, without_frames
-
-
-class GetStopwatch:
-    """Timestamps of one get. `RemoteClient.get` makes it; then only the I/O thread uses it."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self._began = clock()
-        self._sent: dict[int, float] = {}
-        self._landing_s: dict[int, float] = {}
-        self.times: GetTimes | None = None
-        """None until a message with the server's times has come."""
-
-    def sending(self, request_id: int) -> None:
-        """Record that a batch goes to ZeroMQ. Call it before the send: the server may have the
-        batch before this thread runs again."""
-        self._sent[request_id] = self.clock()
-
-    def landed(self, reply: protocol.Got | protocol.Blocks, came: float) -> None:
-        """Record that `reply`, whose header was read at `came`, has been processed."""
-        now, sent = self.clock(), self._sent.get(reply.request_id)
-        if sent is None:
-            return
-        before_s = self._landing_s.get(reply.request_id, 0.0)
-        self._landing_s[reply.request_id] = before_s + now - came
-        if reply.server_us:
-            self.times = self._split(sent, came, now, before_s, reply)
-
-    def _split(
-        self, sent: float, came: float, now: float, before_s: float,
-        reply: protocol.Got | protocol.Blocks,
-    ) -> GetTimes:  # fmt: skip
-        """The path of one message is the request's, the server's time, and its own way back. The
-        message may have waited here while earlier blocks landed, `before_s` in all."""
-        server_s = min(reply.server_us / 1e6, came - sent)
-        storage_s = min(reply.storage_us / 1e6, server_s)
-        on_the_way_s = came - sent - server_s
-        waited_s = min(before_s, on_the_way_s)
-        return GetTimes(
-            began=self._began, ended=now, serialize_s=sent - self._began,
-            network_s=on_the_way_s - waited_s, server_s=server_s - storage_s, storage_s=storage_s,
-            deserialize_s=waited_s + now - came,
-        )  # fmt: skip
+from remote_server.client.channel import Channel, ClientContext, Request
+from remote_server.client.connection import Connection
+from remote_server.client.results import GetOutcome, GetResult, GetStopwatch, Op, resolve
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RequestRefused,
+)
 
 
 class GetState(Enum):
@@ -83,13 +49,11 @@ class GetTransfer:
     rows: list[memoryview]
     stall_s: float
     timeout_s: float
-    """Counts from when the I/O thread takes it over."""
     deadline: float = inf
     state: GetState = GetState.SUBMITTED
     stopwatch: GetStopwatch | None = None
     """Present for a `timed` get."""
     offsets: list[int] = field(default_factory=list)
-    """Offsets of its rows in the registered region; empty over tcp."""
     order: int = 0
     """Position among all gets; an earlier get comes first on the wire."""
     progress: float = 0.0
@@ -147,10 +111,6 @@ class GetTransfer:
         if self.state is GetState.PREPARED:
             self._enter(GetState.REQUESTED)
 
-    def request_again(self, indices: list[int]) -> None:
-        """These blocks were lost with their connection. Call it for the newest batch first."""
-        self.to_ask.extendleft(reversed(indices))
-
     def replied(self) -> None:
         """A reply of the server came for it."""
         if self.state is GetState.REQUESTED:
@@ -200,7 +160,7 @@ class GetTransfer:
         if self.ended:
             return
         self.ended = True
-        self.error = without_frames(self.error or error)
+        self.error = self.error or error
         self._enter(GetState.FAILED if self.error else GetState.LANDED)
         outcomes = [known or outcome for known in self.outcomes or [None] * len(self.keys)]
         landed = [i for i, known in enumerate(outcomes) if known is GetOutcome.HIT]
@@ -209,8 +169,228 @@ class GetTransfer:
         times = None if self.stopwatch is None else self.stopwatch.times
         resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times))
 
+    def turn_away(self, error: KVFerryError) -> None:
+        local = isinstance(error, LocalProtocolError)
+        self.end(error, GetOutcome.REFUSED if local else GetOutcome.UNAVAILABLE)
+
     def check(self, asked: list[int]) -> None:
         """Assert that every block without an outcome is in `asked`, once, or in `to_ask`."""
         waiting = {index for index, outcome in enumerate(self.outcomes) if outcome is None}
         firsts = sorted(waiting.difference(*self.twins.values()))
         assert sorted([*asked, *self.to_ask]) == firsts, "a block lost or requested twice"
+
+
+class GetQueue:
+    """The callers' gets by age."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[int, GetTransfer] = {}
+        self._orders = count(1)
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[GetTransfer]:
+        return iter(list(self._transfers.values()))
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def add(self, transfer: GetTransfer, now: float) -> None:
+        """Append it; its wait begins at `now`."""
+        transfer.order = next(self._orders)
+        transfer.progress = now
+        self._transfers[transfer.order] = transfer
+        self.num_bytes += transfer.total_bytes
+
+    def remove(self, transfer: GetTransfer) -> None:
+        """Remove it; it is about to end."""
+        del self._transfers[transfer.order]
+        self.num_bytes -= transfer.total_bytes
+        self._pass_on(transfer)
+
+    def progressed(self, transfer: GetTransfer, now: float) -> None:
+        """Record that bytes came for it. It may have ended already."""
+        transfer.progress = now
+        if transfer.ended:
+            self._pass_on(transfer)
+
+    def _pass_on(self, transfer: GetTransfer) -> None:
+        for other in self._transfers.values():
+            if other.order > transfer.order:
+                other.progress = max(other.progress, transfer.progress)
+
+    def stall_times(self) -> Iterator[tuple[GetTransfer, float]]:
+        """Each get, and the time at which its stall limit has passed."""
+        progress = 0.0
+        for transfer in self:
+            progress = max(progress, transfer.progress)
+            yield transfer, progress + transfer.stall_s
+
+    def wake_at(self) -> float:
+        """Time at which the next one may be late."""
+        times = (min(get.deadline, stalls_at) for get, stalls_at in self.stall_times())
+        return min(times, default=inf)
+
+
+# Silence after which the share of the window that ended gets still hold is taken back.
+ABANDON_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One message that requests blocks of a get."""
+
+    transfer: GetTransfer
+    indices: list[int]
+
+
+class Window(Protocol):
+    """The blocks requested and not received, over all gets."""
+
+    @property
+    def batches(self) -> Mapping[int, Batch]: ...
+
+    def check(self, transfers: Iterable[GetTransfer]) -> None: ...
+
+
+AnyWindow = TypeVar("AnyWindow", bound=Window)
+
+
+class GetChannel(Channel, Generic[AnyWindow]):
+    """All gets of one client over one transport, oldest first."""
+
+    wake_at = inf
+
+    def __init__(
+        self, client_context: ClientContext, connection: Connection | None, window: AnyWindow
+    ) -> None:
+        super().__init__(client_context, connection)
+        self._window: AnyWindow = window
+        self._queue = GetQueue()
+        self._last_reply_at = 0.0
+
+    # ── per transport ────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def _ask_next(self, transfer: GetTransfer) -> list[int]:
+        """Request the next blocks of `to_ask` and return them; none when that must wait."""
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """Release the share of the window that ended gets hold: its blocks will never come."""
+
+    def _reaches(self, transfer: GetTransfer) -> bool:
+        """It can carry the rows of `transfer`."""
+        return True
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is a get whose rows this transport reaches."""
+        if not isinstance(request, GetTransfer) or not self._reaches(request):
+            return False
+        try:
+            request.prepare(self._checked_rows(request, writable=True))
+        except KVFerryError as error:
+            self._turn_away(request, error)
+        else:
+            self._queue.add(request, now)
+            self.wake_at = min(self.wake_at, request.deadline, now + request.stall_s)
+            self._end_if_settled(request)  # without a key
+        return True
+
+    def pump(self, now: float) -> None:
+        """Request as much as the window allows, oldest get first."""
+        for transfer in self._queue:
+            while transfer.to_ask:
+                silent = not self._window.batches
+                num_asked = len(self._ask_next(transfer))
+                if not num_asked:
+                    return
+                if silent:
+                    self._last_reply_at = now  # silence counts from here
+                transfer.requested(num_asked)
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def _refused(
+        self, transfer: GetTransfer, reply: protocol.Error, indices: Sequence[int] = ()
+    ) -> None:
+        """The server refused a batch, of which `indices` have no outcome yet."""
+        if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+            self._session.forgotten(transfer.namespace)
+        if transfer.ended:
+            return
+        self._counters["refused"] += 1
+        transfer.refused(RequestRefused(reply.code, reply.message), indices)
+
+    def _answered(self, transfer: GetTransfer, now: float) -> None:
+        """Record progress after a reply, and end the get when every block is settled."""
+        self._session.breaker.answered()
+        transfer.replied()
+        self._queue.progressed(transfer, now)
+        self._end_if_settled(transfer)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _end_if_settled(self, transfer: GetTransfer) -> None:
+        if not transfer.ended and not transfer.num_open:
+            self._end(transfer, None, GetOutcome.MISS)
+
+    def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
+        """End it with the blocks that have landed; every other key gets `outcome`."""
+        self._queue.remove(transfer)
+        transfer.end(error, outcome)
+
+    def expire(self, now: float) -> None:
+        """End the late gets, and take back the window's share of blocks that will never come."""
+        if now < self.wake_at:
+            return
+        for transfer, stalls_at in self._queue.stall_times():
+            stalled = stalls_at <= now
+            if not stalled and transfer.deadline > now:
+                continue
+            self._counters[Op.GET.timeouts] += 1
+            if transfer.num_asked and stalled:
+                self._session.timed_out(now, transfer.stall_s)
+            why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
+            self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
+        if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
+            self._take_back()
+        self._set_wake_at()
+
+    def _set_wake_at(self) -> None:
+        self.wake_at = self._queue.wake_at()
+        if self.has_leftovers:
+            self.wake_at = min(self.wake_at, self._last_reply_at + ABANDON_S)
+
+    def cancel_all(self, error: KVFerryError) -> None:
+        self.end_all(error, GetOutcome.LATE)
+
+    def end_all(self, error: KVFerryError, outcome: GetOutcome = GetOutcome.UNAVAILABLE) -> None:
+        """End every get. Blocks still on their way are discarded when they come."""
+        for transfer in self._queue:
+            self._end(transfer, error, outcome)
+        self._set_wake_at()
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queue.num_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Blocks that ended gets had requested are still on their way."""
+        return any(batch.transfer.ended for batch in self._window.batches.values())
+
+    def check(self) -> None:
+        """Assert that no get here has ended and that every open block is in exactly one place."""
+        assert self._queue.num_bytes == sum(get.total_bytes for get in self._queue)
+        for get in self._queue:
+            assert not get.ended, "an ended get is still listed"
+            assert (get.state is GetState.PREPARED) == (not get.num_asked), get.state
+        self._window.check(self._queue)

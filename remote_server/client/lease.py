@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from operator import add
 
 from remote_server import protocol
-from remote_server.client.get import GetTransfer
-from remote_server.shm.mapping import ArenaView, WORD_BYTES
-from remote_server.shm.region import RegisteredRegion
+from remote_server.client.get import Batch, GetTransfer
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Got, Leased
-from remote_server.shm.region import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.mapping import WORD_BYTES, ArenaView
+from remote_server.shm.region import RegisteredRegion, copy_and_hash_group, copy_group, group_blocks
 
 
 @dataclass(slots=True)
@@ -160,11 +159,9 @@ SHARE_OF_ARENA = 16
 
 
 @dataclass(slots=True, eq=False)
-class LeaseBatch:
+class LeaseBatch(Batch):
     """One get without a reply yet."""
 
-    transfer: GetTransfer
-    indices: list[int]
     num_bytes: int
 
 
@@ -227,11 +224,6 @@ class LeaseWindow:
         """Queue the release of this lease for the server; 0 is no lease."""
         if number:
             self.to_release.append(number)
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Ended gets still hold a share for their requests."""
-        return any(batch.transfer.ended for batch in self.batches.values())
 
     def forget_leftovers(self) -> None:
         """Drop the batches of ended gets."""

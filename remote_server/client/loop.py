@@ -24,16 +24,15 @@ from remote_server.client import requests
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
-from remote_server.client.put import PutTransfer
-from remote_server.client.put_channel import TcpPuts
-from remote_server.shm.region import RegisteredRegion
-from remote_server.client.requests import Call, Mailbox, Submission, turn_away
+from remote_server.client.requests import Call, Mailbox, Submission
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
 from remote_server.client.shm_channels import open_shared
 from remote_server.client.tcp_gets import TcpGets
+from remote_server.client.tcp_puts import TcpPuts
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.keys import read_client_keys
+from remote_server.shm.region import RegisteredRegion
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Loop:
         self._stopping = False
         self._restarted = False
         self._had_readable = False
-        self._cancels: list[tuple[list[PutTransfer], threading.Event]] = []
+        self._cancels: list[tuple[list[Request], threading.Event]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
@@ -216,7 +215,7 @@ class Loop:
             except Exception as error:
                 # `_recover` does not find a request that is in no channel.
                 if not isinstance(submission, Call):
-                    turn_away(submission, ServerUnavailable(f"internal error: {error!r}"))
+                    submission.turn_away(ServerUnavailable(f"internal error: {error!r}"))
                 raise
 
     def _accept(self, submission: Submission, now: float) -> None:

@@ -1,5 +1,10 @@
-"""One caller's put as a state machine: cut into batches, sent, summed up from the replies."""
+"""Puts: one caller's put as a state machine, and the steps of puts that all transports share.
 
+A put is cut into batches. The window bounds the bytes sent and not acknowledged, over all puts. A
+put is settled when every batch has its reply, or when it is given up.
+"""
+
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -9,10 +14,16 @@ from math import inf
 from weakref import ref
 
 from remote_server import protocol
-from remote_server.client.region import check_rows
-from remote_server.client.results import PutResult, resolve
+from remote_server.client.channel import Channel, ClientContext, Request
+from remote_server.client.connection import Connection
+from remote_server.client.results import Op, PutResult, resolve
 from remote_server.client.session import Limits
-from remote_server.errors import KVFerryError, RemoteProtocolError
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    RemoteProtocolError,
+    RequestRefused,
+)
 
 # Counts of a Stored reply, which a PutResult sums up.
 _COUNTS = ("total", "created", "existed", "forced", "duplicate")
@@ -34,9 +45,6 @@ class PutState(Enum):
     FAILED = auto()  # ended: refused, late or given up; `PutTransfer.error` has the reason
 
 
-_ENDED = (PutState.ANSWERED, PutState.FAILED)
-
-
 @dataclass(slots=True, eq=False)
 class PutTransfer:
     """One caller's put. Its rows are ours to read until `future` ends.
@@ -51,13 +59,11 @@ class PutTransfer:
     deferred: bool
     force: bool
     timeout_s: float
-    """Counts from when the I/O thread takes it over."""
     chain: Sequence[protocol.Stretch] = ()
     """The stretches of all keys, or none."""
     deadline: float = inf
     state: PutState = PutState.SUBMITTED
     offsets: list[int] = field(default_factory=list)
-    """Offsets of its rows in the registered region; empty over tcp."""
     to_send: deque[range] = field(default_factory=deque)
     num_in_flight: int = 0
     lent: "list[ref[memoryview]]" = field(default_factory=list)
@@ -76,7 +82,7 @@ class PutTransfer:
     @property
     def ended(self) -> bool:
         """`future` has its result."""
-        return self.state in _ENDED
+        return self.state in (PutState.ANSWERED, PutState.FAILED)
 
     @property
     def settled(self) -> bool:
@@ -88,22 +94,38 @@ class PutTransfer:
         self.lent = [view for view in self.lent if view() is not None]
         return not self.lent
 
-    def _enter(self, state: PutState) -> None:
+    def enter(self, state: PutState) -> None:
+        """Change its state."""
         assert state.value >= self.state.value, f"{self.state} is followed by {state}"
         self.state = state
 
     # ── on its way ───────────────────────────────────────────────────────────────────────
 
     def prepare(
-        self, block_bytes: int, batch_bytes: int, limits: Limits, first_bytes: int | None = None
+        self, rows: list[memoryview], batch_bytes: int, first_bytes: int, limits: Limits
     ) -> None:
-        """Cut it into batches; see `cut`. Raises `LocalProtocolError`."""
-        self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
+        """Cut it into batches of checked `rows`, each of about `batch_bytes` and within the
+        server's limits.
+
+        The first is about `first_bytes`, and each is twice the one before until it is a batch: the
+        server begins soon, and is seldom interrupted.
+        """
+        self.rows = rows
         self.outcomes = [None] * len(self.keys)
-        sizes = [row.nbytes for row in self.rows]
-        self.total_bytes = sum(sizes)
-        self.to_send.extend(cut(sizes, batch_bytes, limits, first_bytes))
-        self._enter(PutState.PREPARED)
+        self.total_bytes = sum(row.nbytes for row in rows)
+        most_bytes = min(batch_bytes, limits.max_message_bytes)
+        enough = min(first_bytes or most_bytes, most_bytes)
+        first = num_bytes = 0
+        for index, row in enumerate(rows):
+            full = num_bytes + row.nbytes > enough or index - first == limits.max_keys
+            if index > first and full:
+                self.to_send.append(range(first, index))
+                first, num_bytes = index, 0
+                enough = min(2 * enough, most_bytes)
+            num_bytes += row.nbytes
+        if rows:
+            self.to_send.append(range(first, len(rows)))
+        self.enter(PutState.PREPARED)
 
     def checksums(self, part: range) -> list[int]:
         """Checksums of the blocks of `part`, as their rows are now."""
@@ -126,11 +148,7 @@ class PutTransfer:
         self.to_send.popleft()
         self.num_in_flight += 1
         self.bytes_sent += batch.num_bytes
-        self._enter(PutState.SENT)
-
-    def send_again(self, batch: "PutBatch") -> None:
-        """A batch was lost with its connection. Call it for the newest batch first."""
-        self.to_send.appendleft(batch.part)
+        self.enter(PutState.SENT)
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
@@ -161,16 +179,12 @@ class PutTransfer:
         self.to_send.clear()
         self.error = self.error or error
 
-    def wait_for_release(self) -> None:
-        """It is settled, and libzmq holds rows of it."""
-        self._enter(PutState.RELEASING)
-
     def resolve(self) -> None:
         """Resolve `future`; the rows are the caller's again."""
         if self.ended:
             return
         assert not self.lent
-        self._enter(PutState.FAILED if self.error else PutState.ANSWERED)
+        self.enter(PutState.FAILED if self.error else PutState.ANSWERED)
         self.rows = []
         result = PutResult(
             **self.counts, declined=self.declined, outcomes=self.outcomes,
@@ -178,7 +192,7 @@ class PutTransfer:
         )  # fmt: skip
         resolve(self.future, result)
 
-    def abandon(self, error: KVFerryError) -> None:
+    def turn_away(self, error: KVFerryError) -> None:
         """End it before anything was sent."""
         self.error = error
         self.outcomes = [None] * len(self.keys)
@@ -197,25 +211,181 @@ class PutBatch:
     """Index of the ticket that fences its rows; none over tcp."""
 
 
-def cut(
-    sizes: list[int], batch_bytes: int, limits: Limits, first_bytes: int | None = None
-) -> list[range]:
-    """Consecutive runs of blocks, each about a batch and within the server's limits.
+class PutChannel(Channel):
+    """All puts of one client over one transport, oldest first."""
 
-    The first is about `first_bytes`, and each is twice the one before until it is a batch: the
-    server begins soon, and is seldom interrupted.
-    """
-    most_bytes = min(batch_bytes, limits.max_message_bytes)
-    enough = min(first_bytes or most_bytes, most_bytes)
-    parts: list[range] = []
-    first, num_bytes = 0, 0
-    for index, size in enumerate(sizes):
-        full = num_bytes + size > enough or index - first == limits.max_keys
-        if index > first and full:
-            parts.append(range(first, index))
-            first, num_bytes = index, 0
-            enough = min(2 * enough, most_bytes)
-        num_bytes += size
-    if sizes:
-        parts.append(range(first, len(sizes)))
-    return parts
+    wake_at = inf
+    has_more = False
+    queued_bytes = 0
+
+    def __init__(
+        self, client_context: ClientContext, connection: Connection | None, most_bytes: int
+    ) -> None:
+        """`most_bytes` is the window."""
+        super().__init__(client_context, connection)
+        self._transfers: dict[PutTransfer, None] = {}
+        self._releasing: dict[PutTransfer, None] = {}
+        self._batches: dict[int, PutBatch] = {}
+        self._window_bytes = 0
+        self._most_bytes = most_bytes
+
+    # ── per transport ────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def _batch_bytes(self) -> tuple[int, int]:
+        """Bytes of a batch, and of the first one of a put."""
+
+    @abstractmethod
+    def _send_batch(self, batch: PutBatch) -> int:
+        """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
+
+    def _returned(self, batch: PutBatch, *, answered: bool) -> None:
+        """A batch was `answered`, or given up: release what it holds."""
+
+    def _reaches(self, transfer: PutTransfer) -> bool:
+        """It can carry the rows of `transfer`."""
+        return True
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is a put whose rows this transport reaches."""
+        if not isinstance(request, PutTransfer) or not self._reaches(request):
+            return False
+        try:
+            rows = self._checked_rows(request, writable=False)
+        except KVFerryError as error:
+            self._turn_away(request, error)
+            return True
+        request.prepare(rows, *self._batch_bytes(), self._session.limits)
+        if request.settled:  # without a key
+            request.resolve()
+            return True
+        self._transfers[request] = None
+        self.queued_bytes += request.total_bytes
+        self.wake_at = min(self.wake_at, request.deadline)
+        return True
+
+    def pump(self, now: float) -> None:
+        """Send the next message if the window allows it, oldest put first.
+
+        One a turn: hashing a window's worth of small blocks would delay lookups.
+        """
+        self.has_more = False
+        transfer = next((one for one in self._transfers if one.to_send), None)
+        if transfer is None:
+            return
+        part = transfer.to_send[0]
+        lengths = [row.nbytes for row in transfer.rows[part.start : part.stop]]
+        batch = PutBatch(transfer, part, lengths, sum(lengths))
+        if self._batches and self._window_bytes + batch.num_bytes > self._most_bytes:
+            return
+        request_id = self._send_batch(batch)
+        if not request_id:
+            return
+        transfer.sent(batch)
+        self._batches[request_id] = batch
+        self._window_bytes += batch.num_bytes
+        self._counters["bytes_out"] += batch.num_bytes
+        self._counters["blocks_out"] += len(part)
+        self.has_more = True
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def awaits(self, request_id: int) -> bool:
+        """A reply to this request would be in time."""
+        return request_id in self._batches
+
+    def answered(self, reply: protocol.Reply) -> None:
+        """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
+        batch = self._batches[reply.request_id]
+        transfer = batch.transfer
+        if isinstance(reply, protocol.Stored):
+            transfer.stored(batch.part, reply)
+        elif isinstance(reply, protocol.Error):
+            self._counters["refused"] += 1
+            if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+                self._session.forgotten(transfer.namespace)
+            transfer.refused(RequestRefused(reply.code, reply.message))
+        else:
+            raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
+        self._session.breaker.answered()
+        self._forget(reply.request_id, answered=True)
+        if transfer.settled:
+            self._retire(transfer)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _forget(self, request_id: int, *, answered: bool = False) -> None:
+        """Remove a batch: no further reply is expected."""
+        batch = self._batches.pop(request_id)
+        batch.transfer.num_in_flight -= 1
+        self._window_bytes -= batch.num_bytes
+        self._returned(batch, answered=answered)
+
+    def _retire(self, transfer: PutTransfer) -> None:
+        """End a settled put now, or as soon as libzmq has released its rows."""
+        del self._transfers[transfer]
+        if transfer.is_released():
+            self._finish(transfer)
+        else:
+            transfer.enter(PutState.RELEASING)
+            self._releasing[transfer] = None
+
+    def _finish(self, transfer: PutTransfer) -> None:
+        self.queued_bytes -= transfer.total_bytes
+        transfer.resolve()
+
+    def _give_up(self, transfers: list[PutTransfer], error: KVFerryError) -> None:
+        given_up = set(transfers)
+        for request_id, batch in list(self._batches.items()):
+            if batch.transfer in given_up:
+                self._forget(request_id)
+        for transfer in transfers:
+            transfer.give_up(error)
+            self._retire(transfer)
+
+    def expire(self, now: float) -> None:
+        """End the puts whose rows libzmq has released, and give up those that are late."""
+        for transfer in [transfer for transfer in self._releasing if transfer.is_released()]:
+            del self._releasing[transfer]
+            self._finish(transfer)
+        if now < self.wake_at:
+            return
+        late = [transfer for transfer in self._transfers if transfer.deadline <= now]
+        for transfer in late:
+            self._counters[Op.PUT.timeouts] += 1
+            if transfer.num_in_flight:
+                self._session.timed_out(now, transfer.timeout_s)
+        self._give_up(late, DeadlineExceeded("no answer to put in time"))
+        deadlines = (transfer.deadline for transfer in self._waiting)
+        self.wake_at = min((deadline for deadline in deadlines if deadline > now), default=inf)
+
+    def end_all(self, error: KVFerryError) -> None:
+        """Give up every put."""
+        self._give_up(list(self._transfers), error)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _waiting(self) -> list[PutTransfer]:
+        """The puts that have not ended."""
+        return [*self._transfers, *self._releasing]
+
+    @property
+    def releasing(self) -> Sequence[PutTransfer]:
+        return [*self._releasing]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self) -> None:
+        """Assert that window and sums equal the batches, and that each put is where it belongs."""
+        assert self._window_bytes == sum(batch.num_bytes for batch in self._batches.values())
+        assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
+        assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
+        assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"
+        assert all(transfer.settled for transfer in self._releasing), "it is not settled"
+        assert {one.state for one in self._transfers} <= {PutState.PREPARED, PutState.SENT}
+        assert {one.state for one in self._releasing} <= {PutState.RELEASING}

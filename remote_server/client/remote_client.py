@@ -29,16 +29,15 @@ from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.breaker import BreakerState
-from remote_server.client.get import GetStopwatch, GetTransfer
+from remote_server.client.get import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
-from remote_server.shm.region import RegisteredRegion
 from remote_server.client.requests import Call
-from remote_server.client.results import ClientConfig, GetResult, PutResult
-from remote_server.client.session import Declaration
+from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult
+from remote_server.client.session import BreakerState, Declaration
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
+from remote_server.shm.region import RegisteredRegion
 
 T = TypeVar("T")
 
@@ -88,9 +87,7 @@ class RemoteClient:
             )
         declaration = Declaration(namespace, block_bytes, dict(fingerprint))
         requests.check_hello(declaration, self._config.client_name)
-        self._declare(
-            lambda: self._loop.session.declare(namespace, block_bytes, declaration.fingerprint)
-        )
+        self._declare(partial(self._loop.session.declare, declaration))
 
     def forget(self, namespace: str) -> None:
         """Stop declaring `namespace`, for example after a change of weights.

@@ -19,10 +19,8 @@ from threading import Lock
 from typing import Any
 
 from remote_server import protocol
-from remote_server.client.get import GetTransfer
-from remote_server.client.put import PutTransfer
-from remote_server.client.region import check_keys, check_namespace
-from remote_server.client.results import Counters, GetOutcome, Op, fail, resolve
+from remote_server.client.channel import Request, check_keys, check_namespace
+from remote_server.client.results import Counters, Op, fail, resolve
 from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError, ServerUnavailable
 
@@ -60,6 +58,11 @@ class Ask:
     num_replies: int = 0
     ended: bool = False
     deadline: float = inf
+
+    def turn_away(self, error: KVFerryError) -> None:
+        if not self.ended:
+            self.ended = True
+            self.end(error)
 
 
 def hello(
@@ -272,8 +275,12 @@ class Call:
 
     run: Callable[[], None]
 
+    def turn_away(self, error: KVFerryError) -> None:
+        """Run it on the thread that ends what the I/O thread has not taken."""
+        self.run()
 
-Submission = Ask | GetTransfer | PutTransfer | Call
+
+Submission = Request | Call
 
 
 class Mailbox:
@@ -334,21 +341,6 @@ class Mailbox:
             while True:
                 submission = self._waiting.popleft()
                 try:
-                    turn_away(submission, error)
+                    submission.turn_away(error)
                 except Exception:  # the others end all the same
                     logger.exception("client: could not turn away a %s", type(submission).__name__)
-
-
-def turn_away(submission: Submission, error: KVFerryError) -> None:
-    """End a request that was not taken over, unless it has ended."""
-    match submission:
-        case Ask():
-            if not submission.ended:
-                submission.ended = True
-                submission.end(error)
-        case GetTransfer():
-            submission.end(error, GetOutcome.UNAVAILABLE)
-        case PutTransfer():
-            submission.abandon(error)
-        case Call():
-            submission.run()

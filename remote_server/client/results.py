@@ -1,6 +1,7 @@
 """Settings, results and counters of a client."""
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -8,7 +9,7 @@ from typing import TypeVar
 
 from remote_server.address import check_endpoint
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.protocol import PutOutcome
+from remote_server.protocol import Blocks, Got, PutOutcome
 
 
 class Op(StrEnum):
@@ -187,6 +188,49 @@ class GetTimes:
 
     deserialize_s: float
     """Receiving and verifying blocks, except while the server was busy with this get."""
+
+
+class GetStopwatch:
+    """Timestamps of one get. `RemoteClient.get` makes it; then only the I/O thread uses it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._began = clock()
+        self._sent: dict[int, float] = {}
+        self._landing_s: dict[int, float] = {}
+        self.times: GetTimes | None = None
+        """None until a message with the server's times has come."""
+
+    def sending(self, request_id: int) -> None:
+        """Record that a batch goes to ZeroMQ. Call it before the send: the server may have the
+        batch before this thread runs again."""
+        self._sent[request_id] = self.clock()
+
+    def landed(self, reply: Got | Blocks, came: float) -> None:
+        """Record that `reply`, whose header was read at `came`, has been processed."""
+        now, sent = self.clock(), self._sent.get(reply.request_id)
+        if sent is None:
+            return
+        before_s = self._landing_s.get(reply.request_id, 0.0)
+        self._landing_s[reply.request_id] = before_s + now - came
+        if reply.server_us:
+            self.times = self._split(sent, came, now, before_s, reply)
+
+    def _split(
+        self, sent: float, came: float, now: float, before_s: float,
+        reply: Got | Blocks,
+    ) -> GetTimes:  # fmt: skip
+        """The path of one message is the request's, the server's time, and its own way back. The
+        message may have waited here while earlier blocks landed, `before_s` in all."""
+        server_s = min(reply.server_us / 1e6, came - sent)
+        storage_s = min(reply.storage_us / 1e6, server_s)
+        on_the_way_s = came - sent - server_s
+        waited_s = min(before_s, on_the_way_s)
+        return GetTimes(
+            began=self._began, ended=now, serialize_s=sent - self._began,
+            network_s=on_the_way_s - waited_s, server_s=server_s - storage_s, storage_s=storage_s,
+            deserialize_s=waited_s + now - came,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,103 @@
          ▲                                   │ no answer                       │ timeouts
          └──────── connection lost ──────────┴──▶ breaker open, probe later ◀──┘
 
+Its breaker makes a server that stops answering cost one deadline, not one per request:
+
+    closed ──N timeouts in a row──▶ open ──backoff over──▶ probing ──welcome──▶ closed
+                                     ▲                        │
+                                     └──── no answer; backoff doubles ────┘
+
 No socket, no clock, no thread: the loop reports events and queries what is due.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from math import inf
+from typing import NamedTuple
 
 from remote_server import protocol
-from remote_server.client.breaker import Breaker, BreakerState
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import LocalProtocolError, RequestRefused, ServerUnavailable
+from remote_server.errors import RequestRefused, ServerUnavailable
 
 logger = logging.getLogger(__name__)
+
+ONE_STALL_S = 0.2
+"""Silence that is needed before the breaker opens, however many requests expire before. A host that
+withholds the processor from the server for a moment makes a whole burst of lookups late at once."""
+
+
+class BreakerState(StrEnum):
+    CLOSED = auto()  # requests flow
+    OPEN = auto()  # requests end as "unavailable" at once, nothing is sent
+    PROBING = auto()  # as open, but one hello is on its way
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Counts timeouts in a row and measures the silence. A reply in time resets both."""
+
+    config: ClientConfig
+    state: BreakerState = BreakerState.CLOSED
+    retry_at: float = inf
+    """Time of the next probe; infinite unless open."""
+    opens_at: float = inf
+    """Time at which `open_if_due` opens it, unless a reply comes before."""
+    _backoff_s: float = 0.0
+    _timeouts: int = 0
+    _silent_since: float = inf
+
+    def answered(self) -> None:
+        """A reply came in time. It does not close the breaker: only the reply to a probe does."""
+        self._timeouts, self._silent_since, self.opens_at = 0, inf, inf
+
+    def answered_late(self, waited_s: float) -> None:
+        """A reply came after its deadline. Within `ONE_STALL_S` it counts as one in time."""
+        if waited_s < ONE_STALL_S:
+            self.answered()
+
+    def timed_out(self, now: float, waited_s: float) -> bool:
+        """A request waited `waited_s` without a reply. True when this opened the breaker."""
+        self._timeouts += 1
+        self._silent_since = min(self._silent_since, now - waited_s)
+        if self._timeouts >= self.config.breaker_timeouts:
+            self.opens_at = self._silent_since + ONE_STALL_S
+        return self.open_if_due(now)
+
+    def open_if_due(self, now: float) -> bool:
+        """Open when the silence has lasted long enough. True when this opened the breaker."""
+        if self.state is not BreakerState.CLOSED or now < self.opens_at:
+            return False
+        self._open(now)
+        return True
+
+    def trip(self, now: float) -> bool:
+        """A hello timed out: open now, regardless of the count. True when it was closed before."""
+        opened = self.state is BreakerState.CLOSED
+        self._open(now)
+        return opened
+
+    def probe(self) -> None:
+        """A hello is sent. `close` or `trip` reports its result."""
+        if self.state is BreakerState.OPEN:
+            self.state = BreakerState.PROBING
+            self.retry_at = inf
+
+    def close(self) -> None:
+        """The server answered a hello."""
+        self.state = BreakerState.CLOSED
+        self.retry_at = inf
+        self._backoff_s = 0.0
+        self.answered()
+
+    def _open(self, now: float) -> None:
+        self.state, self.opens_at = BreakerState.OPEN, inf
+        backoff_s = self._backoff_s or self.config.breaker_backoff_s
+        self.retry_at = now + backoff_s
+        self._backoff_s = min(2 * backoff_s, self.config.breaker_longest_backoff_s)
+
 
 # Pause before a refused namespace is declared again: an operator may have cleared it.
 REFUSED_RETRY_S = 5.0
@@ -54,6 +135,7 @@ class Declaration:
     fingerprint: Mapping[str, str]
     standing: Standing = Standing.DUE
     retry_at: float = inf
+    """Time at which it becomes due again after a refusal."""
     refusal: str = ""
 
     @property
@@ -61,61 +143,7 @@ class Declaration:
         return self.standing is Standing.WELCOME
 
 
-class Declarations:
-    """Every namespace that was declared and not forgotten, by name."""
-
-    def __init__(self) -> None:
-        self._declared: dict[str, Declaration] = {}
-
-    def __len__(self) -> int:
-        return len(self._declared)
-
-    def __iter__(self) -> Iterator[Declaration]:
-        return iter(self._declared.values())
-
-    def __getitem__(self, namespace: str) -> Declaration:
-        """Raises `LocalProtocolError` when `namespace` was never declared."""
-        try:
-            return self._declared[namespace]
-        except (KeyError, TypeError):
-            raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
-
-    def get(self, namespace: str) -> Declaration | None:
-        return self._declared.get(namespace)
-
-    def add(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> bool:
-        """Add a namespace. False when it was declared with the same values before."""
-        known = self._declared.get(namespace)
-        if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
-            return False
-        self._declared[namespace] = Declaration(namespace, block_bytes, fingerprint)
-        return True
-
-    def remove(self, namespace: str) -> bool:
-        """Remove a namespace. False when it was not declared."""
-        return self._declared.pop(namespace, None) is not None
-
-    def start_over(self) -> None:
-        """Make a hello due for every namespace."""
-        for declaration in self:
-            declaration.standing, declaration.retry_at = Standing.DUE, inf
-
-    def due(self, now: float) -> list[Declaration]:
-        """The declarations whose hello is due, those refused long enough ago included."""
-        declared = self._declared.values()
-        for declaration in declared:
-            if declaration.retry_at <= now:
-                declaration.standing, declaration.retry_at = Standing.DUE, inf
-        return [declaration for declaration in declared if declaration.standing is Standing.DUE]
-
-    @property
-    def retry_at(self) -> float:
-        """Time at which the next refused namespace becomes due."""
-        return min((declaration.retry_at for declaration in self._declared.values()), default=inf)
-
-
-@dataclass(slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of a Welcome; before the first one, those of the protocol."""
 
     max_keys: int = protocol.MAX_KEYS_PER_MESSAGE
@@ -137,13 +165,13 @@ class Session:
 
     config: ClientConfig
     counters: Counters
-    declarations: Declarations = field(default_factory=Declarations)
+    declarations: dict[str, Declaration] = field(default_factory=dict)
+    """Every namespace that was declared and not forgotten, by name."""
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
     local_socket: str | None = None
     """The server's socket for shared memory; empty when it has none."""
-    local_secret: bytes = b""
-    """Secret to present there."""
+    local_secret: bytes = b""  # to be presented there
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
@@ -158,30 +186,24 @@ class Session:
     """An attempt to connect failed before any reply. Any thread may read it."""
 
     def __post_init__(self) -> None:
-        self.breaker = Breaker(
-            self.config.breaker_timeouts,
-            self.config.breaker_backoff_s,
-            self.config.breaker_longest_backoff_s,
-        )
+        self.breaker = Breaker(self.config)
 
     # ── queries ──────────────────────────────────────────────────────────────────────────
 
-    def require(self, namespace: str | None = None) -> None:
-        """Return when a request about `namespace` may be sent now; else raise the reason.
-
-        `ServerUnavailable`, or `LocalProtocolError` for a namespace that was never declared.
-        """
-        declaration = None if namespace is None else self.declarations[namespace]
+    def require(self, declaration: Declaration | None = None) -> None:
+        """Return when a request may be sent now, about the namespace of `declaration` if given;
+        else raise `ServerUnavailable` with the reason."""
         if not self.connected:
             why = f": {self.turned_away}" if self.turned_away else ""
             raise ServerUnavailable(f"no connection to {self.config.endpoint}{why}")
         if self.breaker.state is not BreakerState.CLOSED:
             raise ServerUnavailable(f"{self.config.endpoint} stopped answering")
-        if declaration is None or declaration.is_welcome:
+        if declaration is None or declaration.standing is Standing.WELCOME:
             return
+        name = f"namespace {declaration.namespace!r}"
         if declaration.standing is Standing.REFUSED:
-            raise ServerUnavailable(f"namespace {namespace!r} refused: {declaration.refusal}")
-        raise ServerUnavailable(f"namespace {namespace!r} is not welcomed yet")
+            raise ServerUnavailable(f"{name} refused: {declaration.refusal}")
+        raise ServerUnavailable(f"{name} is not welcomed yet")
 
     def due(self, now: float) -> list[Declaration]:
         """The namespaces whose hello is due."""
@@ -189,11 +211,15 @@ class Session:
             self._breaker_opened()
         if self.breaker.retry_at <= now:
             self._renew_hellos()
-        due = self.declarations.due(now)
+        declared = self.declarations.values()
+        for declaration in declared:
+            if declaration.retry_at <= now:
+                declaration.standing, declaration.retry_at = Standing.DUE, inf
+        due = [one for one in declared if one.standing is Standing.DUE]
         if not self.connected or self.breaker.state is BreakerState.OPEN:
             return []
         if self._renewing and not due:
-            due = [one for one in self.declarations if one.is_welcome][:1]
+            due = [one for one in declared if one.is_welcome][:1]
         self._renewing = False
         return due
 
@@ -201,7 +227,8 @@ class Session:
         """Time at which `due` may return more."""
         if not self.connected:
             return inf
-        return min(self.breaker.opens_at, self.breaker.retry_at, self.declarations.retry_at)
+        retries = (one.retry_at for one in self.declarations.values())
+        return min(self.breaker.opens_at, self.breaker.retry_at, *retries)
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
@@ -223,13 +250,16 @@ class Session:
 
     def forget(self, namespace: str) -> None:
         """Stop declaring a namespace. Requests for it are refused from now on."""
-        if self.declarations.remove(namespace):
+        if self.declarations.pop(namespace, None) is not None:
             self._refresh()
 
-    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+    def declare(self, new: Declaration) -> None:
         """Declare a namespace; a repetition changes nothing."""
-        if self.declarations.add(namespace, block_bytes, fingerprint):
-            self._refresh()
+        old = self.declarations.get(new.namespace)
+        if old and (old.block_bytes, old.fingerprint) == (new.block_bytes, new.fingerprint):
+            return
+        self.declarations[new.namespace] = new
+        self._refresh()
 
     def came_up(self) -> None:
         """The control connection is up. A new connection is probed at once."""
@@ -243,7 +273,7 @@ class Session:
             self._warn("%s; every block is a miss until it is back", reason)
         self._logged_ready = self.connected = self.ready = False
         self.local_socket = None
-        self.declarations.start_over()
+        self._start_over()
 
     def on_epoch(self, epoch: str, *, welcome: bool) -> Epoch:
         """Compare a reply's `epoch`; `welcome` when it answers a hello in flight.
@@ -256,11 +286,12 @@ class Session:
         if self.epoch is None:
             self.epoch = epoch
             return Epoch.CURRENT
-        if welcome or not self.declarations:
+        declared = self.declarations.values()
+        if welcome or not declared:
             self._past_epochs.append(self.epoch)
             self.epoch = epoch
             self.counters["server_restarts"] += 1
-        elif epoch in self._past_epochs or not any(one.is_welcome for one in self.declarations):
+        elif epoch in self._past_epochs or not any(one.is_welcome for one in declared):
             return Epoch.STALE
         self._renew_hellos()
         return Epoch.NEW
@@ -281,10 +312,10 @@ class Session:
         """The server accepted the namespace; adopt its limits."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
-        self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
-        self.limits.max_frame_bytes = min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES)
-        self.limits.max_message_bytes = min(
-            max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES
+        self.limits = Limits(
+            min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE),
+            min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES),
+            min(max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES),
         )
         self.breaker.close()
         self._refresh()
@@ -296,9 +327,8 @@ class Session:
         """The server refused a hello. The server is well; the namespace, or the client, is not."""
         reason = str(error)
         is_new = reason != declaration.refusal
-        is_first = all(one.refusal != reason for one in self.declarations)
-        declaration.refusal = reason
-        declaration.standing = Standing.REFUSED
+        is_first = all(one.refusal != reason for one in self.declarations.values())
+        declaration.standing, declaration.refusal = Standing.REFUSED, reason
         if isinstance(error, OtherProtocol):
             declaration.retry_at = now + OTHER_PROTOCOL_RETRY_S
             if is_first:
@@ -354,12 +384,17 @@ class Session:
         if not self.declarations:
             self.breaker.close()  # nothing to probe with: the next request finds out
         self.breaker.probe()
-        self.declarations.start_over()
+        self._start_over()
         self._refresh()
+
+    def _start_over(self) -> None:
+        """Make a hello due for every namespace."""
+        for declaration in self.declarations.values():
+            declaration.standing, declaration.retry_at = Standing.DUE, inf
 
     def _refresh(self) -> None:
         self.ready = (
             self.connected
             and self.breaker.state is BreakerState.CLOSED
-            and all(declaration.is_welcome for declaration in self.declarations)
+            and all(one.is_welcome for one in self.declarations.values())
         )

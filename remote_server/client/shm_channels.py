@@ -14,16 +14,14 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext
-from remote_server.client.get import GetTransfer
-from remote_server.client.get_channel import GetChannel
+from remote_server.client.get import GetChannel, GetTransfer
 from remote_server.client.lease import SHARE_OF_ARENA, Lease, LeaseBatch, LeaseWindow
-from remote_server.client.put import PutBatch, PutTransfer
-from remote_server.client.put_channel import PutChannel
-from remote_server.shm.region import RegisteredRegion, Tickets
+from remote_server.client.put import PutBatch, PutChannel, PutTransfer
 from remote_server.client.results import GetOutcome
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.protocol import Get, Got, Leased, LeaseRequest, Put, Release, SharedRows
+from remote_server.shm.region import RegisteredRegion, Tickets
 
 # Bytes copied before the sockets are polled: half a millisecond. A poll takes 20 µs.
 TURN_BYTES = 8 << 20
@@ -246,11 +244,10 @@ class ShmPuts(PutChannel):
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
-    def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
+    def _batch_bytes(self) -> tuple[int, int]:
         batch_bytes = max(1, self._most_bytes // 4)
         # An idle server receives its first batch soon.
-        first_bytes = None if self._batches else batch_bytes // 8
-        transfer.prepare(block_bytes, batch_bytes, self._session.limits, first_bytes)
+        return batch_bytes, batch_bytes if self._batches else batch_bytes // 8
 
     def _require_way(self) -> None:
         self._link.require()

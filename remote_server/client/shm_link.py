@@ -20,16 +20,13 @@ from typing import Protocol
 import zmq
 
 from remote_server import protocol
-from remote_server.client.channel import Channel, ClientContext, Request
-from remote_server.client.get import GetTransfer
-from remote_server.client.put import PutTransfer
-from remote_server.shm.mapping import ArenaView
-from remote_server.shm.region import RegisteredRegion, Tickets
+from remote_server.client.channel import Channel, ClientContext, Request, Transfer
 from remote_server.client.session import Session
 from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, ErrorCode, NotAttached, Release
-from remote_server.shm.mapping import NotAttachable, user_of
+from remote_server.shm.mapping import ArenaView, NotAttachable, user_of
+from remote_server.shm.region import RegisteredRegion, Tickets
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +294,7 @@ class ShmLink(Channel):
 
     # ── for its users ────────────────────────────────────────────────────────────────────
 
-    def reaches(self, transfer: PutTransfer | GetTransfer) -> bool:
+    def reaches(self, transfer: Transfer) -> bool:
         """Whether `transfer` belongs to shared memory; sets its offsets then."""
         if not self.in_use and self._config.transport != "shm":
             return False

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from remote_server import protocol
 from remote_server.client.channel import ClientContext
 from remote_server.client.connection import Connection
-from remote_server.client.get import GetTransfer
-from remote_server.client.get_channel import GetChannel
+from remote_server.client.get import Batch, GetChannel, GetTransfer
 from remote_server.client.results import ClientConfig, GetOutcome
 from remote_server.errors import RemoteProtocolError
 
@@ -24,11 +23,9 @@ _TURN_MESSAGES = 64
 
 
 @dataclass(slots=True, eq=False)
-class GetBatch:
+class GetBatch(Batch):
     """One Get message. On the wire a block is its position in `indices`."""
 
-    transfer: GetTransfer
-    indices: list[int]
     sizes: list[int]
     open: set[int]
     """Positions that have not come yet."""
@@ -75,11 +72,6 @@ class GetWindow:
         """`close` every block of the batch that has not come."""
         for position in list(batch.open):
             self.close(batch, position, outcome)
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Ended gets still hold a share."""
-        return any(batch.transfer.ended for batch in self.batches.values())
 
     def clear(self) -> None:
         """Drop all batches: none of their blocks will come."""
@@ -321,7 +313,7 @@ class TcpGets(GetChannel[GetWindow]):
             if not batch.transfer.ended:
                 self._counters["batches_resent"] += 1
                 open_ones = [batch.indices[position] for position in sorted(batch.open)]
-                batch.transfer.request_again(open_ones)
+                batch.transfer.to_ask.extendleft(reversed(open_ones))
         self._window.clear()
 
     def lost(self) -> None:

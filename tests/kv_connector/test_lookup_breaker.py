@@ -5,7 +5,7 @@ from scripted_client import Clock, Engine
 
 from kv_connector import metrics
 from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupBreaker
-from remote_server.client.breaker import ONE_STALL_S
+from remote_server.client.session import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
 

@@ -49,7 +49,7 @@ class CountingChannel(Channel):
     def end_all(self, error: KVFerryError) -> None:
         self.calls.append("end_all")
         for put in self._puts:
-            put.abandon(error)
+            put.turn_away(error)
         self._puts.clear()
 
     def reset(self) -> None:

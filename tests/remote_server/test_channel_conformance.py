@@ -31,8 +31,7 @@ from shared_messages import SharedGet, SharedPut, kind_of
 
 from remote_server.client import GetOutcome, RemoteClient, loop, remote_client, shm_channels
 from remote_server.client.channel import Channel
-from remote_server.client.get import GetState, GetTransfer
-from remote_server.client.get_channel import GetChannel
+from remote_server.client.get import GetChannel, GetState, GetTransfer
 from remote_server.client.lease import LeaseWindow
 from remote_server.client.put import PutState, PutTransfer
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable

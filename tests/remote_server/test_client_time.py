@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
 from remote_server.client.connection import Connection
-from remote_server.client.get_channel import ABANDON_S
+from remote_server.client.get import ABANDON_S
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import (
     Clear,

@@ -11,9 +11,8 @@ from handler_bench import HandlerBench
 from wire_peer import Peer, key
 
 from remote_server import protocol
-from remote_server.client.get import GetStopwatch
 from remote_server.client.remote_client import RemoteClient
-from remote_server.client.results import ClientConfig, GetTimes
+from remote_server.client.results import ClientConfig, GetStopwatch, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
 from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now

@@ -100,7 +100,9 @@ def test_a_command_at_an_old_server_names_the_side_to_upgrade(fake, make_client)
 
 
 def all_refused(client):
-    return all(one.standing is Standing.REFUSED for one in client._loop.session.declarations)
+    return all(
+        one.standing is Standing.REFUSED for one in client._loop.session.declarations.values()
+    )
 
 
 @pytest.mark.parametrize("answer", [refusal, welcome])

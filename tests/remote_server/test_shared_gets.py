@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, replaced
 
 from remote_server.client import GetOutcome
-from remote_server.client.get_channel import ABANDON_S
+from remote_server.client.get import ABANDON_S
 from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Get, Lookup, Release, Touched, Verify
