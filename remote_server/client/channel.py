@@ -26,7 +26,7 @@ from remote_server.keys import ClientKeys
 logger = logging.getLogger(__name__)
 
 # Messages processed before the other connections get their turn.
-_TURN_MESSAGES = 64
+TURN_MESSAGES = 64
 
 
 class Request(Protocol):
@@ -250,7 +250,7 @@ class Channel(ABC):
         """Pass the current server's replies, none with a payload, to `take`, which may raise
         `RemoteProtocolError`."""
         assert self.connection is not None
-        for _ in range(_TURN_MESSAGES):
+        for _ in range(TURN_MESSAGES):
             try:
                 reply = self.connection.receive()
                 if reply is None:

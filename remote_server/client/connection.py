@@ -9,7 +9,7 @@ whenever its interpreter is held while blocks come.
 
 The requests bound the queue instead of a mark:
 
-- Blocks come on one connection. Its window (`tcp_gets.py`) bounds the bytes requested and not
+- Blocks come on one connection. Its window (`tcp_channels.py`) bounds the bytes requested and not
   received, those of ended gets included.
 - Every other reply is one header of at most 4 MiB, usually less than a kilobyte, and answers one
   request. The windows of puts and of shared memory, and the limit of small requests in flight,

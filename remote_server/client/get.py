@@ -300,6 +300,7 @@ class GetChannel(Channel, Generic[AnyWindow]):
 
     def pump(self, now: float) -> None:
         """Request as much as the window allows, oldest get first."""
+        self.blocked = False
         for transfer in self._queue:
             while transfer.to_ask:
                 silent = not self._window.batches

@@ -28,8 +28,7 @@ from remote_server.client.requests import Call, Mailbox, Submission
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
 from remote_server.client.shm_channels import open_shared
-from remote_server.client.tcp_gets import TcpGets
-from remote_server.client.tcp_puts import TcpPuts
+from remote_server.client.tcp_channels import TcpGets, TcpPuts
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.keys import read_client_keys
 from remote_server.shm.region import RegisteredRegion

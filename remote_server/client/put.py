@@ -271,7 +271,7 @@ class PutChannel(Channel):
 
         One a turn: hashing a window's worth of small blocks would delay lookups.
         """
-        self.has_more = False
+        self.has_more = self.blocked = False
         transfer = next((one for one in self._transfers if one.to_send), None)
         if transfer is None:
             return
@@ -297,8 +297,11 @@ class PutChannel(Channel):
         return request_id in self._batches
 
     def answered(self, reply: protocol.Reply) -> None:
-        """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
-        batch = self._batches[reply.request_id]
+        """Process the reply to a batch. Raises `RemoteProtocolError` for a wrong kind."""
+        batch = self._batches.get(reply.request_id)
+        if batch is None:
+            self._counters["late_replies"] += 1
+            return
         transfer = batch.transfer
         if isinstance(reply, protocol.Stored):
             transfer.stored(batch.part, reply)

@@ -23,7 +23,7 @@ from fake_server import PATIENCE_S, eventually
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.control import ControlChannel
-from remote_server.client.tcp_gets import TcpGets
+from remote_server.client.tcp_channels import TcpGets
 from remote_server.errors import (
     DeadlineExceeded,
     ServerUnavailable,
@@ -207,7 +207,7 @@ def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch, brea
     def fail(*_):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(TcpGets, "accept", fail)
+    monkeypatch.setattr(TcpGets, "offer", fail)
     got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     monkeypatch.undo()
