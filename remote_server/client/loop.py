@@ -24,7 +24,7 @@ from remote_server.client import requests
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
-from remote_server.client.requests import Call, Mailbox, Submission
+from remote_server.client.requests import Call, Mailbox
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
 from remote_server.client.shm_channels import open_shared
@@ -210,18 +210,15 @@ class Loop:
     def _take_over(self, now: float) -> None:
         for submission in self.mailbox.take():
             try:
-                self._accept(submission, now)
+                if isinstance(submission, Call):
+                    submission.run()
+                else:
+                    self._offer(submission, now)
             except Exception as error:
                 # `_recover` does not find a request that is in no channel.
                 if not isinstance(submission, Call):
                     submission.turn_away(ServerUnavailable(f"internal error: {error!r}"))
                 raise
-
-    def _accept(self, submission: Submission, now: float) -> None:
-        if isinstance(submission, Call):
-            submission.run()
-        else:
-            self._offer(submission, now)
 
     def _offer(self, request: Request, now: float) -> None:
         request.deadline = now + request.timeout_s

@@ -341,7 +341,7 @@ class Population:
             log.exception("the memory is populated no further; first puts are slower")
 
 
-class ArenaView:
+class ArenaView(ReadOnlyMap):
     """The arena behind a descriptor of the server. Used by the I/O thread only.
 
     The server may change the bytes at any time: bytes read are valid only if the block's generation
@@ -352,25 +352,14 @@ class ArenaView:
         """Map a file of user `server`; `fd` stays the caller's. Raises `NotAttachable`,
         `OSError`."""
         check_file(fd, num_bytes, server, "arena")
-        self._map = ReadOnlyMap(fd, num_bytes)
+        super().__init__(fd, num_bytes)
         self.mapped = True
         """True until `close`. A read after that would kill the process."""
-        self.num_bytes = num_bytes
-        self.address = self._map.address
         words = (ctypes.c_uint64 * (num_bytes // WORD_BYTES)).from_address(self.address)
         self.words = memoryview(words).cast("B").cast("Q").toreadonly()
 
     def close(self) -> None:
-        """Unmap it. No copy from it may be under way or begin."""
+        """Unmap it, soon. No copy from it may be under way or begin."""
         self.mapped = False
         self.words.release()
-        self._map.close()
-
-    @property
-    def unmapped(self) -> bool:
-        """The unmapping is complete."""
-        return self._map.unmapped
-
-    def join(self) -> None:
-        """Wait until it is unmapped."""
-        self._map.join()
+        super().close()
