@@ -8,9 +8,9 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlConnector
 
+from kv_connector import register
 from kv_connector.config import ConnectorConfig, read_config
 from kv_connector.connector import KVFerryConnector
-from kv_connector.plugin import register
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "prefill_decode"
 

@@ -277,7 +277,7 @@ def test_what_vllm_loads_by_its_path_refuses_in_one_sentence(
 def test_the_plugin_leads_to_the_sentence_when_the_connector_is_named(tmp_path: Path):
     ran = python(
         fake_vllm(tmp_path, "0.31.0", factory=FACTORY),
-        "from kv_connector.plugin import CONNECTOR, register\n"
+        "from kv_connector import CONNECTOR, register\n"
         "import sys\n"
         "register(); register()\n"
         "assert 'kv_connector.connector' not in sys.modules\n"
@@ -293,7 +293,7 @@ def test_the_plugin_leads_to_the_sentence_when_the_connector_is_named(tmp_path: 
 def test_the_plugin_breaks_no_vllm_and_logs_one_line(factory: str, tmp_path: Path):
     ran = python(
         fake_vllm(tmp_path, "0.10.0", factory=factory),
-        "from kv_connector.plugin import register\nregister(); register()",
+        "from kv_connector import register\nregister(); register()",
     )
     assert ran.returncode == 0
     (line,) = ran.stderr.splitlines()
