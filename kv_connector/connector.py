@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 
-from kv_connector import namespace
+from kv_connector import guarded, namespace, never_raises
 from kv_connector.config import (
     ConnectorConfig,
     apply_request_options,
@@ -34,7 +34,6 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
-from kv_connector.guard import guarded, never_raises
 from kv_connector.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
@@ -51,9 +50,7 @@ from kv_connector.metrics import (
     tokens_before_windows,
     without_what_was_not_sent,
 )
-from kv_connector.pool import (
-    sweep_dead_pools,
-)
+from kv_connector.pool import sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
 from kv_connector.self_test import Outcome, Report, run_self_test

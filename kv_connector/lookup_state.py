@@ -7,15 +7,14 @@ It uses no socket and no clock. Only the scheduler thread uses it.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from functools import partial
 from typing import Any, NamedTuple
 
-from kv_connector import metrics
+from kv_connector import guarded, metrics
 from kv_connector.break_even import LinkSpeed, LookupBreaker, Patience
-from kv_connector.guard import never_raises
 from kv_connector.metrics import TierCounters
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
@@ -381,24 +380,19 @@ class Queries:
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 
-    @never_raises(lambda: None)
     def _on_found(self, query: Query, reply: "Future[Found]") -> None:
         states, reason = None, Missed.LOOKUP_FAILED
-        if not reply.cancelled():
-            error = reply.exception()
+        with guarded(self._counters, "_on_found"):
+            error = CancelledError() if reply.cancelled() else reply.exception()
             if error is None:
                 states = reply.result().states
             elif isinstance(error, DeadlineExceeded):
                 reason = Missed.LOOKUP_LATE
             elif isinstance(error, ServerUnavailable):
                 reason = Missed.UNAVAILABLE
-        self.answers.append(Answer(query, self._clock(), states, reason))
+            self.answers.append(Answer(query, self._clock(), states, reason))
 
-    @never_raises(lambda: None)
     def _on_late(self, query: Query, found: Found) -> None:
-        late, now_s = query._replace(kind=Kind.LATE), self._clock()
-        self.answers.append(Answer(late, now_s, found.states, Missed.LOOKUP_LATE))
-
-    def count_hook_error(self, hook: str) -> None:
-        """One exception of ours was kept from the client's thread."""
-        self._counters.count(metrics.HOOK_ERRORS, label=hook)
+        with guarded(self._counters, "_on_late"):
+            late, now_s = query._replace(kind=Kind.LATE), self._clock()
+            self.answers.append(Answer(late, now_s, found.states, Missed.LOOKUP_LATE))

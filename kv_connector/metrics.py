@@ -192,6 +192,10 @@ class TierCounters:
             with self._lock:
                 self._totals[metric, label] += amount
 
+    def count_hook_error(self, hook: str) -> None:
+        """One exception of ours was kept from the engine."""
+        self.count(HOOK_ERRORS, label=hook)
+
     def observe(self, metric: str, value: float) -> None:
         """One value of a histogram. Only the scheduler thread calls it."""
         self._observed.append((metric, value))

@@ -33,11 +33,10 @@ from vllm.v1.kv_offload.tiering.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kv_connector import metrics
+from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Backlog, Recency
 from kv_connector.break_even import BreakEven, Patience
 from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
-from kv_connector.guard import guarded, kept_from_engine, never_raises
 from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters

@@ -22,10 +22,9 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kv_connector import metrics
+from kv_connector import kept_from_engine, metrics
 from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
-from kv_connector.guard import kept_from_engine
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
@@ -341,7 +340,7 @@ class Transfers:
         try:
             self._look_for_overdue()
         except Exception:
-            kept_from_engine(self, "get_finished_jobs")
+            kept_from_engine(self._counters, "get_finished_jobs")
         self._load_has_ended = False
         while self._ended:
             ended = self._ended.popleft()
@@ -413,11 +412,7 @@ class Transfers:
         # Before anything that could raise: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
         self._load_has_ended = True
-        kept_from_engine(self, hook)
-
-    def count_hook_error(self, hook: str) -> None:
-        """One exception of ours was kept from the engine."""
-        self._counters.count(metrics.HOOK_ERRORS, label=hook)
+        kept_from_engine(self._counters, hook)
 
 
 def _failed(job_id: int) -> JobResult:
