@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.tiering.base import ParentManager
 
 from kv_connector import metrics
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places
+from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places, PoolRows
 from kv_connector.tier_transfers import Ended, Transfers
 from remote_server.protocol import KeyState
 
@@ -141,7 +141,7 @@ class Backfill:
     transfers: Transfers
     counters: TierCounters
     clock: Callable[[], float]
-    block_bytes: int
+    rows: PoolRows
     _batch: dict[OffloadKey, Due] = field(default_factory=dict)
     _job_id: int | None = None
     _began_s: float = 0.0
@@ -152,8 +152,8 @@ class Backfill:
     @property
     def batch_rows(self) -> int:
         """Most rows that one batch pins."""
-        share = int(self.transfers.rows_for_puts * SHARE_OF_PUTS)
-        return max(1, min(BATCH_BYTES // self.block_bytes, MOST_BATCH_ROWS, share))
+        share = int(self.rows.rows_for_puts * SHARE_OF_PUTS)
+        return max(1, min(BATCH_BYTES // self.rows.block_bytes, MOST_BATCH_ROWS, share))
 
     @property
     def wants_steps(self) -> bool:

@@ -299,7 +299,7 @@ class KVFerryConnector(OffloadingConnector):
         with guarded(self, "_finished"):
             self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
         with guarded(self, "_maybe_log"):
-            totals = self._remote.totals() if self._remote is not None else None
+            totals = self._remote.counters.totals() if self._remote is not None else None
             if (line := self._traffic.line(totals)) is not None:
                 logger.info(line)
         with guarded(self, "_step_began"):

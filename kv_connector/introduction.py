@@ -9,14 +9,9 @@ server is not used. Reports travel in the metadata of the engine's steps and not
 
 A report that changes gets a higher revision, and is sent until that revision is acknowledged. To
 report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
-
-At the first reply of a server a mismatch check logs namespaces that differ from the engine's in few
-facts (docs/decisions.md: "Two engines that nearly agree get a log line").
 """
 
-import logging
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +29,7 @@ from kv_connector.metrics import CANARIES
 from kv_connector.namespace import Facts
 from kv_connector.pool import PoolFile
 from kv_connector.self_test import Outcome, Report
-from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
-from remote_server.protocol import StatsReply
-from remote_server.protocol.namespace_diff import gaps_of
 
 if TYPE_CHECKING:
     from kv_connector.remote_tier import RemoteTier
@@ -226,7 +218,7 @@ class Introduction:
                 "workers %s have not reported in %d steps; the server is not used until they do",
                 self._reports.missing, MOST_STEPS,
             )  # fmt: skip
-            self._tier.wait_no_longer()
+            self._tier.lookups.hold_nothing()
 
     def on_reports(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
         """Workers have reported; `news` is the result of `Reports.take`."""
@@ -271,34 +263,12 @@ class Introduction:
         counted = before.failed_hooks if before is not None else ()
         for hook in report.failed_hooks:
             if hook not in counted:
-                self._tier.count_hook_error(hook)
+                self._tier.counters.count_hook_error(hook)
         if report.self_test is not None and (before is None or before.self_test is None):
             self.pool_is_wrong |= report.self_test.miscopied
-            self._tier.count(CANARIES, report.self_test.outcome)
+            self._tier.counters.count(CANARIES, label=report.self_test.outcome)
             if report.self_test.outcome is Outcome.BROKEN:
-                self._tier.count_hook_error("canary")
-
-
-MISMATCH_CHECK_TIMEOUT_S = 5.0
-
-
-def look_for_gaps(
-    client: RemoteClient,
-    namespace: str,
-    engine: str,
-    facts: Mapping[str, str],
-    logger: logging.Logger,
-) -> None:
-    """Query the server's namespaces, and log the facts that keep this engine from using them.
-    Returns at once; the client's thread logs. A failed query is ignored."""
-
-    def log_gaps(reply: "Future[StatsReply]") -> None:
-        if reply.cancelled() or reply.exception() is not None:
-            return
-        for gap in gaps_of(namespace, engine, facts, reply.result().namespaces):
-            logger.warning("%s", gap.line())
-
-    client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)
+                self._tier.counters.count_hook_error("canary")
 
 
 # Besides the weights at start.

@@ -1,24 +1,21 @@
-"""Lookup state of one request, and the queries to the server.
+"""Lookups of one request: its queries and the server's replies to them.
 
 vLLM looks up one key at a time, again in every engine step, and waits for ever while a tier
 returns RETRY. `LookupState` reduces that to one query per prompt and one time budget per request.
 It uses no socket and no clock. Only the scheduler thread uses it.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kv_connector import guarded, metrics
-from kv_connector.break_even import LinkSpeed, LookupBreaker, Patience
-from kv_connector.metrics import TierCounters
-from remote_server.client import RemoteClient
-from remote_server.errors import DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found, KeyState, Stretch
+from msgspec.structs import replace
+
+from remote_server.protocol import KeyState, Stretch, lowest_start
+
+if TYPE_CHECKING:
+    from kv_connector.pool_rows import PoolRows
 
 
 class Missed(StrEnum):
@@ -178,11 +175,35 @@ class LookupState:
 
     # ── queries and answers ────────────────────────────────────────────────────────────
 
+    def take(self, answer: "Answer") -> None:
+        """A query of this request ended. No effect if its replies were dropped meanwhile."""
+        (kind, _, generation, keys, _), states = answer.query, answer.states
+        if generation != self.generation:
+            return
+        if kind is Kind.AGAIN:
+            self.queried_again = False
+        if kind is Kind.AWAITED and states is not None:
+            self.answered(keys, states, answer.ended_s)
+        elif kind is Kind.AWAITED:
+            self.unanswered(keys, answer.reason, answer.ended_s)
+        elif states is not None:
+            self.replied_late(keys, states)
+
     def take_wanted(self) -> tuple[list[bytes], list[int | None]]:
         """The keys to query now, and their ends; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
         ends, self.wanted_ends = self.wanted_ends, []
         return wanted, ends
+
+    def chain(
+        self, rows: "PoolRows", keys: list[bytes], ends: Sequence[int | None]
+    ) -> list[Stretch]:
+        """The chain fields of a query. The class of its request is what levels above have of it."""
+        chain = rows.chain(keys, ends, [self.above] * len(keys))
+        if chain and self.above < 0:
+            self.above = lowest_start(chain)
+            chain = [replace(stretch, known=self.above) for stretch in chain]
+        return chain
 
     def sent(self, now_s: float) -> None:
         """A query was sent: the wait for its reply begins."""
@@ -234,15 +255,12 @@ class LookupState:
         """The engine preempted the request and will look it up again: drop replies, and remember
         only failed loads."""
         failed = [key for key, state in self.states.items() if state is Missed.LOAD_FAILED]
-        self._forget()
+        self.forget_answers()
         self.give_up(failed, Missed.LOAD_FAILED)
         self.scheduled = False
 
     def forget_answers(self) -> None:
-        """The weights may have changed: drop replies that belong to the old ones."""
-        self._forget()
-
-    def _forget(self) -> None:
+        """Drop replies: the weights may have changed since them."""
         self.states, self.wanted, self.wanted_ends = {}, [], []
         self.generation += 1
         self.queries, self._owed_since_s = 0, None
@@ -250,11 +268,6 @@ class LookupState:
         self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None
         self.missed_for_now, self.queried_again = {}, False
-
-
-# Limit on keys in open queries, over all requests: a server answers so many in half the default
-# deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
-MOST_KEYS_UNDER_WAY = 32_768
 
 
 class Kind(Enum):
@@ -270,7 +283,7 @@ class Query(NamedTuple):
     """A lookup that was sent."""
 
     kind: Kind
-    wait: LookupState | None
+    wait: "LookupState | None"
     """State of the request; None for a probe, which no request waits for."""
     generation: int
     keys: list[bytes]
@@ -286,113 +299,3 @@ class Answer(NamedTuple):
     """The server's reply, one state a key; None without a reply."""
     reason: Missed
     """Why there was no reply."""
-
-
-class Queries:
-    """Lookups under way to the server. Belongs to the scheduler thread. Replies and deadlines come
-    on the client's I/O thread, which only appends to a deque; the scheduler thread applies them at
-    its next lookup.
-    """
-
-    def __init__(
-        self,
-        client: RemoteClient,
-        counters: TierCounters,
-        link: LinkSpeed,
-        patience: Patience,
-        clock: Callable[[], float],
-    ) -> None:
-        self._client = client
-        self._counters = counters
-        self._link = link
-        self._patience = patience
-        self._clock = clock
-        self._keys_under_way = 0
-        self.answers: deque[Answer] = deque()
-        self.breaker = LookupBreaker(clock)
-        self.probe_key: bytes | None = None
-        """The key for the next probe, a lookup that no request waits for."""
-
-    def has_room(self, num_keys: int) -> bool:
-        """Whether so many keys may be queried now."""
-        return not self._keys_under_way or self._keys_under_way + num_keys <= MOST_KEYS_UNDER_WAY
-
-    def send(
-        self,
-        namespace: str,
-        kind: Kind,
-        keys: list[bytes],
-        wait: LookupState | None = None,
-        chain: Sequence[Stretch] = (),
-    ) -> None:
-        """Look `keys` up on the server, with their chain fields if they are known."""
-        query = Query(kind, wait, wait.generation if wait is not None else 0, keys, self._clock())
-        if wait is not None:
-            self._keys_under_way += len(keys)
-        on_late = None
-        if wait is not None and kind is Kind.AWAITED:
-            wait.sent(query.sent_s)
-            on_late = partial(self._on_late, query)
-        timeout_s = self._patience.lookup_s
-        found = self._client.lookup(
-            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain
-        )
-        found.add_done_callback(partial(self._on_found, query))
-
-    def probe(self, namespace: str) -> None:
-        """Send a probe if one is due."""
-        if self.probe_key is not None and self._client.ready and self.breaker.take_probe():
-            self.send(namespace, Kind.PROBE, [self.probe_key])
-
-    def take_answers(self) -> None:
-        """Apply what the I/O thread has handed over, in the order in which it came."""
-        while self.answers:
-            answer = self.answers.popleft()
-            self._learn(answer)
-            (kind, wait, generation, keys, _), states = answer.query, answer.states
-            if wait is None:
-                continue
-            if kind is not Kind.LATE:
-                self._keys_under_way -= len(keys)
-            if generation != wait.generation:
-                continue
-            if kind is Kind.AGAIN:
-                wait.queried_again = False
-            if kind is Kind.AWAITED and states is not None:
-                wait.answered(keys, states, answer.ended_s)
-            elif kind is Kind.AWAITED:
-                wait.unanswered(keys, answer.reason, answer.ended_s)
-            elif states is not None:
-                wait.replied_late(keys, states)
-
-    def _learn(self, answer: Answer) -> None:
-        """Record the round trip, if it ended by a reply or by its deadline."""
-        in_time, kind, sent_s = answer.states is not None, answer.query.kind, answer.query.sent_s
-        if kind in (Kind.AGAIN, Kind.PROBE):
-            self.breaker.probed(in_time=in_time)
-        elif kind is Kind.LATE:
-            self.breaker.replied_late()
-        elif in_time or answer.reason is Missed.LOOKUP_LATE:
-            seconds = answer.ended_s - sent_s
-            self._counters.observe(metrics.LOOKUP_DURATION, seconds)
-            self._link.lookup_took(seconds)
-            self.breaker.ended(in_time=in_time, sent_s=sent_s)
-
-    # ── on the client's I/O thread ───────────────────────────────────────────────────────
-
-    def _on_found(self, query: Query, reply: "Future[Found]") -> None:
-        states, reason = None, Missed.LOOKUP_FAILED
-        with guarded(self._counters, "_on_found"):
-            error = CancelledError() if reply.cancelled() else reply.exception()
-            if error is None:
-                states = reply.result().states
-            elif isinstance(error, DeadlineExceeded):
-                reason = Missed.LOOKUP_LATE
-            elif isinstance(error, ServerUnavailable):
-                reason = Missed.UNAVAILABLE
-            self.answers.append(Answer(query, self._clock(), states, reason))
-
-    def _on_late(self, query: Query, found: Found) -> None:
-        with guarded(self._counters, "_on_late"):
-            late, now_s = query._replace(kind=Kind.LATE), self._clock()
-            self.answers.append(Answer(late, now_s, found.states, Missed.LOOKUP_LATE))

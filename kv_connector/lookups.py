@@ -1,32 +1,30 @@
 """Lookups of all requests: the results for vLLM.
 
-vLLM looks up key by key, again in every engine step. `lookup_state` has the state of one request
-and the queries to the server. This module keeps those states, batches a step's open keys into one
-query per prompt, and decides from recent replies whether a query is worth its wait.
+vLLM looks up key by key, again in every engine step. `lookup_state` has the state of one request,
+and `link` the queries to the server. This module keeps those states, batches a step's open keys
+into one query per prompt, and decides from recent replies whether a query is worth its wait.
 """
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from msgspec.structs import replace
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
-from kv_connector.break_even import BreakEven, Patience, PoolRoom, Room
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
-from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed, Queries
+from kv_connector.link import BreakEven, LookupBreaker, Patience, Queries
+from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool_rows import PoolRoom, PoolRows, Room
 from remote_server.client import RemoteClient
-from remote_server.protocol import KeyState, Stretch, lowest_start
+from remote_server.protocol import KeyState
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
 
-
-# Assumed speed of the link, in bytes a second, until loads have been measured.
-UNMEASURED_LINK = 512 << 20
+States = Mapping[bytes, KeyState | Missed | None]
+"""By key; see `LookupState.states`."""
 
 # Finished requests whose states are kept, and the keys of all of them: 10 MB.
 MOST_PAST = 256
@@ -57,7 +55,7 @@ class Lookups:
         self._break_even = break_even
         self._clock = clock
         self._waits: dict[str, LookupState] = {}
-        self._past: dict[str, Mapping[bytes, KeyState | Missed | None]] = {}
+        self._past: dict[str, States] = {}
         """States of the last finished requests: vLLM may store their last blocks later."""
         self._step = 0
         self.workers_missing = False
@@ -68,23 +66,16 @@ class Lookups:
         """Deadline for the server's reply to the hello with the newest name; see `renamed`."""
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
-        self._queries = Queries(client, counters, break_even.link, patience, clock)
+        self.breaker = LookupBreaker(clock)
+        self._queries = Queries(client, counters, break_even.link, patience, clock, self.breaker)
         self._num_hits = 0
         """Added to the counter at the end of the step, to take its lock once."""
         self._hits_of_step: set[bytes] = set()
         """Keys that were hits in this step. vLLM submits their loads when the step ends."""
         self._last_token = rows.last_token_of_a_prompt
-        self._room = PoolRoom(config.load_timeout_ms / 1000)
-        self._resumed: set[str] = set()
-        """Preempted requests. vLLM does not report when they are scheduled again, so they reserve
-        no room."""
+        self._room = PoolRoom(rows, break_even.link, config.load_timeout_ms / 1000)
         self._held_since_s: float | None = None
         """Start of the time in which rows of the pool must not be loaded into."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether recent lookups were always late, so that requests do not wait for one."""
-        return self._queries.breaker.paused
 
     # ── a request, from its first lookup to its end ──────────────────────────────────────
 
@@ -168,26 +159,24 @@ class Lookups:
             coming = self._hits_of_step
             wait.blocked_on = next((key for key in keys if key in loading or key in coming), None)
 
-    def load_failed(self, keys: Iterable[bytes]) -> None:
+    def load_failed(self, keys: Collection[bytes]) -> None:
         """Loads of these keys failed: they are misses for every request that looked them up."""
-        lost = list(keys)
-        for wait in self._waits.values() if lost else ():
-            wait.load_failed(lost)
+        for wait in self._waits.values():
+            wait.load_failed(keys)
 
-    def admitted(self, request_id: str, reused_tokens: int) -> None:
+    def admitted(self, request_id: str, reused_tokens: int) -> States | None:
         """The engine no longer waits for this request's lookups. `reused_tokens` of its prompt were
-        found in any level; -1 when that is not known."""
+        found in any level; -1 when that is not known. Returns the states of its keys, valid until
+        the next call; None for a request that must not use the server."""
         wait = self._waits.get(request_id)
-        if wait is not None and wait.reused < 0:
+        if wait is None:
+            return None
+        if wait.reused < 0:
             wait.reused = reused_tokens
-        if wait is not None and wait.lookup_steps and not wait.admitted:
+        if wait.lookup_steps and not wait.admitted:
             wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
-
-    def uses_server(self, request_id: str) -> bool:
-        """False for requests that opted out, or must not use the server."""
-        wait = self._waits.get(request_id)
-        return wait is not None and not wait.bypass
+        return None if wait.bypass else wait.states
 
     def class_of(self, request_id: str) -> int:
         """Tokens of the prompt that were found in any level when the engine first admitted the
@@ -195,17 +184,12 @@ class Lookups:
         wait = self._waits.get(request_id)
         return -1 if wait is None else wait.reused
 
-    def states_of(self, request_id: str) -> Mapping[bytes, KeyState | Missed | None]:
-        """The state of each of this request's keys, valid until the next call."""
-        wait = self._waits.get(request_id)
-        return {} if wait is None else wait.states
-
     def lacked(self, request_id: str, keys: Collection[bytes]) -> bool:
         """Whether the server lacks all of `keys`, by its replies to this request: it reported each
         of them absent, or did not report it and reported another one absent, behind which the
         request's blocks are new."""
-        states = self._past.get(request_id) or self.states_of(request_id)
-        absent = Missed.ABSENT
+        wait, absent = self._waits.get(request_id), Missed.ABSENT
+        states = self._past.get(request_id) or (wait.states if wait is not None else {})
         return absent in states.values() and all(states.get(key, absent) is absent for key in keys)
 
     def _scheduled(self, request_id: str) -> None:
@@ -232,8 +216,7 @@ class Lookups:
                 len(self._past) > MOST_PAST or sum(map(len, self._past.values())) > MOST_PAST_KEYS
             ):
                 del self._past[next(iter(self._past))]
-        self._room.release(request_id)
-        self._resumed.discard(request_id)
+        self._room.finished(request_id)
 
     def forget_answers(self) -> None:
         """The weights may have changed: drop replies that belong to the old ones."""
@@ -247,11 +230,12 @@ class Lookups:
         self._greeted_by_s = self._clock() + self._config.wait_budget_ms / 1000
 
     def hold_loads(self) -> None:
-        """Load nothing until `release_loads`."""
+        """Load nothing into the pool until `release_loads`: copies from before a reset may still
+        land in it. Lookups of blocks on the server wait, and are misses after the load timeout."""
         self._held_since_s = self._clock()
 
     def release_loads(self) -> None:
-        """Allow loads again."""
+        """The last copy from before a reset has ended, in all workers."""
         self._held_since_s = None
 
     def _look_up(
@@ -261,13 +245,13 @@ class Lookups:
         now_s = self._clock()
         wait.looked_up(now_s=now_s, step=self._step)
         wait.refusal, wait.may_load = None, False
-        held, wait.held = wait.held, False
+        held, wait.held = wait.held, False  # whether it has waited for the server before
         reachable = namespace is not None and self._client.ready
         if reachable:
             self._greeted_by_s = -math.inf
         if wait.bypass:
             wait.refusal = Missed.BYPASS
-        elif self.unnamed if reachable else self._may_come(held, now_s):
+        elif self.unnamed if reachable else held or self._may_come(now_s):
             wait.held = self._holds(wait, now_s)
         if wait.held:
             self.engine_waits = True
@@ -275,7 +259,7 @@ class Lookups:
             return
         elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
-        elif self.paused and not wait.queried:
+        elif self.breaker.paused and not wait.queried:
             self._queries.probe_key = key
             wait.refusal = Missed.LOOKUP_PAUSED
         else:
@@ -283,10 +267,9 @@ class Lookups:
             if readable := wait.readable():
                 self._decide(wait, readable, request_id, now_s)
 
-    def _may_come(self, held: bool, now_s: float) -> bool:
-        """Whether a server that cannot be queried yet may be ready soon. `held`: this request has
-        waited for it before."""
-        return held or self.workers_missing or now_s <= self._greeted_by_s
+    def _may_come(self, now_s: float) -> bool:
+        """Whether a server that cannot be queried yet may be ready soon."""
+        return self.workers_missing or now_s <= self._greeted_by_s
 
     def _holds(self, wait: LookupState, now_s: float) -> bool:
         """Whether a held request stays held. It does until every worker has reported, the server
@@ -299,7 +282,8 @@ class Lookups:
         return in_time or wait.lookup_steps <= LOOKUPS_TO_USE_A_REPLY
 
     def hold_nothing(self) -> None:
-        """No namespace is expected soon: requests are misses from now on."""
+        """No namespace is expected soon: until there is one, requests are misses, and an idle
+        engine does not step."""
         self.workers_missing = False
         self.retry_held()
 
@@ -321,27 +305,12 @@ class Lookups:
             wait.give_up(readable, Missed.BREAK_EVEN)
         elif wait.loads_too_often:
             wait.give_up(readable, Missed.EVICTED_AGAIN)
-        elif request_id in self._resumed:
-            wait.may_load = True
         else:
-            room = self._room.take(
-                request_id,
-                len(readable),
-                most_rows=min(self._rows.rows_for_loads, self._rows_in_time()),
-                now_s=now_s,
-                step=self._step,
-            )
+            room = self._room.take(request_id, len(readable), now_s=now_s, step=self._step)
             wait.may_load = room is Room.GRANTED
             if room is Room.NEVER:
                 wait.give_up(readable, Missed.POOL_BUSY)
         wait.judged = True
-
-    def _rows_in_time(self) -> int:
-        """Rows that the link transfers in half of the load timeout. With more under way, the last
-        ones would miss their deadline on a healthy link."""
-        bytes_per_s = self._break_even.link.bytes_per_s or UNMEASURED_LINK
-        seconds = self._config.load_timeout_ms / 1000 / 2
-        return int(bytes_per_s * seconds / self._rows.block_bytes)
 
     def _refuse(self, wait: LookupState, key: bytes, reason: Missed) -> LookupResult:
         """A miss: for this request, or for now."""
@@ -379,8 +348,7 @@ class Lookups:
         for request_id in preempted:
             if (wait := self._waits.get(request_id)) is not None:
                 wait.restart()
-                self._room.release(request_id)
-                self._resumed.add(request_id)
+                self._room.preempted(request_id)
         for wait in self._waits.values():
             if wait.wanted:
                 if not self._queries.has_room(len(wait.wanted)):
@@ -389,10 +357,6 @@ class Lookups:
             elif wait.missed_for_now and not wait.scheduled:
                 self._query_again(wait, namespace)
 
-    def server_came_back(self) -> None:
-        """The server is back: end the pause of lookups."""
-        self._queries.breaker.forget()
-
     def _query(self, wait: LookupState, namespace: str | None) -> None:
         keys, ends = wait.take_wanted()
         if namespace is None:
@@ -400,29 +364,19 @@ class Lookups:
         elif not wait.queried and not self._worth_fetching(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
-            chain = self._chain(wait, keys, ends)
+            chain = wait.chain(self._rows, keys, ends)
             self._queries.send(namespace, Kind.AWAITED, keys, wait, chain)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
-        if namespace is None or wait.queried_again or self.paused or not self._client.ready:
+        if namespace is None or wait.queried_again or self.breaker.paused or not self._client.ready:
             return
         keys = [*wait.missed_for_now]
         if self._queries.has_room(len(keys)):
             wait.queried_again = True
-            chain = self._chain(wait, keys, [*map(wait.position, keys)])
+            chain = wait.chain(self._rows, keys, [*map(wait.position, keys)])
             self._queries.send(namespace, Kind.AGAIN, keys, wait, chain)
-
-    def _chain(
-        self, wait: LookupState, keys: list[bytes], ends: Sequence[int | None]
-    ) -> list[Stretch]:
-        """The chain fields of a query. The class of its request is what levels above have of it."""
-        chain = self._rows.chain(keys, ends, [wait.above] * len(keys))
-        if chain and wait.above < 0:
-            wait.above = lowest_start(chain)
-            chain = [replace(stretch, known=wait.above) for stretch in chain]
-        return chain
 
     def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
         if wait.prefetch:

@@ -12,9 +12,11 @@ cannot be established does not share.
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
 import vllm
@@ -22,9 +24,11 @@ import vllm
 from kv_connector import config_facts, model_facts
 from kv_connector.config_facts import NotKnown, digest_of, text_of
 from kv_connector.model_facts import loader_of, weights_of
+from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.plain_text import plain
-from remote_server.protocol.namespace_diff import FOR_PEOPLE
+from remote_server.protocol import StatsReply
+from remote_server.protocol.namespace_diff import FOR_PEOPLE, gaps_of
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig
@@ -293,3 +297,25 @@ def new_weight_epoch() -> str:
     """A random value, unique to this engine: no other engine is known to have the same weights. Two
     engines that each updated once would have equal counters with different weights."""
     return secrets.token_hex(8)
+
+
+MISMATCH_CHECK_TIMEOUT_S = 5.0
+
+
+def look_for_gaps(
+    client: RemoteClient,
+    namespace: str,
+    engine: str,
+    facts: Mapping[str, str],
+    logger: logging.Logger,
+) -> None:
+    """Query the server's namespaces, and log the facts that keep this engine from using them.
+    Returns at once; the client's thread logs. A failed query is ignored."""
+
+    def log_gaps(reply: "Future[StatsReply]") -> None:
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        for gap in gaps_of(namespace, engine, facts, reply.result().namespaces):
+            logger.warning("%s", gap.line())
+
+    client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)

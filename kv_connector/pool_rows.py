@@ -1,6 +1,9 @@
-"""Rows of the pool as the tier sees them: their bytes, and the places of their keys in prompts."""
+"""Rows of the pool as the tier sees them: their bytes, the places of their keys in prompts, and the
+room that requests have for loads."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,8 @@ from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, Stretch
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
+
+    from kv_connector.link import LinkSpeed
 
 Place = tuple[int | None, int]
 """Where the tokens of a key end in its prompt, and the class of the request that put it: see
@@ -33,6 +38,9 @@ def places_of(job: TransferJob, known: int = -1) -> Places:
 # later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
 # earlier rows, and vLLM would never admit it.
 POOL_SHARE_FOR_LOADS = 0.75
+
+# Rows pinned by puts cannot hold new blocks; the engine uses the rest of the pool.
+POOL_SHARE_FOR_PUTS = 0.25
 
 
 class PoolRows:
@@ -62,6 +70,8 @@ class PoolRows:
         }
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
         """Rows that waiting prompts may fill with blocks of the server."""
+        self.rows_for_puts = max(1, int(self.count * POOL_SHARE_FOR_PUTS))
+        """Most rows that all puts together may pin."""
         tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
         self.last_token_of_a_prompt = tokens
         """The last token of a prompt whose block fits in the pool together with all blocks before
@@ -147,3 +157,110 @@ def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
     copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
     owned = per_worker * copies
     return owned if 0 < owned <= row_bytes else row_bytes
+
+
+# Assumed speed of the link, in bytes a second, until loads have been measured.
+UNMEASURED_LINK = 512 << 20
+
+# Lookups without progress before a request gives up. An admitted prompt releases its room only
+# after its rows were copied to the engine, which takes a few steps.
+LOOKUPS_WITHOUT_PROGRESS = 8
+
+
+class Room(Enum):
+    """Result of a request for rows."""
+
+    GRANTED = auto()
+    WAIT = auto()
+    NEVER = auto()  # other prompts hold their rows and make no progress
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A request that waits for rows, and the time without a release of any."""
+
+    releases: int
+    step: int
+    now_s: float
+    lookup_steps: int = 0
+    waited_s: float = 0.0
+
+
+class PoolRoom:
+    """Rows reserved for loads of requests, first come, first served.
+
+    While a request waits, later ones of the same step wait too. Otherwise short prompts could
+    starve a long one.
+    """
+
+    def __init__(self, rows: PoolRows, link: "LinkSpeed", load_timeout_s: float) -> None:
+        self._rows = rows
+        self._link = link
+        self._load_timeout_s = load_timeout_s
+        self._held: dict[str, int] = {}
+        self._waiters: dict[str, _Waiter] = {}
+        self._releases = 0
+        self._full_in_step = -1
+        self._resumed: set[str] = set()
+        """Preempted requests. vLLM does not report when they are scheduled again, so they reserve
+        no room."""
+
+    @property
+    def num_held(self) -> int:
+        """Rows reserved and not released."""
+        return sum(self._held.values())
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows that several requests hold together: as many as the link fills in half of the
+        load timeout. With more under way, the last ones would miss their deadline on a healthy
+        link."""
+        bytes_per_s = self._link.bytes_per_s or UNMEASURED_LINK
+        in_time = int(bytes_per_s * self._load_timeout_s / 2 / self._rows.block_bytes)
+        return min(self._rows.rows_for_loads, in_time)
+
+    def take(self, request_id: str, rows: int, *, now_s: float, step: int) -> Room:
+        """Reserve `rows` rows in all for this request, including those it holds. A request alone
+        always gets room."""
+        if request_id in self._resumed:
+            return Room.GRANTED
+        held = self._held.get(request_id, 0)
+        # A request that holds rows gets more: two that wait for each other would deadlock.
+        if not held and (
+            self._full_in_step == step or (self._held and self.num_held + rows > self.most_rows)
+        ):
+            self._full_in_step = step
+            return self._wait(request_id, now_s, step)
+        self._held[request_id] = max(held, rows)
+        self._waiters.pop(request_id, None)
+        return Room.GRANTED
+
+    def release(self, request_id: str) -> None:
+        """The request was scheduled: release its room, if it has any."""
+        self._waiters.pop(request_id, None)
+        if self._held.pop(request_id, None) is not None:
+            self._releases += 1
+
+    def preempted(self, request_id: str) -> None:
+        """The engine will look the request up again."""
+        self.release(request_id)
+        self._resumed.add(request_id)
+
+    def finished(self, request_id: str) -> None:
+        self.release(request_id)
+        self._resumed.discard(request_id)
+
+    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
+        waiter = self._waiters.get(request_id)
+        if waiter is None or waiter.releases != self._releases:
+            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
+            return Room.WAIT
+        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
+            waiter.waited_s += now_s - waiter.now_s
+            waiter.lookup_steps += 1
+        waiter.step, waiter.now_s = step, now_s
+        stuck = (
+            waiter.waited_s > self._load_timeout_s
+            and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
+        )
+        return Room.NEVER if stuck else Room.WAIT

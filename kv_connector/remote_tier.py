@@ -1,7 +1,7 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
 Runs in the scheduler process. No method waits on a socket, copies or hashes. This class connects
-vLLM to `lookups`, `tier_transfers`, `backfill` and `break_even`.
+vLLM to `lookups`, `tier_transfers`, `backfill` and `link`.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
 with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `namespace`.
@@ -35,14 +35,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Backlog, Recency
-from kv_connector.break_even import BreakEven, Patience
 from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
-from kv_connector.introduction import look_for_gaps
+from kv_connector.link import BreakEven, Patience
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
-from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
+from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
-from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
+from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES
@@ -58,6 +57,9 @@ logger = init_logger("vllm.kvferry.remote_tier")
 
 # Longest time that `drain_jobs` may block the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
+
+# Reason for a declined store of a block's first part: the rest of the row is not the block's.
+PARTIAL_BLOCK = "partial_block"
 
 # A bare tier cannot see when the workers have ended the copies that were under way at a reset.
 # They do so in the first step after it. vLLM schedules this number of steps, and one for each
@@ -99,7 +101,7 @@ class RemoteTier(SecondaryTierManager):
             raise ConfigError("RemoteTier: set 'server', the cache server's tcp://host:port")
         self.locality = Locality.REMOTE
         self._config = config
-        self._counters = TierCounters()
+        self.counters = TierCounters()
         self._rows = PoolRows(primary_kv_view, offloading_spec)
         if self._rows.block_bytes > MAX_FRAME_BYTES:
             raise ConfigError(
@@ -126,18 +128,16 @@ class RemoteTier(SecondaryTierManager):
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
         patience = Patience(config, self.break_even.engine)
-        self._lookups = Lookups(
-            self._client, self._rows, config, self._counters, self.break_even, patience, clock
+        self.lookups = Lookups(
+            self._client, self._rows, config, self.counters, self.break_even, patience, clock
         )
-        self._lookups.workers_missing = sees_everything
+        self.lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
-            self._client, self._rows, config, self._counters, patience, clock
+            self._client, self._rows, config, self.counters, patience, clock
         )
         backlog = Backlog(self._rows.count)
-        self._backfill = Backfill(
-            backlog, self._transfers, self._counters, clock, self._rows.block_bytes
-        )
+        self._backfill = Backfill(backlog, self._transfers, self.counters, clock, self._rows)
         if bare is not None:
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
@@ -156,45 +156,30 @@ class RemoteTier(SecondaryTierManager):
         self._client.declare(self._namespace, self._rows.block_bytes, facts)
         named = self._config.server, self._namespace, self._rows.block_bytes
         logger.info("server %s, namespace %s, blocks of %d bytes", *named)
-        self._lookups.workers_missing = False
+        self.lookups.workers_missing = False
 
     def stay_out(self, why: str) -> None:
         """Log `why`, and do not use the server until the engine is restarted. Every lookup is then
         a miss at once; the pool and the engine go on."""
         logger.error("the remote tier is disabled until the engine is restarted: %s", why)
         self._namespace = None
-        self.wait_no_longer()
+        self.lookups.hold_nothing()
         self._client.close()
 
-    def wait_no_longer(self) -> None:
-        """The namespace may stay unknown: until `declare`, requests are computed and an idle engine
-        does not step."""
-        self._lookups.hold_nothing()
-
     # ── resets ───────────────────────────────────────────────────────────────────────────
-
-    def hold_loads(self) -> None:
-        """Load nothing into the pool until `on_reset_flushed`: copies from before a reset may still
-        land in it. Lookups of blocks on the server wait, and are misses after the load timeout."""
-        self._lookups.hold_loads()
-
-    @never_raises(lambda: None)
-    def on_reset_flushed(self) -> None:
-        """The last copy from before a reset has ended, in all workers."""
-        self._lookups.release_loads()
 
     def await_epoch(self) -> None:
         """The weight epoch will be known in a few steps. Requests that are looked up wait for it
         within their budget."""
-        self._lookups.unnamed = self._namespace is not None
+        self.lookups.unnamed = self._namespace is not None
 
     def settle_epoch(self, epoch: str | None) -> None:
         """`epoch` is the weight epoch until the next reset."""
         if epoch != self.weight_epoch:
             self.enter_epoch(epoch)
-        if self._lookups.unnamed:
-            self._lookups.unnamed = False
-            self._lookups.retry_held()
+        if self.lookups.unnamed:
+            self.lookups.unnamed = False
+            self.lookups.retry_held()
 
     def enter_epoch(self, epoch: str | None) -> None:
         """Switch to the namespace of this weight epoch, and drop all knowledge of the server's
@@ -206,8 +191,8 @@ class RemoteTier(SecondaryTierManager):
             if old != self._namespace:
                 self._client.forget(old)
                 if server_is_there:
-                    self._lookups.renamed()
-        self._lookups.forget_answers()
+                    self.lookups.renamed()
+        self.lookups.forget_answers()
         self._recency.forget()
         self._backfill.forget()
 
@@ -215,14 +200,14 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(RequestOffloadingContext)
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        self._lookups.begin(req_context)
+        self.lookups.begin(req_context)
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """MISS, HIT or RETRY, from the present state; never waits."""
         # Guarded here: on a call per key the decorator would cost a third of the time.
         try:
-            return self._lookups.answer(self._namespace, key, req_context)
+            return self.lookups.answer(self._namespace, key, req_context)
         except Exception:
             kept_from_engine(self, "lookup")
             return LookupResult.MISS
@@ -230,15 +215,15 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's open keys to the server, one query per prompt, and touches."""
-        self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
+        self.lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
         keys = self._recency.take_batch()
         if keys and self._namespace is not None and self._client.ready:
-            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
+            self.counters.count(metrics.TOUCHED_BLOCKS, len(keys))
             self._client.touch(self._namespace, keys)
         if self._flush_steps_left:
             self._flush_steps_left -= 1
             if not self._flush_steps_left:
-                self.on_reset_flushed()
+                self.lookups.release_loads()
 
     # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a waiting
     # prompt in every step, and an admission is detected only when the request is first scheduled.
@@ -247,12 +232,12 @@ class RemoteTier(SecondaryTierManager):
     def still_waits(self, request_id: str) -> bool:
         """Whether vLLM would defer this request again, because it has no news since its last
         lookup; found without a walk over its keys."""
-        return self._lookups.still_waits(request_id, self._transfers.loading)
+        return self.lookups.still_waits(request_id, self._transfers.loading)
 
     @never_raises(lambda: None)
     def deferred(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
         """vLLM deferred this request in this step. `keys` are those of its prefix, in order."""
-        self._lookups.deferred(request_id, keys, self._transfers.loading)
+        self.lookups.deferred(request_id, keys, self._transfers.loading)
 
     @never_raises(lambda: None)
     def admitted(
@@ -260,13 +245,13 @@ class RemoteTier(SecondaryTierManager):
     ) -> None:
         """The request no longer waits for the tier. The engine reuses the blocks of `keys`, in
         prefix order, from any level, and with them `reused_tokens` of the prompt."""
-        self._lookups.admitted(request_id, reused_tokens)
-        if self._lookups.uses_server(request_id):
-            self._recency.used(keys, self._lookups.states_of(request_id))
+        states = self.lookups.admitted(request_id, reused_tokens)
+        if states is not None:
+            self._recency.used(keys, states)
 
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._lookups.finished(req_context.req_id)
+        self.lookups.finished(req_context.req_id)
 
     # ── transfers ────────────────────────────────────────────────────────────────────────
 
@@ -282,14 +267,14 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: False)
     def _server_lacks(self, job: TransferJob) -> bool:
-        return self._lookups.lacked(job.req_context.req_id, job.keys)
+        return self.lookups.lacked(job.req_context.req_id, job.keys)
 
     @never_raises(lambda: (UNAVAILABLE, NO_PLACES))
     def _why_not_to_store(self, job: TransferJob) -> tuple[str | None, Places]:
         context = job.req_context
         if (bypass := bypass_of(context.kv_transfer_params)) is not None:
             return bypass, NO_PLACES
-        places = places_of(job, self._lookups.class_of(context.req_id))
+        places = places_of(job, self.lookups.class_of(context.req_id))
         if self._rows.can_be_partial and any(self._rows.is_partial(e) for e, _ in places.values()):
             return PARTIAL_BLOCK, NO_PLACES
         return None if self._client.ready and self._namespace else UNAVAILABLE, places
@@ -305,11 +290,12 @@ class RemoteTier(SecondaryTierManager):
         return finished
 
     def _learn_from(self, ended: Ended) -> None:
-        self._lookups.load_failed(ended.lost)
+        if ended.lost:
+            self.lookups.load_failed(ended.lost)
         result = ended.result
         if result.transfer_time is not None:
             duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
-            self._counters.observe(duration, result.transfer_time)
+            self.counters.observe(duration, result.transfer_time)
         if ended.link_s is not None:
             self.break_even.link.load_took(result.transfer_bytes or 0, ended.link_s)
         if ended.namespace != self._namespace:
@@ -326,7 +312,7 @@ class RemoteTier(SecondaryTierManager):
         ready, epoch = self._client.ready, self._client.epoch
         if ready and not self._was_ready:
             self.break_even.link.forget()
-            self._lookups.server_came_back()
+            self.lookups.breaker.forget()
             self._backfill.server_came_back()
         self._was_ready = ready
         if ready and epoch != self._epoch:
@@ -335,13 +321,13 @@ class RemoteTier(SecondaryTierManager):
             if self._namespace is not None:
                 look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
         if ready and self._namespace is not None:
-            self._backfill.serve(parent, self._namespace, engine_waits=self._lookups.engine_waits)
+            self._backfill.serve(parent, self._namespace, engine_waits=self.lookups.engine_waits)
 
     @never_raises(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should go on stepping: for reports of its workers, or
         for backfill. Both end by themselves; see `Introduction` and `Backfill`."""
-        if self._lookups.workers_missing:
+        if self.lookups.workers_missing:
             return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps
@@ -358,7 +344,7 @@ class RemoteTier(SecondaryTierManager):
             self.enter_epoch(new_weight_epoch())
             if self._steps_of_a_flush:
                 self._flush_steps_left = self._steps_of_a_flush
-                self.hold_loads()
+                self.lookups.hold_loads()
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -376,20 +362,12 @@ class RemoteTier(SecondaryTierManager):
     # ── what it counted ──────────────────────────────────────────────────────────────────
 
     def count_hook_error(self, hook: str) -> None:
-        self.count(metrics.HOOK_ERRORS, hook)
-
-    def count(self, metric: str, label: str = "") -> None:
-        """Count one event of a part that has no counters of its own."""
-        self._counters.count(metric, label=label)
-
-    def totals(self) -> dict[tuple[str, str], int]:
-        """Everything counted since the start, by metric and label."""
-        return self._counters.totals()
+        self.counters.count_hook_error(hook)
 
     @never_raises(lambda: None)
     def get_stats(self) -> "OffloadingConnectorStats | None":
         """What is new since the last call, for the engine's `/metrics`."""
-        self._counters.set_client_totals(self._client.counters())
+        self.counters.set_client_totals(self._client.counters())
         gauges: dict[str, float | None] = {
             metrics.SERVER_READY: int(self._client.ready),
             metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
@@ -397,10 +375,10 @@ class RemoteTier(SecondaryTierManager):
             metrics.OPEN_PUTS: self._transfers.num_puts,
             metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
             metrics.QUEUED_BYTES: self._client.queued_bytes,
-            metrics.LOOKUPS_PAUSED: int(self._lookups.paused),
+            metrics.LOOKUPS_PAUSED: int(self.lookups.breaker.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
-        return self._counters.take_stats(gauges)
+        return self.counters.take_stats(gauges)

@@ -5,7 +5,6 @@ reset, or the files of its LoRA adapter have changed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum, auto
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -122,19 +121,8 @@ class OldKV:
         self._hits.pop(request_id, None)
 
 
-class Reason(StrEnum):
-    """Why a request is kept back; the label of the metric."""
-
-    OLD_KV = auto()  # it holds KV from before a reset
-    LORA_CHANGED = auto()  # the files of its adapter were replaced
-    LORA_UNKNOWN = auto()  # the files of its adapter cannot be read
-
-
-_ADAPTERS = {
-    AdapterState.SAME: None,
-    AdapterState.CHANGED: Reason.LORA_CHANGED,
-    AdapterState.UNKNOWN: Reason.LORA_UNKNOWN,
-}
+# A request's reason besides the state of its adapter: it holds KV from before a reset.
+OLD_KV = "old_kv"
 
 Limits = tuple[int | None, int | None]
 
@@ -146,7 +134,7 @@ class KeptBack:
     """
 
     def __init__(
-        self, scheduler: "OffloadingConnectorScheduler", count: Callable[[Reason], None]
+        self, scheduler: "OffloadingConnectorScheduler", count: Callable[[str], None]
     ) -> None:
         self._scheduler = scheduler
         self._count = count
@@ -159,7 +147,7 @@ class KeptBack:
         requests = [status.req for status in self._scheduler._req_status.values()]
         old = self._old.begin_epoch(requests, pool)
         for request_id in old:
-            self.keep(request_id, Reason.OLD_KV)
+            self.keep(request_id, OLD_KV)
         return len(old), len(self._old)
 
     def begin(self, request: "Request", engine_tokens: int) -> None:
@@ -169,9 +157,9 @@ class KeptBack:
         if self._old:
             self._old.looked_up(request.request_id, engine_tokens)
         if request.lora_request is not None:
-            reason = _ADAPTERS[self._adapters.check(request.lora_request)]
-            if reason is not None:
-                self.keep(request.request_id, reason)
+            adapter = self._adapters.check(request.lora_request)
+            if adapter is not AdapterState.SAME:
+                self.keep(request.request_id, adapter)
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
         """The request holds exactly these blocks."""
@@ -185,13 +173,13 @@ class KeptBack:
             [group.tokens_per_block for group in groups],
         )
         if is_old:
-            self.keep(request.request_id, Reason.OLD_KV)
+            self.keep(request.request_id, OLD_KV)
 
     def scheduled(self, output: "SchedulerOutput") -> None:
         """A step was scheduled; its blocks are not stored yet."""
         if self._old:
             for request_id in self._old.scheduled(output):
-                self.keep(request_id, Reason.OLD_KV)
+                self.keep(request_id, OLD_KV)
         state = output.kv_connector_block_state
         if self._limits and state is not None:
             # vLLM stores these parts of blocks, of hybrid models, regardless of the limit.
@@ -204,8 +192,8 @@ class KeptBack:
             self._old.finished(request_id)
             self._limits.pop(request_id, None)
 
-    def keep(self, request_id: str, reason: Reason) -> None:
-        """Keep the request back until the engine begins it again."""
+    def keep(self, request_id: str, reason: str) -> None:
+        """Keep the request back until the engine begins it again. `reason` is a metric's label."""
         status = self._scheduler._req_status.get(request_id)
         if status is not None and request_id not in self._limits:
             self._limits[request_id] = (status.max_load_tokens, status.max_offload_tokens)
@@ -284,9 +272,9 @@ class Resets:
         """Whether the weights have changed while the pool holds blocks of the old ones. The
         connector must be reset, and the pool must not be used until that has succeeded."""
 
-    def _count(self, reason: Reason) -> None:
+    def _count(self, reason: str) -> None:
         if self._remote is not None:
-            self._remote.count(metrics.KEPT_BACK, reason)
+            self._remote.counters.count(metrics.KEPT_BACK, label=reason)
 
     # ── a reset ──────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +293,7 @@ class Resets:
         self._scheduler._current_batch_jobs_to_flush |= undelivered
         self.due = self.due and not emptied
         if self._flush and self._remote is not None:
-            self._remote.hold_loads()
+            self._remote.lookups.hold_loads()
         requests, blocks = self.kept_back.begin_epoch(pool)
         if blocks or requests:
             logger.warning(
@@ -322,7 +310,7 @@ class Resets:
     def completed(self, jobs: Mapping[int, int]) -> None:
         """Workers report that copies have ended; `jobs` has the number of workers by job."""
         if self._flush.completed(jobs) and self._remote is not None:
-            self._remote.on_reset_flushed()
+            self._remote.lookups.release_loads()
 
     def on_reports(self, reports: Iterable[WorkerReport]) -> None:
         """Take the workers' new reports of their weights."""
@@ -335,7 +323,7 @@ class Resets:
                 changed,
             )
             if self._remote is not None:
-                self._remote.count(metrics.WEIGHT_CHANGES)
+                self._remote.counters.count(metrics.WEIGHT_CHANGES)
         else:
             self._name()
 

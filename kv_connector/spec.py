@@ -65,7 +65,7 @@ class FerrySpec(TieringOffloadingSpec):
 
     Differences from vLLM's spec: the pool file's name (see `pool`), its removal as soon as
     all processes have mapped it, `HostWorker` on the CPU platform, and rows that are cleared of
-    their previous content (see `group_bytes`). The index of the pool and its eviction are vLLM's.
+    their previous content (see `pool`). The index of the pool and its eviction are vLLM's.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:

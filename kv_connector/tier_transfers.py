@@ -6,11 +6,10 @@ vLLM gives the rows of a failed job to the next store in the same call, so a byt
 would go undetected.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Thread
@@ -22,9 +21,9 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kv_connector import kept_from_engine, metrics
-from kv_connector.break_even import Patience
+from kv_connector import guarded, kept_from_engine, metrics
 from kv_connector.config import RemoteConfig
+from kv_connector.link import Patience
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
@@ -32,12 +31,8 @@ from remote_server.protocol import Declined, Found, KeyState, PutOutcome, Stretc
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
-# Rows pinned by puts cannot hold new blocks; the engine uses the rest of the pool.
-POOL_SHARE_FOR_PUTS = 0.25
-
 # Outcomes of a load that the server served, so that it measures the link; LATE if too slowly.
 _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
-
 
 # A job is overdue this long, and this many steps, after its deadline was first found passed, and
 # not after the deadline: a process that was stopped finds all deadlines passed at once.
@@ -46,9 +41,6 @@ OVERDUE_AFTER_CHECKS = 10
 
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
-
-# Reason for a declined store of a block's first part: the rest of the row is not the block's.
-PARTIAL_BLOCK = "partial_block"
 
 
 class Ended(NamedTuple):
@@ -80,61 +72,64 @@ class _Put:
     """One store job under way: a put of what the server lacks, after a lookup if that is not
     known."""
 
-    job_id: int
+    begun: Ended
+    """The end of a job that puts nothing."""
     namespace: str
     keys: list[OffloadKey]
     rows: npt.NDArray[np.int32]
-    left_out: list[OffloadKey]
-    places: Places
     chain: list[Stretch]
     started_s: float
+    present: Sequence[OffloadKey] = ()
+    """Keys that the server held before, and that are not sent."""
+
+    @property
+    def job_id(self) -> int:
+        return self.begun.result.job_id
+
+    def ended(
+        self, result: JobResult, held: Sequence[OffloadKey], unsent: Sequence[OffloadKey] = ()
+    ) -> Ended:
+        """The end of the job; the keys without room stay unsent."""
+        return self.begun._replace(result=result, held=held, unsent=[*unsent, *self.begun.unsent])
 
 
 @dataclass
 class _Open:
     """The scheduler thread's record of a job that has not ended."""
 
-    ends_by_s: float
     is_load: bool
     lost: Sequence[OffloadKey]
     """The keys of a load, which are lost if it ends without a result; empty for a put."""
     pinned: int = 0
     """Rows that the job keeps from the engine."""
+    ends_by_s: float = inf
+    late_since_s: float = inf
+    """Time of the first check that found its deadline passed."""
+    late_checks: int = 0
+    """Number of such checks."""
 
 
+@dataclass
 class Transfers:
     """Moves pool rows to and from the server, each job within its deadlines."""
 
-    def __init__(
-        self,
-        client: RemoteClient,
-        rows: PoolRows,
-        config: RemoteConfig,
-        counters: TierCounters,
-        patience: Patience,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._rows = rows
-        self._counters = counters
-        self._clock = clock
-        self._patience = patience
-        self._load_timeout_s = config.load_timeout_ms / 1000
-        self._put_timeout_s = config.put_timeout_ms / 1000
-        self._ended: deque[Ended] = deque()
-        self._load_has_ended = False
-        """Whether a load ended since `take_ended`. Set after its end can be taken."""
-        self._open: dict[int, _Open] = {}
-        """Jobs whose end was not taken yet. Only the scheduler thread uses it."""
-        self._loading: Counter[OffloadKey] = Counter()
-        """Keys of open loads. Only the scheduler thread uses it."""
-        self._found_late: dict[int, tuple[float, int]] = {}
-        """Open jobs past their deadline: time of the first check that found it, and the number of
-        such checks."""
-        self._closer: Thread | None = None
-        self._draining = False
-        self._last_load_ended_s = -inf
-        """Only the client's I/O thread uses it."""
+    client: RemoteClient
+    rows: PoolRows
+    config: RemoteConfig
+    counters: TierCounters
+    patience: Patience
+    clock: Callable[[], float]
+    _ended: deque[Ended] = field(default_factory=deque)
+    _load_has_ended: bool = False
+    """Whether a load ended since `take_ended`. Set after its end can be taken."""
+    _open: dict[int, _Open] = field(default_factory=dict)
+    """Jobs whose end was not taken yet. Only the scheduler thread uses it."""
+    _loading: Counter[OffloadKey] = field(default_factory=Counter)
+    """Keys of open loads. Only the scheduler thread uses it."""
+    _closer: Thread | None = None
+    _draining: bool = False
+    _last_load_ended_s: float = -inf
+    """Only the client's I/O thread uses it."""
 
     @property
     def num_loads(self) -> int:
@@ -163,44 +158,38 @@ class Transfers:
         """Get the job's keys into its rows; keys that do not land in time are lost."""
         keys: list[OffloadKey] = []
         try:
-            self._begin(job, self._load_timeout_s, lost=keys)
+            timeout_s = self.config.load_timeout_ms / 1000
+            self._begin(job, timeout_s, lost=keys)
             keys += job.keys
             self._loading.update(keys)
+            begun = Ended(_failed(job.job_id), keys, places=places_of(job), namespace=namespace)
             if namespace is None:
-                self._end_load(Ended(_failed(job.job_id), lost=keys))
+                self._end_load(begun)
                 return
-            places = places_of(job)
-            got = self._client.get(
+            got = self.client.get(
                 namespace,
                 keys,
-                self._rows.at(job.chunk_ids),
-                stall_s=self._patience.load_stall_s,
-                timeout_s=self._load_timeout_s,
+                self.rows.at(job.chunk_ids),
+                stall_s=self.patience.load_stall_s,
+                timeout_s=timeout_s,
             )
-            got.add_done_callback(
-                partial(self._on_got, namespace, job.job_id, keys, places, self._clock())
-            )
+            got.add_done_callback(partial(self._on_got, begun, keys, self.clock()))
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
 
     def _on_got(
-        self,
-        namespace: str,
-        job_id: int,
-        keys: list[OffloadKey],
-        places: Places,
-        started_s: float,
-        reply: "Future[GetResult]",
+        self, begun: Ended, keys: list[OffloadKey], started_s: float, reply: "Future[GetResult]"
     ) -> None:
+        job_id = begun.result.job_id
         try:
             got = reply.result()
             for outcome, number in Counter(got.outcomes).items():
-                self._counters.count(metrics.LOADED_BLOCKS, number, label=outcome.value)
-            self._counters.count(metrics.LOADED_BYTES, got.bytes)
+                self.counters.count(metrics.LOADED_BLOCKS, number, label=outcome.value)
+            self.counters.count(metrics.LOADED_BYTES, got.bytes)
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
-            ended_s = self._clock()
-            link_s: float | None = ended_s - max(started_s, self._last_load_ended_s)
+            ended_s = self.clock()
+            link_s = ended_s - max(started_s, self._last_load_ended_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
             self._last_load_ended_s = ended_s
             result = JobResult(
@@ -210,9 +199,10 @@ class Transfers:
                 transfer_time=ended_s - started_s,
                 transfer_bytes=got.bytes,
             )
-            link_s = link_s if served else None
             self._end_load(
-                Ended(result, lost, landed, places=places, namespace=namespace, link_s=link_s)
+                begun._replace(
+                    result=result, lost=lost, held=landed, link_s=link_s if served else None
+                )
             )
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_load", job_id, keys)
@@ -235,26 +225,27 @@ class Transfers:
         round trip. Otherwise a lookup comes first, which keeps blocks that exist off the network.
         """
         try:
-            self._begin(job, 2 * self._put_timeout_s)
+            timeout_s = self.config.put_timeout_ms / 1000
+            self._begin(job, 2 * timeout_s)
             keys = list(job.keys)
             room = 0 if declined else min(len(keys), self.rows_free_for_puts())
-            self._counters.count(
+            self.counters.count(
                 metrics.DECLINED_BLOCKS, len(keys) - room, declined or "pinned_rows"
             )
             left_out = keys[room:] if declined in (None, UNAVAILABLE) else []
             keys = keys[:room]
+            nothing = JobResult(job.job_id, success=True, transfer_bytes=0)
+            begun = Ended(nothing, unsent=left_out, places=places, namespace=namespace)
             if not keys or namespace is None:
-                nothing = _nothing_to_do(job.job_id)
-                self._end(Ended(nothing, unsent=left_out, places=places, namespace=namespace))
+                self._end(begun)
                 return
             self._open[job.job_id].pinned = len(job.keys)
-            rows = job.chunk_ids[:room]
-            chain = self._rows.chain_at(keys, places)
-            put = _Put(job.job_id, namespace, keys, rows, left_out, places, chain, self._clock())
+            chain = self.rows.chain_at(keys, places)
+            put = _Put(begun, namespace, keys, job.chunk_ids[:room], chain, self.clock())
             if lacked:
-                self._put(put, range(len(keys)), [])
+                self._put(put)
                 return
-            found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s, chain=chain)
+            found = self.client.lookup(namespace, keys, timeout_s=timeout_s, chain=chain)
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
@@ -266,81 +257,67 @@ class Transfers:
             stopped = self._draining or reply.cancelled()
             if stopped or reply.exception() is not None:
                 reason = "draining" if stopped else UNAVAILABLE
-                self._counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
-                self._end_put(put, Ended(_failed(put.job_id), unsent=put.keys))
+                self.counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
+                self._end(put.ended(_failed(put.job_id), (), put.keys))
                 return
             states = np.frombuffer(reply.result().states, np.uint8)
             absent = np.flatnonzero(states == KeyState.ABSENT)
-            self._counters.count(metrics.PUT_BLOCKS, len(states) - len(absent), "present")
+            self.counters.count(metrics.PUT_BLOCKS, len(states) - len(absent), "present")
             present = [put.keys[index] for index in np.flatnonzero(states != KeyState.ABSENT)]
             if not len(absent):
-                self._end_put(put, Ended(_nothing_to_do(put.job_id), held=present))
+                self._end(put.ended(put.begun.result, present))
                 return
-            self._put(put, absent.tolist(), present)
+            keys, chain = [put.keys[index] for index in absent], select(put.chain, absent.tolist())
+            self._put(replace(put, keys=keys, rows=put.rows[absent], chain=chain, present=present))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    def _put(self, put: _Put, indices: Sequence[int], present: list[OffloadKey]) -> None:
-        keys = [put.keys[index] for index in indices]
-        rows = self._rows.at(put.rows[indices])
-        chain = select(put.chain, indices)
-        stored = self._client.put(
-            put.namespace, keys, rows, timeout_s=self._put_timeout_s, chain=chain
+    def _put(self, put: _Put) -> None:
+        rows, timeout_s = self.rows.at(put.rows), self.config.put_timeout_ms / 1000
+        stored = self.client.put(
+            put.namespace, put.keys, rows, timeout_s=timeout_s, chain=put.chain
         )
-        stored.add_done_callback(partial(self._on_stored, put, keys, present))
+        stored.add_done_callback(partial(self._on_stored, put))
 
-    def _on_stored(
-        self,
-        put: _Put,
-        keys: list[OffloadKey],
-        present: list[OffloadKey],
-        reply: "Future[PutResult]",
-    ) -> None:
+    def _on_stored(self, put: _Put, reply: "Future[PutResult]") -> None:
         try:
             stored = reply.result()
-            held, unsent = list(present), []
+            held, unsent = list(put.present), []
             leaving = Declined.DRAINING in stored.declined
-            for key, outcome in zip(keys, stored.outcomes, strict=True):
+            for key, outcome in zip(put.keys, stored.outcomes, strict=True):
                 if outcome is None:
-                    self._counters.count(metrics.PUT_BLOCKS, label="failed")
+                    self.counters.count(metrics.PUT_BLOCKS, label="failed")
                     unsent.append(key)
                 elif outcome != PutOutcome.DECLINED:
-                    self._counters.count(metrics.PUT_BLOCKS, label=outcome.name.lower())
+                    self.counters.count(metrics.PUT_BLOCKS, label=outcome.name.lower())
                     held.append(key)
                 elif leaving:
                     unsent.append(key)
             for reason, blocks in stored.declined.items():
-                self._counters.count(metrics.PUT_BLOCKS, blocks, f"declined_{reason}")
-            self._counters.count(metrics.PUT_BYTES, stored.bytes_sent)
+                self.counters.count(metrics.PUT_BLOCKS, blocks, f"declined_{reason}")
+            self.counters.count(metrics.PUT_BYTES, stored.bytes_sent)
             result = JobResult(
                 put.job_id,
                 success=stored.error is None,
-                transfer_time=self._clock() - put.started_s,
+                transfer_time=self.clock() - put.started_s,
                 transfer_bytes=stored.bytes_sent,
             )
-            self._end_put(put, Ended(result, held=held, unsent=unsent))
+            self._end(put.ended(result, held, unsent))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    @property
-    def rows_for_puts(self) -> int:
-        """Most rows that all puts together may pin."""
-        return max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
-
     def rows_free_for_puts(self) -> int:
-        """Number of those that may be put now. All rows of a job stay pinned until it ends, whether
-        or not they are sent."""
-        return max(0, self.rows_for_puts - self.num_pinned_rows)
+        """Rows that may be put now. All rows of a job stay pinned until it ends, whether or not
+        they are sent."""
+        return max(0, self.rows.rows_for_puts - self.num_pinned_rows)
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
     def take_ended(self) -> Iterator[Ended]:
         """Jobs that ended since the last call. The rows of a job are vLLM's again once the job is
         taken from the iterator; jobs not taken come with the next call."""
-        try:
+        with guarded(self.counters, "get_finished_jobs"):
             self._look_for_overdue()
-        except Exception:
-            kept_from_engine(self._counters, "get_finished_jobs")
         self._load_has_ended = False
         while self._ended:
             ended = self._ended.popleft()
@@ -359,65 +336,58 @@ class Transfers:
         self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
     ) -> None:
         """Register the job. `lost` is the list that will hold its keys, for a load."""
-        begun = _Open(inf, lost is not None, () if lost is None else lost)
+        begun = _Open(lost is not None, () if lost is None else lost)
         self._open[job.job_id] = begun
-        begun.ends_by_s = self._clock() + timeout_s
+        begun.ends_by_s = self.clock() + timeout_s
 
     def _look_for_overdue(self) -> None:
         """End jobs that the client failed to end by their deadline: otherwise requests and rows
         would wait for ever. The rows may still be written, so the client is closed first, and the
         jobs end when it is closed."""
         if self._closer is None:
-            if not self._is_overdue(self._clock()):
+            if not self._is_overdue(self.clock()):
                 return
             logger.error("a transfer outlived its deadline; going on without the server")
-            self._counters.count(metrics.HOOK_ERRORS, label="overdue")
-            self._closer = Thread(target=self._client.close, name="kvferry-closer", daemon=True)
+            self.counters.count(metrics.HOOK_ERRORS, label="overdue")
+            self._closer = Thread(target=self.client.close, name="kvferry-closer", daemon=True)
             self._closer.start()
-        if self._client.closed:
+        if self.client.closed:
             # After jobs that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
                 self._ended.append(Ended(_failed(job_id), job.lost))
             self._load_has_ended = True
 
     def _is_overdue(self, now_s: float) -> bool:
-        late = {job_id for job_id, job in self._open.items() if job.ends_by_s <= now_s}
-        self._found_late = {job_id: self._found_late.get(job_id, (now_s, 0)) for job_id in late}
-        for job_id, (first_s, checks) in self._found_late.items():
-            if now_s - first_s >= OVERDUE_AFTER_S and checks >= OVERDUE_AFTER_CHECKS:
-                return True
-            self._found_late[job_id] = (first_s, checks + 1)
+        for job in self._open.values():
+            if job.ends_by_s <= now_s:
+                job.late_since_s = min(job.late_since_s, now_s)
+                for_s = now_s - job.late_since_s
+                if for_s >= OVERDUE_AFTER_S and job.late_checks >= OVERDUE_AFTER_CHECKS:
+                    return True
+                job.late_checks += 1
         return False
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, within `timeout_s`; False when some have not ended by then."""
         self._draining = True
         try:
-            return self._client.cancel_all(timeout_s)
+            return self.client.cancel_all(timeout_s)
         finally:
             self._draining = False
 
     def _end(self, ended: Ended) -> None:
-        self._ended.append(ended._replace(epoch=self._client.epoch))
+        self._ended.append(ended._replace(epoch=self.client.epoch))
 
     def _end_load(self, ended: Ended) -> None:
         self._end(ended)
         self._load_has_ended = True
 
-    def _end_put(self, put: _Put, ended: Ended) -> None:
-        unsent = [*ended.unsent, *put.left_out]
-        self._end(ended._replace(unsent=unsent, places=put.places, namespace=put.namespace))
-
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # Before anything that could raise: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
         self._load_has_ended = True
-        kept_from_engine(self._counters, hook)
+        kept_from_engine(self.counters, hook)
 
 
 def _failed(job_id: int) -> JobResult:
     return JobResult(job_id, success=False, successful_keys=())
-
-
-def _nothing_to_do(job_id: int) -> JobResult:
-    return JobResult(job_id, success=True, transfer_bytes=0)

@@ -286,11 +286,11 @@ MOST_ADAPTERS = 16_384
 
 
 class AdapterState(StrEnum):
-    """Whether the pool may be used for an adapter."""
+    """Whether the pool may be used for an adapter, and the label of the metric if not."""
 
     SAME = auto()
-    CHANGED = auto()
-    UNKNOWN = auto()  # the scheduler cannot read its files
+    CHANGED = "lora_changed"
+    UNKNOWN = "lora_unknown"  # the scheduler cannot read its files
 
 
 class Adapters:

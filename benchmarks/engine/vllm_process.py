@@ -240,7 +240,9 @@ class VllmInThisProcess:
         return {level: found.get(level, 0) for level in LEVELS}
 
     def counters(self) -> Counters:
-        totals: dict[tuple[str, str], int] = {} if self._tier is None else self._tier.totals()
+        totals: dict[tuple[str, str], int] = (
+            {} if self._tier is None else self._tier.counters.totals()
+        )
         from kv_connector.metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
 
         def total(metric: str) -> int:

@@ -303,7 +303,7 @@ class SimulatedEngine:
         self._require()
         totals: dict[tuple[str, str], int] = {}
         if self._pool is not None and isinstance(self._pool.tier, RemoteTier):
-            totals = self._pool.tier.totals()
+            totals = self._pool.tier.counters.totals()
 
         def total(metric: str) -> int:
             return sum(count for (name, _), count in totals.items() if name == metric)

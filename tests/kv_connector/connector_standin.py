@@ -85,6 +85,6 @@ class Connector:
 
     @property
     def errors(self) -> int:
-        totals = self.engine.tier.totals().items()
+        totals = self.engine.tier.counters.totals().items()
         counted = sum(n for (name, _), n in totals if name == metrics.HOOK_ERRORS)
         return counted

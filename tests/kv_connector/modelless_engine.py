@@ -246,7 +246,9 @@ class ModellessEngine:
         return int(self._content[ids[index], 0])
 
     def totals(self) -> dict[tuple[str, str], int]:
-        return self.connector._remote.totals() if self.connector._remote is not None else {}
+        return (
+            self.connector._remote.counters.totals() if self.connector._remote is not None else {}
+        )
 
     def hook_errors(self) -> dict[tuple[str, str], int]:
         return {k: n for k, n in self.totals().items() if k[0] == "kvferry_hook_errors"}

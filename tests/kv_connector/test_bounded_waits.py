@@ -76,7 +76,7 @@ def test_a_lookup_that_is_never_answered_is_a_miss_when_the_budget_is_spent(engi
 
 
 def test_a_request_that_prefetches_waits_as_long_as_a_load_may_take(engine: TieredEngine):
-    config = engine.tier._lookups._config
+    config = engine.tier.lookups._config
     waits, keys = engine.request("r", range(3), **{PREFETCH_KEY: True})
     for seconds in (0.0, 2 * config.wait_budget_ms / 1000, 0.0, 0.0):
         engine.clock.now += seconds

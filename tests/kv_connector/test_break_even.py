@@ -1,12 +1,15 @@
 """What loads slower than it computes is not fetched, and a link that recovers is found out."""
 
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import (
+from kv_connector.config import PREFETCH_KEY
+from kv_connector.link import (
     KEPT_SAMPLES,
     LEAST_SAMPLES,
     PROBE_AFTER_S,
@@ -18,7 +21,6 @@ from kv_connector.break_even import (
     Recent,
     worth_loading,
 )
-from kv_connector.config import PREFETCH_KEY
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -51,10 +53,11 @@ def test_what_is_worth_loading(
     num_bytes: int, num_tokens: int, link: float | None, round_trip: float | None,
     prefill: float | None, round_trips: int, worth: bool,
 ):  # fmt: skip
-    assert worth is worth_loading(
-        num_bytes, num_tokens,
-        bytes_per_s=link, round_trip_s=round_trip, tokens_per_s=prefill, round_trips=round_trips,
-    )  # fmt: skip
+    speeds: Any = (
+        SimpleNamespace(bytes_per_s=link, round_trip_s=round_trip),
+        SimpleNamespace(tokens_per_s=prefill),
+    )
+    assert worth is worth_loading(num_bytes, num_tokens, *speeds, round_trips=round_trips)
 
 
 def gate(
@@ -222,7 +225,7 @@ def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engin
     engine.step()
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert engine.client.count("lookup") == asked
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "break_even"] == 8
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "break_even"] == 8
 
 
 def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: Engine):
@@ -254,7 +257,7 @@ def test_an_answer_that_leaves_too_little_to_be_worth_it_is_not_loaded(engine: E
     engine.step()
     engine.client.last("lookup").found(READABLE, *[ABSENT] * 19)
     assert engine.lookup(context, keys) == ["MISS"] * 20
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "break_even"] == 1
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "break_even"] == 1
 
 
 def test_a_server_that_comes_back_is_measured_anew(engine: Engine):

@@ -5,7 +5,7 @@ from scripted_client import Engine
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector import lookup_state, metrics
+from kv_connector import link, metrics
 from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
@@ -46,7 +46,7 @@ def test_a_row_that_left_the_pool_while_the_engine_was_busy_is_loaded_again_but_
         engine.step()
         answers.append(engine.lookup(context, keys))
     assert answers == [["HIT"] * 2] * MOST_LOADS_OF_A_KEY + [["MISS"] * 2]
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "evicted_again"] == 2
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "evicted_again"] == 2
 
 
 def test_a_block_that_another_engine_is_writing_is_waited_for_in_steps_that_ask(engine: Engine):
@@ -63,7 +63,7 @@ def test_a_block_that_another_engine_is_writing_is_waited_for_in_steps_that_ask(
     engine.client.last("lookup").found(PENDING)
     engine.clock.now += SLOW_STEP_S
     assert engine.lookup(context, keys) == ["MISS"], "now it was asked for, and owed"
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "budget_spent"] == 1
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "budget_spent"] == 1
 
 
 def test_a_server_that_answers_nothing_is_waited_for_its_budget_however_busy_the_engine(
@@ -103,7 +103,7 @@ def test_a_miss_is_counted_once_however_often_the_engine_looks(engine: Engine):
     for _ in range(10):
         assert engine.lookup(context, keys) == ["MISS"]
         engine.step()
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "absent"] == 1
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "absent"] == 1
 
 
 def test_an_answer_to_a_question_from_before_a_reset_is_dropped(engine: Engine):
@@ -152,7 +152,7 @@ def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_la
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
     engine.step()
     assert engine.client.count("lookup") == 2
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "lookup_late"] == 3
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "lookup_late"] == 3
 
 
 def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used(engine: Engine):
@@ -160,7 +160,7 @@ def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used
     context, keys = late_request(engine, 3)
     engine.client.last("lookup").found(READABLE, READABLE, ABSENT)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
-    assert (metrics.MISSED_BLOCKS, "lookup_late") not in engine.tier.totals()
+    assert (metrics.MISSED_BLOCKS, "lookup_late") not in engine.tier.counters.totals()
     engine.step()
     assert engine.client.count("lookup") == 1
 
@@ -192,7 +192,7 @@ def test_a_request_that_lacked_blocks_of_the_engine_is_looked_up_again(engine: E
 
 
 def test_second_lookups_leave_room_for_first_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookup_state, "MOST_KEYS_UNDER_WAY", 5)
+    monkeypatch.setattr(link, "MOST_KEYS_UNDER_WAY", 5)
     late = [engine.request(f"late {number}", 3) for number in range(3)]
     for context, keys in late:
         engine.lookup(context, keys)
@@ -299,7 +299,7 @@ def test_a_request_waits_without_a_walk_while_a_load_brings_one_of_its_keys():
 def test_a_burst_of_long_prompts_is_asked_for_in_turn_without_a_walk(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(lookup_state, "MOST_KEYS_UNDER_WAY", 10)
+    monkeypatch.setattr(link, "MOST_KEYS_UNDER_WAY", 10)
     engine = Engine(num_rows=100)
     names = [f"r{n}" for n in range(6)]
     for name in names:
@@ -314,7 +314,7 @@ def test_a_burst_of_long_prompts_is_asked_for_in_turn_without_a_walk(
             question.found(*[READABLE] * 5)
     assert asked == [2, 4, 6]
     assert all(not engine.tier.still_waits(name) for name in names)
-    assert engine.tier.totals().get((metrics.MISSED_BLOCKS, "budget_spent"), 0) == 0
+    assert engine.tier.counters.totals().get((metrics.MISSED_BLOCKS, "budget_spent"), 0) == 0
 
 
 # ── more prompts than the pool holds ─────────────────────────────────────────────────────

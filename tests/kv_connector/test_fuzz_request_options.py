@@ -21,7 +21,8 @@ from kv_connector import metrics
 from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
 from kv_connector.lookup_state import Missed
-from kv_connector.resets import Reason
+from kv_connector.resets import OLD_KV
+from kv_connector.weight_watch import AdapterState
 
 pytest_plugins = ["fuzzing"]
 
@@ -74,7 +75,7 @@ def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def labels_of(connector: KVFerryConnector) -> set[str]:
     assert connector._remote is not None
-    return {label for (_, label), _ in connector._remote.totals().items()}
+    return {label for (_, label), _ in connector._remote.counters.totals().items()}
 
 
 def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector, fuzz: Any):
@@ -112,7 +113,8 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
     known = {
         *map(str, Missed),
         *map(str, Bypass),
-        *map(str, Reason),
+        *map(str, AdapterState),
+        OLD_KV,
         "",
         "unavailable",
         "pinned_rows",
@@ -124,7 +126,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
         *metrics.INTEGRITY_REASONS.values(),
     }
     assert labels_of(connector) <= known
-    assert not [key for key in tier.totals() if key[0] == metrics.HOOK_ERRORS]
+    assert not [key for key in tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
 
 
 def store_a_row(connector: KVFerryConnector, status: Any) -> None:

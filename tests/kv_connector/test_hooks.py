@@ -38,11 +38,11 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 """What a hook may answer that could not do its work; None for those that answer nothing."""
 
 TIER_FAULTS = [
-    *("_client", "_rows", "_counters", "_lookups", "_config", "_transfers._ended"),
-    *("_lookups._client", "_lookups._rows", "_lookups._counters", "_lookups._waits"),
-    *("_lookups._queries._client", "_lookups._queries._counters", "_lookups._queries.breaker"),
-    *("_lookups._clock", "_lookups._config", "_lookups._queries", "_lookups._break_even"),
-    *("_transfers._client", "_transfers._rows", "_transfers._counters", "_transfers._clock"),
+    *("_client", "_rows", "counters", "lookups", "_config", "_transfers._ended"),
+    *("lookups._client", "lookups._rows", "lookups._counters", "lookups._waits"),
+    *("lookups._queries.client", "lookups._queries.counters", "lookups._queries.breaker"),
+    *("lookups._clock", "lookups._config", "lookups._queries", "lookups._break_even"),
+    *("_transfers.client", "_transfers.rows", "_transfers.counters", "_transfers.clock"),
     *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),
     *("_client.forget", "_client.counters"),
@@ -91,7 +91,7 @@ class Tier:
 
     @property
     def errors(self) -> int:
-        totals = self.engine.tier._counters.totals()
+        totals = self.engine.tier.counters.totals()
         return sum(n for (name, _), n in totals.items() if name == metrics.HOOK_ERRORS)
 
 
@@ -118,7 +118,7 @@ def test_nothing_leaves_a_hook_of_the_tier(
         harmless = HARMLESS.get(hook, lambda answer: answer is None)
         assert all(map(harmless, answers)), answers
     # What looks keys up is guarded by the tier, whose own counters are whole then.
-    uncountable = fault in ("_counters", "_transfers._counters")
+    uncountable = fault in ("counters", "_transfers.counters")
     if not uncountable:
         assert tier.errors >= 1, "kept from the engine and not counted"
     else:
@@ -148,7 +148,7 @@ def test_a_job_ends_exactly_once_whatever_breaks(
     assert tier.engine.finished() == []
 
 
-@pytest.mark.parametrize("fault", ["_counters", "_rows", "_client.put", "_clock", "_open"])
+@pytest.mark.parametrize("fault", ["counters", "rows", "client.put", "clock", "_open"])
 @pytest.mark.parametrize("hook", ["submit_load", "submit_store"])
 def test_a_job_ends_exactly_once_when_something_breaks_under_way(
     hook: str, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +178,7 @@ def test_a_job_that_was_taken_is_reported_though_its_keys_cannot_be_remembered(
     for asked in tier.engine.client.asked:
         asked.landed()
     with monkeypatch.context() as breaking:
-        tier.break_("_lookups._waits", breaking)
+        tier.break_("lookups._waits", breaking)
         first = [job for job, _, _ in tier.engine.finished()]
     assert first == [1, 2]
     assert tier.engine.finished() == []

@@ -128,5 +128,5 @@ def test_the_scheduler_declares_when_the_last_worker_was_heard(quiet_world: None
         ours.examples["connector_output"] = output_of(*reports)
         ours.call("update_connector_output")
     assert len(ours.engine.client.declared) == declared + 1
-    assert ours.engine.tier.totals()[metrics.CANARIES, "passed"] == 2
+    assert ours.engine.tier.counters.totals()[metrics.CANARIES, "passed"] == 2
     assert ours.call("build_connector_meta").received == {0: 1, 1: 1}

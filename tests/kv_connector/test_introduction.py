@@ -113,7 +113,7 @@ def test_a_request_waits_no_longer_than_its_budget(ours: Introduced):
         ours.engine.clock.now += 0.04
     assert not ours.engine.tier.still_waits("r")
     assert ours.look() == ["MISS", "MISS"]
-    assert ours.engine.tier.totals()[metrics.MISSED_BLOCKS, "unavailable"] == 2
+    assert ours.engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "unavailable"] == 2
 
 
 def test_nothing_is_put_before_the_workers_were_heard(ours: Introduced):
@@ -195,7 +195,7 @@ def test_what_workers_report_is_counted_once(ours: Introduced):
     broken = WorkerReport(0, 1, {}, Report(Outcome.BROKEN, "bug"), ("_take_facts",))
     ours.hear(broken)
     ours.hear(WorkerReport(0, 2, {}, broken.self_test, ("_take_facts", "later")))
-    totals = ours.engine.tier.totals()
+    totals = ours.engine.tier.counters.totals()
     errors = {label for (name, label) in totals if name == metrics.HOOK_ERRORS}
     assert errors == {"canary", "_take_facts", "later"}
     assert all(totals[metrics.HOOK_ERRORS, label] == 1 for label in errors)

@@ -4,7 +4,7 @@ import pytest
 from scripted_client import Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupBreaker
+from kv_connector.link import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupBreaker
 from remote_server.client.session import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
@@ -35,7 +35,7 @@ def test_after_a_few_late_lookups_in_a_row_requests_are_misses_at_once(engine: E
     asked = engine.client.count("lookup")
     assert ask(engine, "next") == ["MISS"] * 2
     assert engine.client.count("lookup") == asked, "nothing is sent for it"
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "lookup_paused"] == 2
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "lookup_paused"] == 2
     stats = engine.tier.get_stats()
     assert stats is not None
     assert stats.data["data"][metrics.LOOKUPS_PAUSED][()] == 1

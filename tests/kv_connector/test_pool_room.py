@@ -1,6 +1,8 @@
 """Prompts that wait for the engine fill the pool in turn, and none waits for ever."""
 
-from kv_connector.break_even import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
+from unittest.mock import MagicMock
+
+from kv_connector.pool_rows import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
 
 GRANTED, WAIT, NEVER = Room
 
@@ -8,12 +10,14 @@ GRANTED, WAIT, NEVER = Room
 class Pool(PoolRoom):
     """A room of a fixed size."""
 
-    def __init__(self, rows: int, patience_s: float) -> None:
-        super().__init__(patience_s)
-        self.rows = rows
+    most_rows = 0
+
+    def __init__(self, rows: int, load_timeout_s: float) -> None:
+        super().__init__(MagicMock(), MagicMock(), load_timeout_s)
+        self.most_rows = rows
 
     def ask(self, name: str, rows: int, *, step: int, now_s: float = 0.0) -> Room:
-        return self.take(name, rows, most_rows=self.rows, now_s=now_s, step=step)
+        return self.take(name, rows, now_s=now_s, step=step)
 
 
 def take(room: Pool, *requests: tuple[str, int], step: int, now_s: float = 0.0) -> list[Room]:

@@ -86,7 +86,7 @@ def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():
     assert engine.client.count("touch") == 0
     engine.step()
     assert engine.client.last("touch").keys == prefix
-    assert engine.tier.totals()[metrics.TOUCHED_BLOCKS, ""] == 3
+    assert engine.tier.counters.totals()[metrics.TOUCHED_BLOCKS, ""] == 3
     engine.tier.admitted("r", prefix)
     engine.clock.now += 1.0
     engine.step()

@@ -63,7 +63,7 @@ def test_a_lookup_that_fails_is_a_miss_counted_by_its_reason(
     engine.step()
     engine.client.last("lookup").reply.set_exception(error)
     assert engine.lookup(context, keys) == ["MISS"] * 2
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, reason] == 2
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, reason] == 2
 
 
 def test_a_request_that_waited_its_budget_is_computed(engine: Engine):
@@ -107,7 +107,7 @@ def test_a_load_that_stalls_keeps_what_landed_and_the_rest_is_not_asked_again(en
     engine.client.last("get").landed(0, 2)
     assert engine.finished() == [(1, False, [keys[0], keys[2]])]
     assert engine.lookup(context, keys[1:2]) == ["MISS"]
-    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "load_failed"] == 1
+    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "load_failed"] == 1
 
 
 def test_only_what_the_server_lacks_is_put(engine: Engine):
@@ -192,7 +192,7 @@ def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine:
     engine.tier.submit_store(engine.job(context, keys[:6], range(6)))
     engine.tier.submit_store(engine.job(context, keys[6:16], range(6, 16)))
     assert [len(a.keys) for a in engine.client.asked] == [6, 4]
-    assert engine.tier.totals()[metrics.DECLINED_BLOCKS, "pinned_rows"] == 6
+    assert engine.tier.counters.totals()[metrics.DECLINED_BLOCKS, "pinned_rows"] == 6
     engine.tier.submit_store(engine.job(context, keys[:1], [20]))
     assert engine.finished() == [(3, True, None)], "declined at once, nothing stays pinned"
     for asked in list(engine.client.asked):
@@ -208,7 +208,7 @@ def test_a_request_with_a_lora_adapter_keeps_to_the_pool(engine: Engine):
     engine.tier.submit_store(engine.job(context, keys, [0, 1]))
     assert engine.finished() == [(1, True, None)]
     assert engine.client.asked == []
-    assert engine.tier.totals()[metrics.DECLINED_BLOCKS, "lora"] == 2
+    assert engine.tier.counters.totals()[metrics.DECLINED_BLOCKS, "lora"] == 2
 
 
 def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
@@ -243,7 +243,9 @@ def test_a_bug_in_the_client_costs_a_job_and_not_the_engine(
     engine.tier.submit_store(engine.job(context, keys, [2, 3]))
     assert engine.finished() == [(1, False, []), (2, False, [])]
     assert engine.tier.get_stats() is None
-    assert sum(n for (name, _), n in engine.tier.totals().items() if name == metrics.HOOK_ERRORS)
+    assert sum(
+        n for (name, _), n in engine.tier.counters.totals().items() if name == metrics.HOOK_ERRORS
+    )
 
 
 def test_what_came_back_wrong_is_a_metric_by_its_reason(
@@ -257,7 +259,9 @@ def test_what_came_back_wrong_is_a_metric_by_its_reason(
         stats = engine.tier.get_stats()
     assert stats is not None
     totals = {
-        label: n for (name, label), n in engine.tier.totals().items() if name == metrics.INTEGRITY
+        label: n
+        for (name, label), n in engine.tier.counters.totals().items()
+        if name == metrics.INTEGRITY
     }
     reasons = ("checksum", "identity", "length", "short", "epoch", "expired")
     assert totals == dict(zip(reasons, range(1, 7), strict=True))

@@ -96,7 +96,7 @@ def test_a_clients_own_bypass_is_no_reason(text: Any):
     assert engine.lookup(context, keys) == ["RETRY"] * 2
     engine.tier.submit_store(engine.job(context, keys, [0, 1]))
     assert engine.client.count("lookup") == 1, "the store was declined"
-    totals = engine.tier.totals()
+    totals = engine.tier.counters.totals()
     assert {key for key in totals if key[0] in (metrics.DECLINED_BLOCKS, metrics.HOOK_ERRORS)} == (
         set()
     )
@@ -118,7 +118,7 @@ def test_a_bare_tier_serves_a_request_whose_parameters_are_no_dict(params: Any):
     _, keys = engine.request("r", 2)
     assert engine.lookup(context, keys) == ["RETRY"] * 2
     engine.tier.submit_store(engine.job(context, keys, [0, 1]))
-    assert not [key for key in engine.tier.totals() if key[0] == metrics.HOOK_ERRORS]
+    assert not [key for key in engine.tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
 
 
 def test_an_adapter_keeps_a_request_from_the_server_whatever_it_sends():
@@ -186,7 +186,7 @@ def test_a_partial_tail_stays_in_the_pool(connector: KVFerryConnector):
     tier.declare("model", {"model": "m"})
     status, keys = tail_of(connector, None)
     connector.scheduler.manager.complete_store(keys, status.req_context)
-    assert tier.totals()[metrics.DECLINED_BLOCKS, "partial_block"] == len(GROUPS)
+    assert tier.counters.totals()[metrics.DECLINED_BLOCKS, "partial_block"] == len(GROUPS)
     assert not ScriptedClient.latest.asked
     assert {tier.lookup(key, status.req_context).name for key in keys} == {"MISS"}
     whole = status.group_states[0].offload_keys[:1]

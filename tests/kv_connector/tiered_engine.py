@@ -153,7 +153,9 @@ class TieredEngine:
         assert not self.hook_errors(), self.hook_errors()
 
     def hook_errors(self) -> dict[tuple[str, str], int]:
-        return {k: n for k, n in self.tier.totals().items() if k[0] == "kvferry_hook_errors"}
+        return {
+            k: n for k, n in self.tier.counters.totals().items() if k[0] == "kvferry_hook_errors"
+        }
 
     def counted(self, metric: str, label: str = "") -> int:
-        return self.tier.totals().get((metric, label), 0)
+        return self.tier.counters.totals().get((metric, label), 0)

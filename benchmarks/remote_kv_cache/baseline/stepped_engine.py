@@ -272,13 +272,13 @@ class SteppedEngine:
         """Blocks that this engine has received from the server since its start."""
         from kv_connector.metrics import LOADED_BLOCKS
 
-        return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
+        return int(self._tier.counters.totals().get((LOADED_BLOCKS, "hit"), 0))
 
     def misses(self) -> dict[str, int]:
         """Misses since the start, by reason."""
         from kv_connector.metrics import MISSED_BLOCKS
 
-        totals = self._tier.totals().items()
+        totals = self._tier.counters.totals().items()
         return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
@@ -286,7 +286,9 @@ class SteppedEngine:
         from kv_connector.metrics import HOOK_ERRORS
 
         return sum(
-            count for (metric, _), count in self._tier.totals().items() if metric == HOOK_ERRORS
+            count
+            for (metric, _), count in self._tier.counters.totals().items()
+            if metric == HOOK_ERRORS
         )
 
     # ── the end ──────────────────────────────────────────────────────────────────────────

@@ -121,7 +121,7 @@ def _over_the_wire(
             pool.check()
         assert isinstance(pool.tier, RemoteTier)
         counters = pool.tier._client.stats(timeout_s=10.0).result().counters
-        remarks = _remarks(pool.tier.totals(), counters)
+        remarks = _remarks(pool.tier.counters.totals(), counters)
         from_disk = counters.get("disk_promoted", 0)
         return point_of(setting, replaying.found, from_disk, seconds, remarks), complete
 

@@ -1,15 +1,22 @@
-"""Break-even: measured speeds, the decision to fetch or to compute, and the limits of waiting: for
-replies, and for room in the pool."""
+"""The link to the server, as an engine sees it: its measured speed, the decision to fetch or to
+compute, the deadlines of requests, the lookups under way, and their breaker."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from functools import partial
 from math import inf
 from statistics import median
 
+from kv_connector import guarded, metrics
 from kv_connector.config import RemoteConfig
+from kv_connector.lookup_state import Answer, Kind, LookupState, Missed, Query
+from kv_connector.metrics import TierCounters
+from remote_server.client import RemoteClient
 from remote_server.client.session import ONE_STALL_S
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import Found, Stretch
 
 KEPT_SAMPLES = 9
 LEAST_SAMPLES = 5
@@ -121,19 +128,16 @@ PROBE_AFTER_S = 10.0
 
 
 def worth_loading(
-    num_bytes: int,
-    num_tokens: int,
-    *,
-    bytes_per_s: float | None,
-    round_trip_s: float | None,
-    tokens_per_s: float | None,
-    round_trips: int,
+    num_bytes: int, num_tokens: int, link: LinkSpeed, engine: EngineSpeed, *, round_trips: int
 ) -> bool:
     """Whether loading `num_bytes` is at least as fast as computing `num_tokens`.
 
     `round_trips` is the number still to be made: 2 before the lookup, 1 after it. True when a speed
     is unknown: only a fetch can measure it.
     """
+    bytes_per_s, round_trip_s, tokens_per_s = (
+        link.bytes_per_s, link.round_trip_s, engine.tokens_per_s
+    )  # fmt: skip
     if bytes_per_s is None or round_trip_s is None or tokens_per_s is None:
         return True
     if bytes_per_s <= 0:
@@ -156,13 +160,9 @@ class BreakEven:
 
     def admits(self, num_bytes: int, num_tokens: int, *, round_trips: int) -> bool:
         """Whether to fetch this prefix: fetching is faster, or a probe is due."""
+        speeds = self.link, self.engine
         if not self.enabled or worth_loading(
-            num_bytes,
-            num_tokens,
-            bytes_per_s=self.link.bytes_per_s,
-            round_trip_s=self.link.round_trip_s,
-            tokens_per_s=self.engine.tokens_per_s,
-            round_trips=round_trips,
+            num_bytes, num_tokens, *speeds, round_trips=round_trips
         ):
             return True
         now_s = self.clock()
@@ -267,79 +267,99 @@ class LookupBreaker:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-# Lookups without progress before a request gives up. An admitted prompt releases its room only
-# after its rows were copied to the engine, which takes a few steps.
-LOOKUPS_WITHOUT_PROGRESS = 8
+# Limit on keys in open queries, over all requests: a server answers so many in half the default
+# deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
+MOST_KEYS_UNDER_WAY = 32_768
 
 
-class Room(Enum):
-    """Result of a request for rows."""
-
-    GRANTED = auto()
-    WAIT = auto()
-    NEVER = auto()  # other prompts hold their rows and make no progress
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """A request that waits for rows, and the time without a release of any."""
-
-    releases: int
-    step: int
-    now_s: float
-    lookup_steps: int = 0
-    waited_s: float = 0.0
-
-
-class PoolRoom:
-    """Rows reserved for requests, first come, first served.
-
-    While a request waits, later ones of the same step wait too. Otherwise short prompts could
-    starve a long one.
+@dataclass
+class Queries:
+    """Lookups under way to the server. Belongs to the scheduler thread. Replies and deadlines come
+    on the client's I/O thread, which only appends to a deque; the scheduler thread applies them at
+    its next lookup.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._held: dict[str, int] = {}
-        self._waiters: dict[str, _Waiter] = {}
-        self._releases = 0
-        self._full_in_step = -1
+    client: RemoteClient
+    counters: TierCounters
+    link: LinkSpeed
+    patience: Patience
+    clock: Callable[[], float]
+    breaker: LookupBreaker
+    answers: deque[Answer] = field(default_factory=deque)
+    probe_key: bytes | None = None
+    """The key for the next probe, a lookup that no request waits for."""
+    _keys_under_way: int = 0
 
-    @property
-    def num_held(self) -> int:
-        """Rows reserved and not released."""
-        return sum(self._held.values())
+    def has_room(self, num_keys: int) -> bool:
+        """Whether so many keys may be queried now."""
+        return not self._keys_under_way or self._keys_under_way + num_keys <= MOST_KEYS_UNDER_WAY
 
-    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
-        """Reserve `rows` rows in all for this request, including those it holds, while all requests
-        together hold at most `most_rows`. A request alone always gets room."""
-        held = self._held.get(request_id, 0)
-        # A request that holds rows gets more: two that wait for each other would deadlock.
-        if not held and (
-            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
-        ):
-            self._full_in_step = step
-            return self._wait(request_id, now_s, step)
-        self._held[request_id] = max(held, rows)
-        self._waiters.pop(request_id, None)
-        return Room.GRANTED
-
-    def release(self, request_id: str) -> None:
-        """The request was scheduled or has ended: release its room, if it has any."""
-        self._waiters.pop(request_id, None)
-        if self._held.pop(request_id, None) is not None:
-            self._releases += 1
-
-    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
-        waiter = self._waiters.get(request_id)
-        if waiter is None or waiter.releases != self._releases:
-            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
-            return Room.WAIT
-        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
-            waiter.waited_s += now_s - waiter.now_s
-            waiter.lookup_steps += 1
-        waiter.step, waiter.now_s = step, now_s
-        stuck = (
-            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
+    def send(
+        self,
+        namespace: str,
+        kind: Kind,
+        keys: list[bytes],
+        wait: LookupState | None = None,
+        chain: Sequence[Stretch] = (),
+    ) -> None:
+        """Look `keys` up on the server, with their chain fields if they are known."""
+        query = Query(kind, wait, wait.generation if wait is not None else 0, keys, self.clock())
+        if wait is not None:
+            self._keys_under_way += len(keys)
+        on_late = None
+        if wait is not None and kind is Kind.AWAITED:
+            wait.sent(query.sent_s)
+            on_late = partial(self._on_late, query)
+        timeout_s = self.patience.lookup_s
+        found = self.client.lookup(
+            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain
         )
-        return Room.NEVER if stuck else Room.WAIT
+        found.add_done_callback(partial(self._on_found, query))
+
+    def probe(self, namespace: str) -> None:
+        """Send a probe if one is due."""
+        if self.probe_key is not None and self.client.ready and self.breaker.take_probe():
+            self.send(namespace, Kind.PROBE, [self.probe_key])
+
+    def take_answers(self) -> None:
+        """Apply what the I/O thread has handed over, in the order in which it came."""
+        while self.answers:
+            answer = self.answers.popleft()
+            self._learn(answer)
+            kind, wait, _, keys, _ = answer.query
+            if wait is not None:
+                if kind is not Kind.LATE:
+                    self._keys_under_way -= len(keys)
+                wait.take(answer)
+
+    def _learn(self, answer: Answer) -> None:
+        """Record the round trip, if it ended by a reply or by its deadline."""
+        in_time, kind, sent_s = answer.states is not None, answer.query.kind, answer.query.sent_s
+        if kind in (Kind.AGAIN, Kind.PROBE):
+            self.breaker.probed(in_time=in_time)
+        elif kind is Kind.LATE:
+            self.breaker.replied_late()
+        elif in_time or answer.reason is Missed.LOOKUP_LATE:
+            seconds = answer.ended_s - sent_s
+            self.counters.observe(metrics.LOOKUP_DURATION, seconds)
+            self.link.lookup_took(seconds)
+            self.breaker.ended(in_time=in_time, sent_s=sent_s)
+
+    # ── on the client's I/O thread ───────────────────────────────────────────────────────
+
+    def _on_found(self, query: Query, reply: "Future[Found]") -> None:
+        states, reason = None, Missed.LOOKUP_FAILED
+        with guarded(self.counters, "_on_found"):
+            error = CancelledError() if reply.cancelled() else reply.exception()
+            if error is None:
+                states = reply.result().states
+            elif isinstance(error, DeadlineExceeded):
+                reason = Missed.LOOKUP_LATE
+            elif isinstance(error, ServerUnavailable):
+                reason = Missed.UNAVAILABLE
+            self.answers.append(Answer(query, self.clock(), states, reason))
+
+    def _on_late(self, query: Query, found: Found) -> None:
+        with guarded(self.counters, "_on_late"):
+            late, now_s = query._replace(kind=Kind.LATE), self.clock()
+            self.answers.append(Answer(late, now_s, found.states, Missed.LOOKUP_LATE))
