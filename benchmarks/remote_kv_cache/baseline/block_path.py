@@ -1,13 +1,14 @@
-"""The way of one block through the code: files and threads from the connector's tier to its result.
+"""The way of one block through the code: files and threads from a call of the tier to its result.
 
     python -m benchmarks.remote_kv_cache.baseline.block_path
 
 One process holds vLLM's tiering manager with our tier, its client and a server, so that a profiler
-sees every call of both packages. A block is put and later got, alone. The files are those with a
-function that was called meanwhile, and not in the idle time before: turns of the loops do not
-count. A crossing is a hand-over from one thread to another: the end of a wait after which another
-thread than the last calls such a function. A busy machine adds some, so of several blocks the one
-with the fewest counts.
+sees every call of both packages. A block is put, later looked up, and then got, alone. Each call of
+the tier is measured by itself: a lookup until its answer, a store and a load until their results.
+The files are those with a function that was called meanwhile, and not in the idle time before:
+turns of the loops do not count. A crossing is a hand-over from one thread to another: the end of a
+wait after which another thread than the last calls such a function. A busy machine adds some, so of
+several blocks the one with the fewest counts.
 """
 
 import argparse
@@ -25,13 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from remote_server.sizes import MiB
 
 if TYPE_CHECKING:
-    from benchmarks.simulated.tiered_pool import TieredPool
+    from benchmarks.simulated.tiered_pool import Prompt, TieredPool
 
 BLOCK_BYTES = 1 * MiB
 BLOCK_TOKENS = 16
 ROWS = 4
 TRIALS = 3
 TRANSPORTS = ("tcp", "shm")
+CALLS = ("lookup", "put", "get")
 
 # Nothing is given up, however slow the machine and the profiler are.
 _PATIENT = {
@@ -132,8 +134,8 @@ def way_of(name: str, calls: Sequence[Call], idle: Sequence[Call]) -> BlockPath:
 
 
 def measure(trials: int = TRIALS, enough: Enough = lambda _: False) -> list[BlockPath]:
-    """For each transport, the best ways of a put and of a get, of at most `trials` blocks, until
-    both ways are `enough`."""
+    """For each transport, the best way of each of `CALLS`, of at most `trials` blocks, until all
+    are `enough`."""
     # All that is heavy, before a server of this process measures the memory that it has.
     import benchmarks.simulated.tiered_pool  # noqa: F401
     from remote_server.server.config import ServerConfig
@@ -158,12 +160,10 @@ def _paths(
     try:
         wait_ready(pool)
         idle = recorder.record(partial(_idle, pool))
-        _put_and_get(recorder, pool, 0)  # the server meets the client, and makes its tables
+        _record_calls(recorder, pool, 0)  # the server meets the client, and makes its tables
         for number in range(1, 1 + trials):
-            put, get = _put_and_get(recorder, pool, number)
-            ways = [
-                way_of(f"put, {transport}", put, idle), way_of(f"get, {transport}", get, idle)
-            ]  # fmt: skip
+            calls = _record_calls(recorder, pool, number)
+            ways = [way_of(f"{call}, {transport}", calls[call], idle) for call in CALLS]
             best = [min(pair, key=_length) for pair in zip(best or ways, ways, strict=True)]
             if all(map(enough, best)):
                 break
@@ -176,28 +176,28 @@ def _length(way: BlockPath) -> tuple[int, int, int]:
     return way.requests, way.crossings, len(way.files)
 
 
-def _put_and_get(
-    recorder: Recorder, pool: "TieredPool", number: int
-) -> tuple[list[Call], list[Call]]:
-    """The calls of a put of a new block, and those of its get."""
+def _record_calls(recorder: Recorder, pool: "TieredPool", number: int) -> dict[str, list[Call]]:
+    """The calls of a put of a new block, of a later lookup of it, and of its get."""
     from benchmarks.simulated.tiered_pool import key_of
 
     first = number * (1 + ROWS)
     keys = [key_of(first)]
     prompt = pool.begin(f"put {number}", keys)
-    while pool.find(prompt, keys) is None:  # until the server has reported it absent
-        pool.step()
-        time.sleep(PAUSE_S)
+    _look_up(pool, prompt, keys)  # until the server has reported it absent
     stored, _ = pool.store(prompt, keys)
     put = recorder.record(partial(_store, pool, prompt, stored))
     pool.finish(prompt)
-    _fill(pool, [key_of(first + 1 + row) for row in range(ROWS)])
+    for row in range(ROWS):
+        _fill(pool, key_of(first + 1 + row))
     prompt = pool.begin(f"get {number}", keys)
-    get = recorder.record(partial(_load, pool, prompt, keys))
-    pool.loaded(prompt, keys)
+    lookup = recorder.record(partial(_look_up, pool, prompt, keys))
+    found = pool.find(prompt, keys)
+    assert found is None, "the server does not hold the block, or the pool still does"
+    get = recorder.record(partial(pool.settle, pause_s=PAUSE_S))
+    assert pool.find(prompt, keys) == 1
     pool.finish(prompt)
     pool.settle()
-    return put, get
+    return {"lookup": lookup, "put": put, "get": get}
 
 
 def _idle(pool: "TieredPool") -> None:
@@ -207,26 +207,28 @@ def _idle(pool: "TieredPool") -> None:
         time.sleep(PAUSE_S)
 
 
-def _store(pool: "TieredPool", prompt: Any, keys: Sequence[Any]) -> None:
+def _look_up(pool: "TieredPool", prompt: "Prompt", keys: Sequence[Any]) -> None:
+    """Look a block up in the tier alone, until the tier has the answer of the server."""
+    from vllm.v1.kv_offload.base import LookupResult
+
+    assert pool.tier is not None
+    while pool.tier.lookup(keys[0], prompt.context) is LookupResult.RETRY:
+        pool.step()
+        time.sleep(PAUSE_S)
+
+
+def _store(pool: "TieredPool", prompt: "Prompt", keys: Sequence[Any]) -> None:
     pool.stored(prompt, keys)
     pool.settle(pause_s=PAUSE_S)
 
 
-def _fill(pool: "TieredPool", keys: Sequence[Any]) -> None:
-    """The blocks of `keys` take all rows of the pool."""
-    other = pool.begin(f"fill {keys[0]}", keys)
-    stored, _ = pool.store(other, keys)
+def _fill(pool: "TieredPool", key: Any) -> None:
+    """A block takes a row of the pool, and is put: one at a time, as many as puts may pin."""
+    other = pool.begin(f"fill {key}", [key])
+    stored, _ = pool.store(other, [key])
     pool.stored(other, stored)
     pool.settle()
     pool.finish(other)
-
-
-def _load(pool: "TieredPool", prompt: Any, keys: Sequence[Any]) -> None:
-    while (found := pool.find(prompt, keys)) is None:
-        pool.step()
-        time.sleep(PAUSE_S)
-    assert found, "the server does not hold the block"
-    pool.load(prompt, keys)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
