@@ -214,11 +214,6 @@ ENVIRONMENT = (
 )
 
 
-def setting_names() -> list[str]:
-    """The names of all facts that `setting_facts` may yield."""
-    return [f"{part}.{name}" for part, settings in SETTINGS.items() for name in settings.fields]
-
-
 def setting_facts(vllm_config: "VllmConfig") -> Iterator[tuple[str, str]]:
     """Settings that differ from the defaults of vLLM's classes. Raises `NotKnown`."""
     defaults = _defaults()

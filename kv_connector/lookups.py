@@ -245,13 +245,15 @@ class Lookups:
         now_s = self._clock()
         wait.looked_up(now_s=now_s, step=self._step)
         wait.refusal, wait.may_load = None, False
-        held, wait.held = wait.held, False  # whether it has waited for the server before
+        # Whether a server that cannot be queried yet may be ready soon.
+        may_come = wait.held or self.workers_missing or now_s <= self._greeted_by_s
+        wait.held = False
         reachable = namespace is not None and self._client.ready
         if reachable:
             self._greeted_by_s = -math.inf
         if wait.bypass:
             wait.refusal = Missed.BYPASS
-        elif self.unnamed if reachable else held or self._may_come(now_s):
+        elif self.unnamed if reachable else may_come:
             wait.held = self._holds(wait, now_s)
         if wait.held:
             self.engine_waits = True
@@ -266,10 +268,6 @@ class Lookups:
             self.engine_waits = True
             if readable := wait.readable():
                 self._decide(wait, readable, request_id, now_s)
-
-    def _may_come(self, now_s: float) -> bool:
-        """Whether a server that cannot be queried yet may be ready soon."""
-        return self.workers_missing or now_s <= self._greeted_by_s
 
     def _holds(self, wait: LookupState, now_s: float) -> bool:
         """Whether a held request stays held. It does until every worker has reported, the server

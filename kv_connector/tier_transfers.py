@@ -98,7 +98,7 @@ class _Open:
     """The scheduler thread's record of a job that has not ended."""
 
     is_load: bool
-    lost: Sequence[OffloadKey]
+    lost: Sequence[OffloadKey] = ()
     """The keys of a load, which are lost if it ends without a result; empty for a put."""
     pinned: int = 0
     """Rows that the job keeps from the engine."""
@@ -156,10 +156,10 @@ class Transfers:
 
     def load(self, namespace: str | None, job: TransferJob) -> None:
         """Get the job's keys into its rows; keys that do not land in time are lost."""
-        keys: list[OffloadKey] = []
+        keys: list[OffloadKey] = []  # filled once the job is registered
         try:
             timeout_s = self.config.load_timeout_ms / 1000
-            self._begin(job, timeout_s, lost=keys)
+            self._begin(job, _Open(is_load=True, lost=keys), timeout_s)
             keys += job.keys
             self._loading.update(keys)
             begun = Ended(_failed(job.job_id), keys, places=places_of(job), namespace=namespace)
@@ -226,7 +226,7 @@ class Transfers:
         """
         try:
             timeout_s = self.config.put_timeout_ms / 1000
-            self._begin(job, 2 * timeout_s)
+            self._begin(job, _Open(is_load=False), 2 * timeout_s)
             keys = list(job.keys)
             room = 0 if declined else min(len(keys), self.rows_free_for_puts())
             self.counters.count(
@@ -332,11 +332,7 @@ class Transfers:
                         loading.pop(key, None)
                 yield ended._replace(is_load=job.is_load)
 
-    def _begin(
-        self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
-    ) -> None:
-        """Register the job. `lost` is the list that will hold its keys, for a load."""
-        begun = _Open(lost is not None, () if lost is None else lost)
+    def _begin(self, job: TransferJob, begun: _Open, timeout_s: float) -> None:
         self._open[job.job_id] = begun
         begun.ends_by_s = self.clock() + timeout_s
 

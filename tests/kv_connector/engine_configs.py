@@ -24,7 +24,7 @@ from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredMo
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from kv_connector import config_facts, namespace
-from kv_connector.config_facts import SETTINGS, setting_names
+from kv_connector.config_facts import SETTINGS
 
 LAYER = "model.layers.0.self_attn.attn"
 
@@ -222,6 +222,10 @@ def other_value(value: Any) -> Any:
     return f"{value} other"
 
 
+SETTING_NAMES = [f"{part}.{name}" for part, one in SETTINGS.items() for name in one.fields]
+"""The names of all facts that `setting_facts` may yield."""
+
+
 def change_of(fact: str) -> Change:
     """Raises `KeyError` for a fact of which nothing here knows how to differ in it."""
-    return change_setting(fact) if fact in setting_names() else CHANGES[fact]
+    return change_setting(fact) if fact in SETTING_NAMES else CHANGES[fact]

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from engine_configs import DRAFTED, PREPARED, Built, build, change_of, rewrite, with_draft
+from engine_configs import (
+    DRAFTED,
+    PREPARED,
+    SETTING_NAMES,
+    Built,
+    build,
+    change_of,
+    rewrite,
+    with_draft,
+)
 from vllm.platforms import current_platform
 
 from examples import tiny_model
-from kv_connector.config_facts import setting_names
 from kv_connector.namespace import (
     ADVISORY,
     ENGINE_FACTS,
@@ -77,7 +85,7 @@ def declared(here: dict[str, str], there: dict[str, str]) -> dict[str, Namespace
     return known
 
 
-@pytest.mark.parametrize("fact", [*ENGINE_FACTS, *setting_names()])
+@pytest.mark.parametrize("fact", [*ENGINE_FACTS, *SETTING_NAMES])
 def test_two_engines_share_unless_they_differ_in_a_fact_which_is_then_named(
     fact: str, engine: Factory
 ):
@@ -192,7 +200,7 @@ def test_a_server_takes_all_facts_of_an_engine_and_what_is_too_much_still_decide
 ):
     def all_changed() -> Built:
         built = engine("multimodal")
-        for fact in setting_names():
+        for fact in SETTING_NAMES:
             if fact.partition(".")[0] in ("cache", "attention", "kernel", "mamba", "multimodal"):
                 change_of(fact)(built)
         return built
