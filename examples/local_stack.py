@@ -18,7 +18,7 @@ from examples.processes import RemoteServer, StartFailed
 from examples.progress import step
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 BLOCK_TOKENS = 32
 _SLABS = 16  # slabs of a server's memory, below 1 GiB

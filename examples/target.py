@@ -15,9 +15,9 @@ from examples.endpoint import Endpoint, FirstToken
 from examples.local_stack import LocalStack, Sizes
 from examples.make_dummy_inputs import Prompt
 from examples.token_sources import TokenSources, tokens_from
-from remote_server.address import server_address
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
+from remote_server.values import server_address
 
 _REACH_S = 5.0
 

@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from remote_server.address import server_address
 from remote_server.client import ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.plain_text import forbidden_in, plain
-from remote_server.sizes import parse_bytes
+from remote_server.values import parse_bytes, server_address
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -13,7 +13,7 @@ from remote_server.plain_text import PlainFormatter, plain
 from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
 from remote_server.server import settings
 from remote_server.server.server import Server
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server") -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import zmq
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import KiB, format_bytes
+from remote_server.values import KiB, format_bytes
 
 log = logging.getLogger(__name__)
 

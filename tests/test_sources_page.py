@@ -11,7 +11,7 @@ from test_help import PROGRAMS
 from benchmarks.features_page import RESULTS, Feature, read, render
 from benchmarks.harness import registry
 from benchmarks.harness.record import Record
-from remote_server.cli import COMMANDS
+from remote_server.cli.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = read()

@@ -18,7 +18,7 @@ from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model
 from examples import tiny_model
 from remote_server.errors import ConfigError
-from remote_server.sizes import parse_bytes
+from remote_server.values import parse_bytes
 
 LAPTOP, PAPER = "laptop", "paper"
 

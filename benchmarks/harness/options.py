@@ -13,7 +13,7 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
-from remote_server.sizes import parse_bytes
+from remote_server.values import parse_bytes
 
 T = TypeVar("T")
 

@@ -26,10 +26,9 @@ from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
-from remote_server.address import server_address
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
-from remote_server.sizes import MiB
+from remote_server.values import MiB, server_address
 
 MODULE = "benchmarks.kvbench"
 

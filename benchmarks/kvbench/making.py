@@ -16,10 +16,9 @@ from benchmarks.kvbench.ways import Memory, Rows, Server
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, server_for
-from remote_server.address import server_address
 from remote_server.client import RemoteClient
-from remote_server.sizes import MiB, format_bytes
 from remote_server.store.disk.layout import padded
+from remote_server.values import MiB, format_bytes, server_address
 
 MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
 VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS = "vram", "vram shm", "vram tcp", "gds"

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.harness import plot, table
 from benchmarks.harness.record import Record
 from benchmarks.kvbench.plan import Plan
-from remote_server.sizes import GiB, format_bytes
+from remote_server.values import GiB, format_bytes
 
 PLAN_COLUMNS = (
     "model", "tp", "pp", "pattern", "kv_dtype", "page_size", "prompt_tokens", "requests",

@@ -9,7 +9,7 @@ from benchmarks.kvbench.transfer import Range
 from benchmarks.remote_kv_cache.baseline.blocks import Pool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, key_of
 from remote_server.client import GetResult, PutResult, RemoteClient
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 REQUEST_BYTES = 8 * MiB
 """About the bytes of one request: at most those that vLLM submits of a prompt in one step."""

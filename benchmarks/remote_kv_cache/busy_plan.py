@@ -14,7 +14,7 @@ from benchmarks.harness import options
 from benchmarks.remote_kv_cache.busy_results import NONE, OFF, ON, Key
 from examples import tiny_model
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 BLOCK_TOKENS = 32
 

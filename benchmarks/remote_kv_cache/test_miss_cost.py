@@ -25,7 +25,7 @@ from examples import tiny_model
 from examples.engine import Completion, VllmServer
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 MODULE = "benchmarks.remote_kv_cache.test_miss_cost"
 

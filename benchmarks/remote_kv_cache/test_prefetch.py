@@ -36,7 +36,7 @@ from examples.processes import free_port
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import SELF_TESTS, StatsReply
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.test_prefetch"
 

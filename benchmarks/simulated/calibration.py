@@ -15,7 +15,7 @@ from benchmarks.harness.statistics import summarize
 from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
 from benchmarks.remote_kv_cache.models import MODELS
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 SOURCE_RATIOS = {
     model.bytes_per_token: ratio

@@ -35,7 +35,7 @@ from kv_connector import metrics as tier_metrics
 from kv_connector.config import ConnectorConfig, read_config
 from kv_connector.remote_tier import RemoteTier
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.sizes import parse_bytes
+from remote_server.values import parse_bytes
 
 DECODE_AS_TOKENS = 100
 """A step in which a request decodes lasts at least as long as this many tokens of prefill, because

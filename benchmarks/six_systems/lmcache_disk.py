@@ -8,7 +8,7 @@ from benchmarks.harness.files import drop_from_cache
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 from benchmarks.six_systems.lmcache_library import Library, RowsAsItsPool, load
 from benchmarks.six_systems.systems import Host, Share
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 # `LocalDiskBackend.remove` does not subtract from what the backend has taken of its limit (0.5.6),
 # so the blocks of all rounds must fit, though each round removes them.

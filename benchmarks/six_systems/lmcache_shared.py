@@ -15,7 +15,7 @@ from benchmarks.six_systems.lmcache_library import environment, load
 from benchmarks.six_systems.lmcache_server import start
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import LoggedProcess, free_port
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 _CHUNK_TOKENS = 16
 _MODEL = "six-systems"

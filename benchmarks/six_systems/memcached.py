@@ -11,7 +11,7 @@ from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import LoggedProcess, free_port
-from remote_server.sizes import GiB, KiB, MiB, format_bytes
+from remote_server.values import GiB, KiB, MiB, format_bytes
 
 MOST_ITEM_BYTES = GiB
 """The largest value of `-I`, the key and memcached's header included."""

@@ -11,7 +11,7 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.six_systems.lmcache_server import start
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import LoggedProcess, free_port
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 _PEER = "mooncake"
 _LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")

@@ -17,7 +17,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 from benchmarks.six_systems.lmcache_server import start
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import LoggedProcess
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 BACKEND = "UCX"
 _WINDOW_BYTES = 64 * MiB

@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import RemoteServer
 from remote_server.client import RemoteClient
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 _WINDOW_BYTES = 64 * MiB
 

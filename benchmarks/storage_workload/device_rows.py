@@ -11,7 +11,7 @@ from benchmarks.storage_workload.device_library import Library
 from benchmarks.storage_workload.payload import Bytes
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 WORD_BYTES = 8
 """Copies inside the device go word by word, so a row is a whole number of them."""

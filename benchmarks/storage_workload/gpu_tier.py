@@ -32,7 +32,7 @@ from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.row_table import RowTable
 from remote_server.errors import ConfigError
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 WINDOW_BYTES = 32 * MiB
 """Bytes moved in one turn."""

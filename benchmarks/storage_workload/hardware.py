@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 STORAGE_CANDIDATES = (Path("/mnt/nvme"), Path("/mnt/ssd"), Path("/tmp"))
 

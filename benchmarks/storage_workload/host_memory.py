@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.storage_workload.turns import T, Turn
-from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.values import MiB
 
 # The memory that one read or write may hold at a time.
 WINDOW_BYTES = 32 * MiB

@@ -16,11 +16,11 @@ from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.sizes import MiB
 from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Store
 from remote_server.turns import to_end
+from remote_server.values import MiB
 
 # Bytes copied in one turn.
 TURN_BYTES = 8 * MiB

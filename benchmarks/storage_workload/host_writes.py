@@ -19,10 +19,10 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.sizes import MiB
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.store import Reserved, Store
 from remote_server.store.tier import Written
+from remote_server.values import MiB
 
 # Bytes filled in one turn.
 TURN_BYTES = 8 * MiB

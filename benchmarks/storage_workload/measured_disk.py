@@ -12,7 +12,6 @@ from pathlib import Path
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
 from remote_server.protocol import Stretch
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import File, Files, View
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.opening import TakenFolder
@@ -25,6 +24,7 @@ from remote_server.store.disk.segments import (
 )
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import OnRead, OnWritten, Written
+from remote_server.values import format_bytes
 
 # The number of segments of a small budget.
 MIN_SEGMENTS = 16

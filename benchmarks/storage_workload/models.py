@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB, format_bytes
+from remote_server.values import GiB, format_bytes
 
 MAX_BLOCK_BYTES = 4 * GiB
 """The most bytes of one block: 16,384 tokens of the largest model here are 5 GiB."""

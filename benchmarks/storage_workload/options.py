@@ -14,7 +14,7 @@ from benchmarks.harness.files import why_not_into, why_not_written
 from benchmarks.storage_workload.driver import GENERATION_S, MAX_WORKERS
 from benchmarks.storage_workload.models import MODELS
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 AUTOSCALER_MODES = ("qos", "capacity")
 PROFILES = ("latency", "throughput")

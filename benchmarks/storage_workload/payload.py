@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 Bytes = npt.NDArray[np.uint8]
 

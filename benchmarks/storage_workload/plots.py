@@ -7,7 +7,7 @@ from benchmarks.harness import plot
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.statistics import percentile
 from benchmarks.storage_workload.samples import RequestSample, Samples
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 MAX_SLICES = 60
 """The number of parts of a run for which the P95 of latencies is shown."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.storage_workload.document import criteria_of
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 _ADVICE = {
     "queue": "requests exceed the concurrency: use fewer users, or more hardware",

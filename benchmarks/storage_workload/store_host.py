@@ -25,12 +25,12 @@ from benchmarks.storage_workload.turns import TurnThread
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
 from remote_server.shm.mapping import Arena, Population
-from remote_server.sizes import MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.store import Below, Store
+from remote_server.values import MiB, format_bytes
 
 NAMESPACE = "storage-workload"
 

@@ -21,9 +21,9 @@ from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.summary import source_name
 from benchmarks.storage_workload.wire import WireBackend
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB, format_bytes
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
 from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
+from remote_server.values import GiB, format_bytes
 
 SHARE_OF_DISK = 4
 """The share of the free space: a benchmark must not fill a disk that others write to."""

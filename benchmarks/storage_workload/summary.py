@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.statistics import percentile
 from benchmarks.storage_workload.personas import COMPLIANCE_TO_MEET, QOS_CLASSES
 from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 SOURCE_NAMES = {"gpu": "gpu", "memory": "cpu", "disk": "nvme"}
 """The source's names of tiers; others keep their names."""

@@ -19,7 +19,6 @@ import numpy as np
 from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
-from remote_server.address import server_address
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.errors import (
     ConfigError,
@@ -29,7 +28,7 @@ from remote_server.errors import (
     ServerUnavailable,
 )
 from remote_server.protocol import PutOutcome, StatsReply
-from remote_server.sizes import MiB
+from remote_server.values import MiB, server_address
 
 WINDOW_BYTES = 32 * MiB
 NUM_WINDOWS = 4

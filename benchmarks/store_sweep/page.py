@@ -9,7 +9,7 @@ from benchmarks.harness.record import Record
 from benchmarks.store_sweep import charts, conversation, interactive, printed, source, spare
 from benchmarks.store_sweep.operating import WithinSla, operating_points
 from benchmarks.store_sweep.points import PARTS, Percentiles, Result
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 _STYLE = """
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }

@@ -12,10 +12,9 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.store_sweep import conversation, slow_server
 from benchmarks.store_sweep.points import Point
 from examples.processes import LoggedProcess, RemoteServer
-from remote_server.address import is_loopback, server_address
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
-from remote_server.sizes import GiB, MiB, format_bytes
+from remote_server.values import GiB, MiB, format_bytes, is_loopback, server_address
 
 NAMESPACE = "store-sweep"
 

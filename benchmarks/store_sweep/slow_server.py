@@ -27,8 +27,8 @@ from remote_server.process_limits import keep_freed_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
-from remote_server.sizes import parse_bytes
 from remote_server.turns import Steps, to_end
+from remote_server.values import parse_bytes
 
 MODULE = "benchmarks.store_sweep.slow_server"
 

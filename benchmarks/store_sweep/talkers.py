@@ -24,9 +24,9 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
 from benchmarks.store_sweep.points import PARTS
-from remote_server.address import server_address
 from remote_server.client import GetTimes, RemoteClient
 from remote_server.process_limits import keep_freed_memory
+from remote_server.values import server_address
 
 MODULE = "benchmarks.store_sweep.talkers"
 

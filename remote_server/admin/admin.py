@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from remote_server import address as addresses
+from remote_server import values
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small
 from remote_server.plain_text import FewLines
@@ -55,7 +55,7 @@ class Admin:
         self._listener = _listener(config)
         if self._listener is not None:
             host, port = self._listener.getsockname()[:2]
-            self._address = addresses.AdminAddress(host, port)
+            self._address = values.AdminAddress(host, port)
             self.url = self._address.url
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
@@ -146,7 +146,7 @@ class Admin:
         loop.set_exception_handler(failed)
         # A few at a time, so that requests are answered between; the kernel keeps the others.
         listening = await loop.create_server(connect, sock=self._listener, backlog=8)
-        self._listener.listen(addresses.BACKLOG)
+        self._listener.listen(values.BACKLOG)
         try:
             while not self._leave.is_set():
                 with suppress(TimeoutError):
@@ -178,13 +178,13 @@ class Admin:
 
 
 def _listener(config: ServerConfig) -> socket.socket | None:
-    address = addresses.admin_address(config.admin)
+    address = values.admin_address(config.admin)
     if address is None:
         return None
     try:
-        return addresses.listen(address)
+        return values.listen(address)
     except ConfigError as error:
-        if config.admin != addresses.ADMIN_DEFAULT:
+        if config.admin != values.ADMIN_DEFAULT:
             raise
         log.warning("no admin HTTP: %s", error)
         return None

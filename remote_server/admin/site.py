@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from remote_server.address import AdminAddress
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
@@ -26,6 +25,7 @@ from remote_server.protocol.codec import ascii_json
 from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.snapshot import Snapshot, shown, summary
+from remote_server.values import AdminAddress
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from remote_server.address import is_loopback, server_address
+from remote_server.cli import NoServer, checked_address, client_of, coloured, seconds_or_none
 from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets, Row, Verdict, advice
-from remote_server.cli.common import NoServer, checked_address, client_of, coloured, seconds_or_none
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES, SELF_TESTS
-from remote_server.sizes import GiB, MiB, format_bytes, parse_bytes
+from remote_server.values import GiB, MiB, format_bytes, is_loopback, parse_bytes, server_address
 
 _PATIENCE_S = 30.0
 _LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024

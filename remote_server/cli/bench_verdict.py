@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from remote_server.sizes import KiB, format_bytes
+from remote_server.values import KiB, format_bytes
 
 CONNECTIONS = 2
 

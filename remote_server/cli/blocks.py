@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from remote_server.cli.common import add_server, ask_stats, connected, print_error, print_lines
+from remote_server.cli import add_server, ask_stats, connected, print_error, print_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import UNKNOWN, Cleared, Kept, StatsReply, Stretch, read_key
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import Difference, all_gaps
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 
 def add_why(commands: Any) -> None:

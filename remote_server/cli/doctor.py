@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remote_server.cli.common import (
+from remote_server.cli import (
     NoServer,
     add_server,
     ask_stats,
@@ -26,7 +26,7 @@ from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
 from remote_server.server.dispatch import server_name
-from remote_server.sizes import GiB, MiB, format_bytes
+from remote_server.values import GiB, MiB, format_bytes
 
 # vLLM needs it for its own messages between processes; containers have 64 MiB by default.
 _LITTLE_SHM = 1 * GiB

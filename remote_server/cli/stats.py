@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from remote_server.cli.common import (
+from remote_server.cli import (
     NoServer,
     add_server,
     ask_stats,
@@ -17,7 +17,7 @@ from remote_server.cli.common import (
 from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.protocol.codec import ascii_json
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 # Hits of lookups and gets: the first figures to look at.
 _RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))

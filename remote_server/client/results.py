@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import TypeVar
 
-from remote_server.address import check_endpoint
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import Blocks, Got, PutOutcome
+from remote_server.values import check_endpoint
 
 
 class Op(StrEnum):

@@ -9,11 +9,20 @@ from typing import Any
 
 import msgspec
 
-from remote_server.address import ADMIN_DEFAULT, admin_address, is_loopback
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
 from remote_server.protocol import SELF_TESTS
-from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes, parse_bytes
+from remote_server.values import (
+    ADMIN_DEFAULT,
+    GiB,
+    KiB,
+    MiB,
+    Size,
+    admin_address,
+    format_bytes,
+    is_loopback,
+    parse_bytes,
+)
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from remote_server.server.auth import Authenticator
 from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.serving import Serving
 from remote_server.server.tenant import Tenant
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE

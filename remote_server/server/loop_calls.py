@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 from remote_server.server.tenant import Tenant, namespaces_named
-from remote_server.sizes import MiB, format_bytes
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Guard
+from remote_server.values import MiB, format_bytes
 
 Answer = TypeVar("Answer")
 

@@ -13,9 +13,9 @@ import zmq
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode, checksum
-from remote_server.sizes import KiB, MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
+from remote_server.values import KiB, MiB, format_bytes
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from remote_server.server.outgoing import (
     OutgoingMessage,
 )
 from remote_server.server.streams import Stream
-from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
 from remote_server.turns import Guard
+from remote_server.values import KiB
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a queued
 # message costs a pin rather than memory.

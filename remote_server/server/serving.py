@@ -12,8 +12,8 @@ from time import monotonic
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
 from remote_server.server.tenant import Tenant
-from remote_server.sizes import MiB, format_bytes
 from remote_server.turns import Steps, Turns
+from remote_server.values import MiB, format_bytes
 
 # Time for requests in each turn of the loop. A step that has begun is finished.
 TURN_S = 0.001

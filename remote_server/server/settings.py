@@ -25,7 +25,7 @@ import msgspec
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small, toml_of
 from remote_server.server.config import ServerConfig
-from remote_server.sizes import finite_number, format_bytes, parse_bytes, whole_number
+from remote_server.values import finite_number, format_bytes, parse_bytes, whole_number
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:

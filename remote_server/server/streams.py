@@ -23,11 +23,11 @@ from remote_server.server.outgoing import (
     frames_of,
     times_now,
 )
-from remote_server.sizes import MiB
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
+from remote_server.values import MiB
 
 # Read and not sent yet, of one stream: enough to keep the disk's threads busy.
 WINDOW_BYTES = 16 * MiB

@@ -24,7 +24,6 @@ from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.shm.mapping import Arena
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
@@ -32,6 +31,7 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Below, Store
 from remote_server.turns import Guard, Steps
+from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import msgspec
 
 from remote_server.protocol import ChainTable, Stretch, select
 from remote_server.shm.mapping import BYTES_PER_WORD
-from remote_server.sizes import MiB
 from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
+from remote_server.values import MiB
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
 _PAGE = 4096

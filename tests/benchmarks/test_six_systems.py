@@ -21,7 +21,7 @@ from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Client, alone, crowd, own_rows
 from benchmarks.six_systems.redis import slot_of
 from benchmarks.six_systems.systems import Host, Share, Sizes, nothing_to_serve, verify
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 BLOCK_BYTES = 4096
 NOT_OURS = [entry.name for entry in SYSTEMS if not entry.name.startswith("kvferry")]

@@ -35,7 +35,7 @@ from remote_server import protocol
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 
 def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):

@@ -18,7 +18,7 @@ from workload_stores import (
 )
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 DISK = disk_of(512)
 

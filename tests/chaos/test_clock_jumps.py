@@ -17,7 +17,7 @@ from oracle import MEDIUM
 
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HOUR_S = 3600.0

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.sizes import MiB, parse_bytes
+from remote_server.values import MiB, parse_bytes
 
 EXAMPLES = REPOSITORY / "examples"
 UNIT = EXAMPLES / "systemd" / "kvferry.service"

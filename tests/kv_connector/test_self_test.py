@@ -23,9 +23,9 @@ from kv_connector.self_test import CANARY_S, Fixture, Outcome, Part, Report, run
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
 from remote_server.store.gets import Found, Pinned
 from remote_server.turns import Steps
+from remote_server.values import MiB
 
 BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
 

@@ -15,7 +15,7 @@ from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 SERVER_BACK_S = 5.0  # as promised: hits resume, and what was computed meanwhile gets there
 

@@ -10,7 +10,7 @@ import aiohttp
 from remote_server.admin.admin import Admin
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ANY_PORT = {"bind": "tcp://127.0.0.1:*", "admin": "http://127.0.0.1:*"}

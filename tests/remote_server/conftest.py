@@ -11,7 +11,7 @@ from wire_peer import Peer
 from remote_server.admin.admin import Admin
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 
 @pytest.fixture

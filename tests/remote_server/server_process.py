@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 PATIENCE_S = 30.0  # a test that waits this long has failed
 

@@ -10,7 +10,7 @@ from wire_peer import Peer
 from remote_server.keys import make_keys, read_client_keys, read_server_keys
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 
 class Tenancy:

@@ -9,13 +9,12 @@ import pytest
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
 from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
-from remote_server.address import check_endpoint, server_address
-from remote_server.cli import main
+from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB, check_endpoint, server_address
 
 WRONG = [
     ("localhost:5757", "tcp:// in front is missing"),

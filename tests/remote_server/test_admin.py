@@ -24,7 +24,7 @@ from gates import copies_held, jobs_held
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
-from remote_server import address
+from remote_server import values
 from remote_server.admin import admin as admin_thread
 from remote_server.admin import site
 from remote_server.admin.admin import Admin, read_token
@@ -443,7 +443,7 @@ def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was
     with served() as (_, admin):
         with pytest.raises(ConfigError, match=r"another process listens there"):
             Admin(ServerConfig(admin=admin.url))
-        monkeypatch.setattr(address, "ADMIN_DEFAULT", admin.url)
+        monkeypatch.setattr(values, "ADMIN_DEFAULT", admin.url)
         with Admin(ServerConfig(admin=admin.url)) as second:
             assert second.url == ""
     assert "no admin HTTP: admin: http://127.0.0.1:" in caplog.text

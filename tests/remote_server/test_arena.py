@@ -8,7 +8,7 @@ import pytest
 from remote_server.process_limits import warn_if_dev_shm_is_small
 from remote_server.shm import mapping
 from remote_server.shm.mapping import WORD_BYTES, Arena, Population
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 
 @pytest.fixture

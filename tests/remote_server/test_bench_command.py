@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from remote_server.cli import bench, main
+from remote_server.cli import bench
+from remote_server.cli.__main__ import main
 from remote_server.cli.bench_verdict import RawSockets, Row, Verdict, advice
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import KiB, MiB
+from remote_server.values import KiB, MiB
 
 GB = 10**9
 # As measured on the machine of the limits: copies at 10.6 GB/s, raw sockets at 2.8.

@@ -13,7 +13,7 @@ from disk_server import LENGTH, put_all, small_server
 from wire_peer import Peer, key
 
 from remote_server import protocol
-from remote_server.cli import main
+from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, UNKNOWN, Stretch, check_chain, select

@@ -19,7 +19,7 @@ from remote_server.client import GetOutcome
 from remote_server.protocol import Get, KeyState, Lookup, Put, PutOutcome
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 

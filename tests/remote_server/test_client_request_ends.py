@@ -29,7 +29,7 @@ from remote_server.errors import (
     ServerUnavailable,
 )  # fmt: skip
 from remote_server.protocol import Get, Lookup, Put
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 

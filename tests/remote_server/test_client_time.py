@@ -35,7 +35,7 @@ from remote_server.protocol import (
     Stored,
     Touch,
 )
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from client_helpers import key
 
-from remote_server.cli import COMMANDS, main
 from remote_server.cli import doctor as doctor_module
+from remote_server.cli.__main__ import COMMANDS, main
 from remote_server.cli.stats import events, picture
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply

@@ -13,7 +13,7 @@ from remote_server.server import connections
 from remote_server.server.config import ServerConfig
 from remote_server.server.connections import Connections
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 assert tenancy
 

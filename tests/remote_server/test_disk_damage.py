@@ -15,11 +15,11 @@ from disk_helpers import RealDisk, budget_for, wait_for
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
-from remote_server.sizes import MiB
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import Report, find_segments
 from remote_server.store.disk.layout import PAGE, aside_name, is_aside, slot_bytes_for
 from remote_server.store.disk.opening import OpenDisk
+from remote_server.values import MiB
 
 BLOCK = 8192
 SLOTS, SEGMENTS = 4, 4

@@ -14,11 +14,11 @@ from disk_server import put_all, small_server
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import MiB
 from remote_server.store.disk import opening
 from remote_server.store.disk import opening as folder_module
 from remote_server.store.disk.opening import AgeClock, OpenDisk, TakenFolder, make_private
 from remote_server.store.tier import Written
+from remote_server.values import MiB
 
 YEAR_NS = 365 * 86_400 * 10**9
 BLOCK = 8192

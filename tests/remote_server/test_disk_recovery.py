@@ -13,7 +13,6 @@ from gates import jobs_held
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
-from remote_server.sizes import MiB
 from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import Report, find_segments, within_budget
@@ -29,6 +28,7 @@ from remote_server.store.disk.layout import (
 from remote_server.store.disk.opening import OpenDisk, TakenFolder
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import Written
+from remote_server.values import MiB
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)

@@ -7,8 +7,8 @@ from fake_server import eventually
 from gates import jobs_held
 from tenancy import Tenancy
 
-from remote_server.sizes import MiB
 from remote_server.store.disk.pool import NUM_THREADS, Job, Priority, ThreadPool, Threads
+from remote_server.values import MiB
 
 
 @pytest.fixture

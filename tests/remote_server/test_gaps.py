@@ -5,10 +5,10 @@ import pytest
 from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.protocol.namespace_diff import all_gaps, compare, gaps_of
 from remote_server.shm.mapping import Arena
-from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import MAX_ENGINES_REMEMBERED, NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.values import MiB
 
 FACTS = {"model": "m", "dtype": "bfloat16", "layout": "x", "hash_algo": "sha256", "hash_seed": "0"}
 

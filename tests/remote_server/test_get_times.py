@@ -16,7 +16,7 @@ from remote_server.client.results import ClientConfig, GetStopwatch, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
 from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 

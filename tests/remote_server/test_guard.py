@@ -18,12 +18,12 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
 from remote_server.server.server import Server
 from remote_server.server.streams import BlockStream
-from remote_server.sizes import MiB
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
 from remote_server.turns import MANY_FAILURES, Guard
+from remote_server.values import MiB
 
 
 class Broken:

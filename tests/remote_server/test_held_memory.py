@@ -27,7 +27,7 @@ from remote_server.protocol import (
     Stored,
     Welcome,
 )
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 BLOCK_BYTES = 65_536
 SMALL = 65_000  # in slots of 65,024 bytes: no two blocks are neighbours

@@ -16,7 +16,7 @@ from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Clear, Cleared, Error, KeyState, Put
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 

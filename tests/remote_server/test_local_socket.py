@@ -19,7 +19,7 @@ from remote_server.server import shm_endpoint as local_socket_module
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm import mapping, region
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 GOOD = protocol.encode_local(Attach(protocol=2, client="test", region_bytes=REGION_BYTES))
 

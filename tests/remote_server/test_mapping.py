@@ -11,7 +11,7 @@ from descriptors import memfd
 
 from remote_server.shm import mapping
 from remote_server.shm.mapping import Arena, Population, ReadOnlyMap
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 PATIENCE_S = 30
 

@@ -17,7 +17,7 @@ from fake_server import FakeServer, eventually
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection
 
 from remote_server import protocol
-from remote_server.cli import COMMANDS, main
+from remote_server.cli.__main__ import COMMANDS, main
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.plain_text import PlainFormatter, forbidden_in, plain

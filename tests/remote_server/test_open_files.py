@@ -22,7 +22,7 @@ from remote_server.plain_text import FewLines
 from remote_server.process_limits import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
 from remote_server.protocol import Attach, NotAttached
 from remote_server.server.shm_endpoint import BACKLOG
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 SERVE = [sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*", "--memory", "16MiB",
          "--admin", "off"]  # fmt: skip

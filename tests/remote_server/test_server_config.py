@@ -5,7 +5,7 @@ import pytest
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
 from remote_server.server.config import ServerConfig
-from remote_server.sizes import GiB, KiB, MiB, parse_bytes
+from remote_server.values import GiB, KiB, MiB, parse_bytes
 
 
 @pytest.mark.parametrize(

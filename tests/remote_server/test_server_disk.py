@@ -12,8 +12,8 @@ from wire_peer import Peer, SharedPeer, block, key
 from remote_server.protocol import Clear, Touch, Verify
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
 from remote_server.store import namespaces
+from remote_server.values import MiB
 
 FULL = 16 * 14  # blocks in 16 MiB of disk
 

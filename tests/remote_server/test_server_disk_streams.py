@@ -23,8 +23,8 @@ from remote_server.protocol import Blocks, Clear
 from remote_server.server import server as server_module
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
 from remote_server.store.disk.pool import Threads
+from remote_server.values import MiB
 
 
 @pytest.fixture

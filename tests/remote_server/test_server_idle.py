@@ -8,8 +8,8 @@ from wire_peer import BLOCK_BYTES
 from remote_server.server import loop_calls
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.values import MiB
 
 
 @pytest.fixture

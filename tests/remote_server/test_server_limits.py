@@ -14,9 +14,9 @@ from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.server.streams import BlockStream
-from remote_server.sizes import KiB, MiB
 from remote_server.store import policies as expiry
 from remote_server.turns import to_end
+from remote_server.values import KiB, MiB
 
 assert tenancy
 

@@ -12,7 +12,7 @@ from remote_server.protocol import Error, Lookup
 from remote_server.server import copier, intake
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import KiB, MiB
+from remote_server.values import KiB, MiB
 
 EMPTY_AND_MORE, EMPTY_AND_LAST = b"\x01\x00", b"\x00\x00"
 

@@ -17,7 +17,7 @@ from remote_server.server import leases as leases_module
 from remote_server.server import put_sources
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from remote_server.server import intake
 from remote_server.server import send_queue as outbox_module
 from remote_server.server import server as server_module
 from remote_server.server.config import ServerConfig
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 LENGTH = 1 << 18  # large enough to travel alone: many messages from few bytes
 

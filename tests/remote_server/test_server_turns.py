@@ -35,8 +35,8 @@ from remote_server.server import serving
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.server import Server
-from remote_server.sizes import KiB, MiB
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
+from remote_server.values import KiB, MiB
 
 assert tenancy
 

@@ -9,8 +9,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues, Sent
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
 from remote_server.store.slabs import Block
+from remote_server.values import MiB
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from remote_server.errors import ConfigError
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
 from remote_server.server.settings import described
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from remote_server.protocol import Get, Hello, NotAttached, Put
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm import mapping
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 

@@ -14,7 +14,7 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm.mapping import has_pages, map_read_only, unmap
 from remote_server.shm.region import Region
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 REGION = 256 * MiB
 PAGE = mmap.PAGESIZE

@@ -19,7 +19,7 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.leases import LEASE_MS
 from remote_server.server.server import Server
-from remote_server.sizes import KiB, MiB
+from remote_server.values import KiB, MiB
 
 pytest_plugins = ["client_fixtures"]
 

@@ -8,7 +8,7 @@ from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.client.loop import Loop
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 BLOCK_BYTES = 64 << 10
 NUM_BLOCKS = 64

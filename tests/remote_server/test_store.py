@@ -3,11 +3,11 @@ import pytest
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, TierShare
 from remote_server.shm.mapping import Arena
-from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import MAX_NAMESPACES, NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end
+from remote_server.values import MiB
 
 BLOCK_BYTES = 4096
 INFO = NamespaceInfo(block_bytes=BLOCK_BYTES)

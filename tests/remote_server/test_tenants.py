@@ -28,7 +28,7 @@ from remote_server.protocol import (
 from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.tenant import namespaces_named
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 assert tenancy
 

@@ -4,13 +4,13 @@ import pytest
 
 from remote_server.protocol import MAX_FINGERPRINT_BYTES
 from remote_server.shm.mapping import Arena
-from remote_server.sizes import MiB
 from remote_server.store import namespaces
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 from remote_server.turns import to_end
+from remote_server.values import MiB
 
 
 @pytest.fixture

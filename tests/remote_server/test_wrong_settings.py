@@ -11,16 +11,15 @@ import msgspec
 import pytest
 
 from remote_server.__main__ import main as serve
-from remote_server.address import admin_address
-from remote_server.cli import _parser
-from remote_server.cli import main as kvferry
+from remote_server.cli.__main__ import _parser
+from remote_server.cli.__main__ import main as kvferry
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import Error
 from remote_server.server import settings
 from remote_server.server.config import MIN_INFLIGHT_BYTES, ServerConfig
 from remote_server.server.server import Server
-from remote_server.sizes import MiB
+from remote_server.values import MiB, admin_address
 
 NUMERIC = [
     field for field in msgspec.structs.fields(ServerConfig)

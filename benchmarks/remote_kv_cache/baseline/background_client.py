@@ -17,7 +17,7 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, key_of
 from remote_server.client import PutResult, RemoteClient
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 BLOCK_BYTES = MiB
 NAMESPACE = "background"

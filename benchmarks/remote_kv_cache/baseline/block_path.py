@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 if TYPE_CHECKING:
     from benchmarks.simulated.tiered_pool import Prompt, TieredPool

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped
 from remote_server import protocol
-from remote_server.sizes import MiB
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import NUM_THREADS, ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import Written
+from remote_server.values import MiB
 
 Blocks = npt.NDArray[np.uint8]
 

@@ -18,7 +18,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect,
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 KEYS = Model("keys, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 _TENANT = "benchmark"

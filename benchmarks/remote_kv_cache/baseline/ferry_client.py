@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""

@@ -15,7 +15,7 @@ import xxhash
 
 from benchmarks.remote_kv_cache.baseline import blocks
 from examples.processes import LoggedProcess
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 
 class Hasher(LoggedProcess):

@@ -25,7 +25,7 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.models import Model
 from examples.processes import LoggedProcess
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 SMALL = Model("blocks of 64 KiB", layers=1, kv_heads=8, head_dim=128)
 LARGE = Model("blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)

@@ -10,7 +10,7 @@ from benchmarks.harness.statistics import compare, percentile
 from benchmarks.remote_kv_cache.baseline.background_client import NOTHING, Moved
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.stepped_engine import Step
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 IDLE = Variant("idle client")
 

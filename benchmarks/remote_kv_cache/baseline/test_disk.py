@@ -21,7 +21,7 @@ from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
 from benchmarks.remote_kv_cache.baseline.results import Variant
-from remote_server.sizes import MiB, format_bytes
+from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_disk"
 

@@ -32,7 +32,7 @@ from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, SteppedEngine
 from examples import tiny_model
 from examples.processes import RemoteServer
-from remote_server.sizes import GiB, MiB
+from remote_server.values import GiB, MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_engine_cost"
 

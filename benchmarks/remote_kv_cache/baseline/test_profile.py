@@ -32,7 +32,7 @@ from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.process_limits import keep_freed_memory
 from remote_server.shm.region import copy_and_hash_group, group_blocks
-from remote_server.sizes import MiB, format_bytes
+from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_profile"
 

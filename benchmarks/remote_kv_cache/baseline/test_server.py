@@ -34,7 +34,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from remote_server.process_limits import keep_freed_memory
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 

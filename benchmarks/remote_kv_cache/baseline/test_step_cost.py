@@ -29,7 +29,7 @@ from benchmarks.remote_kv_cache.baseline.step_cost_results import ASKS, Trial
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step, SteppedEngine
 from examples import tiny_model
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.sizes import GiB
+from remote_server.values import GiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_step_cost"
 

@@ -30,7 +30,7 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from examples.processes import RemoteServer
 from remote_server.client import RemoteClient
-from remote_server.sizes import MiB
+from remote_server.values import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 COLUMNS = ("memory", "disk", "memory+disk", "raw loop")

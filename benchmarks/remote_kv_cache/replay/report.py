@@ -11,7 +11,7 @@ from benchmarks.harness.record import Figure
 from benchmarks.remote_kv_cache.models import Model
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
-from remote_server.sizes import format_bytes
+from remote_server.values import format_bytes
 
 AGREE_WITHIN = 0.1
 """Points of hit rate. An unlimited replay must agree with the count over the trace."""

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Files, Scratch
 from remote_server.store.disk.index import Removal
 from remote_server.store.disk.layout import SegmentHeader, num_slots
@@ -16,6 +15,7 @@ from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
 from remote_server.store.disk.transfers import MadeSegment, dispose_segments, make_segment
 from remote_server.store.tier import Written
+from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
 

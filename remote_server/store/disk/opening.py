@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from remote_server.errors import ConfigError
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import FoundSegment, Report, find_segments, within_budget
 from remote_server.store.disk.layout import (
@@ -30,6 +29,7 @@ from remote_server.store.disk.pool import ThreadPool, Threads
 from remote_server.store.disk.segments import largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
 from remote_server.turns import Guard
+from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
 

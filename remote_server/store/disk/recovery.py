@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
 from remote_server.store.disk.index import Index, Removal
@@ -27,6 +26,7 @@ from remote_server.store.disk.transfers import (
     runs_of,
     verify_piece,
 )
+from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from enum import Enum, auto
 import msgspec
 
 from remote_server.protocol import ChainTable, Stretch
-from remote_server.sizes import GiB
 from remote_server.store.disk.files import File
 from remote_server.store.disk.layout import (
     PAGE,
@@ -19,6 +18,7 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
 from remote_server.store.tier import Written
+from remote_server.values import GiB
 
 # The size of everything in the directory besides segments: README, LOCK, and its own entries.
 OVERHEAD_BYTES = 16 * PAGE
