@@ -17,6 +17,11 @@ The requests bound the queue instead of a mark:
 - A server that sends unrequested replies loses the connection after 1,000 of them, and one that
   sends too large a frame loses it at once.
 
+A lost connection is closed and opened anew; libzmq never reconnects it. With ZMQ_IMMEDIATE libzmq
+would drop its queue by itself in any receive, also between two frames of a message. The next
+receive then fails the assertion `!_more`, which ends the process. Without that option libzmq would
+keep what is to be sent, and the rows of puts with it, until the server is back.
+
 ZeroMQ has no bound in bytes. A hostile server can fill memory as fast as the network carries bytes
 while the interpreter is held, or with one message of endless frames; a mark would not change that.
 """
@@ -67,11 +72,11 @@ _NOWHERE = bytearray()
 
 
 class Connection:
-    """A DEALER that reconnects by itself and can be replaced by a fresh one at any time.
+    """A DEALER that connects by itself and can be replaced by a fresh one at any time.
 
-    Frames passed to `send` queue inside libzmq only while a peer is connected (ZMQ_IMMEDIATE), and
-    closing discards them (linger 0): libzmq releases every row shortly after `close` or `reopen`.
-    The sender can detect the release (`put.py`).
+    Frames passed to `send` queue inside libzmq only while a peer is connected, and closing discards
+    them (linger 0): libzmq releases every row shortly after a loss, `close` or `reopen`. The sender
+    can detect the release (`put.py`).
 
     Only the requests that were sent bound the queue of replies. A server that
     sends more replies than it owes loses the connection and the replies queued in it.
@@ -107,8 +112,8 @@ class Connection:
         self.turned_away = ""
         """Why the last attempt to connect was refused, as far as libzmq reports it; else empty."""
         self.stuck_at = inf
-        """Time to `reopen` unless connected by then. libzmq reconnects by itself after most
-        failures, but never to a peer that broke ZMTP: a frame too large, another protocol."""
+        """Time to `reopen` unless connected by then. libzmq repeats most failed attempts to connect
+        by itself, but not to a peer that broke ZMTP: a frame too large, another protocol."""
         self.readable = self._changed = False
         """The last poll reported something to receive."""
         self._cut_off = False
@@ -200,10 +205,11 @@ class Connection:
                 changes.append(True)
             else:
                 self.turned_away = self._why_not(event, value) or self.turned_away
-                self.stuck_at = now + self._config.longest_reconnect_s
                 if self.connected:
-                    self.connected = False
-                    changes.append(False)
+                    self.close()
+                    self.stuck_at = now + self._config.reconnect_s
+                    return [*changes, False]
+                self.stuck_at = now + self._config.longest_reconnect_s
 
     def _why_not(self, event: int, value: int) -> str:
         """The mismatch of keys that a failed handshake indicates; empty for any other event."""
@@ -226,7 +232,7 @@ class Connection:
         `num_replies` is the largest number of replies to it. libzmq may refuse the first frame
         only; it never refuses the rest of a message it began.
         """
-        if not self._is_open:
+        if not self.connected:
             return False
         frames: list[bytes | zmq.Frame] = [*header, *payload]
         last = frames.pop()
@@ -320,7 +326,7 @@ def _set_options(
         zmq.LINGER: 0,
         # Not for names: libzmq would resolve only their IPv6 addresses.
         zmq.IPV6: "[" in config.endpoint,
-        zmq.IMMEDIATE: 1,
+        zmq.IMMEDIATE: 0,  # see above
         # The windows bound the queue; a mark could only fail a send half-way.
         zmq.SNDHWM: 0,
         zmq.RCVHWM: 0,

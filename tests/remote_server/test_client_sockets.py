@@ -1,6 +1,10 @@
 """The client's sockets: what may be queued on them, and what becomes of one that cannot be made."""
 
 import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import zmq
@@ -14,11 +18,14 @@ from client_helpers import (
     rows_of,
 )
 from fake_server import PATIENCE_S, eventually
+from half_read import FRAMES
 
 from remote_server import protocol
 from remote_server.protocol import Found, Get, Lookup, Put, Touch
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CONNECTIONS = ("control", "gets", "puts")
 
@@ -172,3 +179,13 @@ def test_where_no_file_can_be_opened_a_connection_is_made_again_later(
     fake.behave()
     eventually(lambda: client.ready, "it has found a file")
     assert_works(client, fake)
+
+
+def test_a_connection_that_is_lost_in_the_middle_of_a_message_does_not_end_the_process():
+    """It is an engine's process: libzmq would abort it."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("half_read.py"))],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == FRAMES, "the rest of the message"
