@@ -29,7 +29,8 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
 from remote_server.store.slabs import memory_for_block
-from remote_server.store.store import Below, Store
+from remote_server.store.store import Store
+from remote_server.store.write_behind import Below
 from remote_server.values import MiB, format_bytes
 
 NAMESPACE = "storage-workload"

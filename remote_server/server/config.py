@@ -12,6 +12,7 @@ import msgspec
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
 from remote_server.protocol import SELF_TESTS
+from remote_server.store.bucket.objects import check_url
 from remote_server.values import (
     ADMIN_DEFAULT,
     GiB,
@@ -34,6 +35,9 @@ MIN_MEMORY_BYTES = 1 * MiB
 
 # The least in-flight limit with which the cache is of any use: some small blocks.
 MIN_INFLIGHT_BYTES = 16 * KiB
+
+
+MIN_PACK_BYTES, MAX_PACK_BYTES = 64 * KiB, 64 * MiB
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +64,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_admit: str = "all"
     """`all`: every new block is written, soon after its put. `twice`: only those that are put or
     got again, which wears the device less; a killed server loses the other blocks."""
+
+    bucket: str = ""
+    """An object store below memory and disk, which servers share: `s3://bucket/prefix`, `gs://…`,
+    `az://…`, or `file:///mnt/…` for a shared file system. Credentials and endpoints come from the
+    variables that each store documents, as `AWS_ACCESS_KEY_ID`. Needs the extra
+    `kvferry[bucket]`. Empty: none."""
+
+    bucket_bytes: Size = 0
+    """Bytes that all servers together keep in `bucket`, 0 for no limit. A soft budget: servers
+    sweep the bucket from time to time."""
+
+    bucket_write_rate: Size = 50 * MiB
+    """Bytes per second that this server writes to `bucket` on average, 0 for no limit."""
+
+    bucket_admit: str = "twice"
+    """`twice`: what a second lookup finds is written, as packs of up to 1,024 tokens. `all`: every
+    pack is written, soon after its last put."""
+
+    bucket_days: float = 7.0
+    """Packs older than this are removed from `bucket`, 0 for never. Set the bucket's own lifecycle
+    rule to twice that, for the case that no server runs."""
+
+    pack: Size = 16 * MiB
+    """The most bytes of one object of `bucket`. All servers of a bucket need the same."""
 
     drain_timeout_s: float = 5.0
     """The time that the first SIGTERM gives streams and writes to finish."""
@@ -116,6 +144,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.disk_admit not in _ADMIT:
             raise ConfigError(f"disk_admit: {self.disk_admit!r} is none of {', '.join(_ADMIT)}")
+        self._check_bucket()
         if not 0 <= self.drain_timeout_s <= 3600:
             raise ConfigError(
                 f"drain_timeout_s: {self.drain_timeout_s} is outside 0 to 3600 seconds"
@@ -149,6 +178,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "on the wire is encrypted or authenticated; make keys with python -m "
                 "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
                 "if that network is yours alone"
+            )
+
+    def _check_bucket(self) -> None:
+        if self.bucket:
+            check_url(self.bucket)
+        if self.bucket_bytes < 0:
+            raise ConfigError(f"bucket_bytes: {self.bucket_bytes} bytes; 0 means no limit")
+        if self.bucket_write_rate < 0:
+            raise ConfigError(
+                f"bucket_write_rate: {self.bucket_write_rate} bytes per second; 0 means no limit"
+            )
+        if self.bucket_admit not in _ADMIT:
+            raise ConfigError(f"bucket_admit: {self.bucket_admit!r} is none of {', '.join(_ADMIT)}")
+        if not 0 <= self.bucket_days < 36_500:
+            raise ConfigError(f"bucket_days: {self.bucket_days}; 0 means no limit")
+        if not MIN_PACK_BYTES <= self.pack <= MAX_PACK_BYTES:
+            raise ConfigError(
+                f"pack: {format_bytes(self.pack)}: {format_bytes(MIN_PACK_BYTES)} to "
+                f"{format_bytes(MAX_PACK_BYTES)}"
             )
 
 

@@ -41,6 +41,7 @@ from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
+from remote_server.store.bucket.opening import SharedBucket
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store
@@ -101,6 +102,7 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
+        self._bucket = SharedBucket(self.config.bucket) if self.config.bucket else None
         for config in tenants:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:
@@ -126,7 +128,7 @@ class Server:
                 self.tenants[config.name] = Tenant(
                     config, self.config, router, self._poller, self.copier, self._wakeup.wake,
                     self._clock, self._server_counters(config), self._guard, self._disk_threads,
-                    self._held, self._serving.go_on_later,
+                    self._bucket, self._held, self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
                 self._context, router, self._poller, self._auth, self.tenants, self._serving,
@@ -139,7 +141,7 @@ class Server:
             self._context.destroy(linger=0)
             for tenant in self.tenants.values():
                 tenant.close()
-            self._disk_threads.stop()
+            self._stop_threads()
             self._wakeup.close()
             raise
         if self.config.populate:
@@ -213,7 +215,7 @@ class Server:
         self._context.term()
         for tenant in self.tenants.values():
             tenant.close()
-        self._disk_threads.stop()
+        self._stop_threads()
 
     @property
     def endpoint(self) -> str:
@@ -254,6 +256,11 @@ class Server:
                 ),
             },
         )
+
+    def _stop_threads(self) -> None:
+        self._disk_threads.stop()
+        if self._bucket is not None:
+            self._bucket.threads.stop()
 
     def _ended_threads(self) -> list[str]:
         """One line for each kind of thread that has ended before the server."""

@@ -24,12 +24,16 @@ from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.shm.mapping import Arena
+from remote_server.store.bucket.opening import OpenBucket, SharedBucket
+from remote_server.store.bucket.sweep import Limits
+from remote_server.store.bucket.writer import PacksBelow
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission, Admit, WriteBudget
-from remote_server.store.store import Below, Store
+from remote_server.store.store import Store
+from remote_server.store.write_behind import Below
 from remote_server.turns import Guard, Steps
 from remote_server.values import format_bytes
 
@@ -54,6 +58,7 @@ class Tenant:
         server_counters: Mapping[str, int],
         guard: Guard,
         threads: Threads,
+        bucket: SharedBucket | None,
         held: Allowances,
         go_on_later: "Callable[[Tenant, bytes, Steps[None]], None]",
     ) -> None:
@@ -66,15 +71,22 @@ class Tenant:
         self.config = config
         self._poller = poller
         self._clock = clock
+        self.bucket: OpenBucket | None = None
         self.disk = self._open_disk(server_config, wake, threads)
         try:
             self.arena = self._map()
         except BaseException:
-            self._close_disk()
+            self._close_tiers()
             raise
         tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory)
         disk = self.disk.tier if self.disk is not None else None
-        below = [] if disk is None else [Below(disk, self._admission(server_config, disk))]
+        below: list[Below | PacksBelow] = []
+        if disk is not None:
+            below.append(Below(disk, self._admission(server_config, disk)))
+        if bucket is not None:
+            self.bucket = self._open_bucket(server_config, bucket, wake)
+            budget = WriteBudget(server_config.bucket_write_rate, 0, 0, clock)
+            below.append(PacksBelow(self.bucket.tier, Admit(server_config.bucket_admit), budget))
         self.store = Store(tier, clock, below, config.ttl_s, guard)
         in_flight = InFlight(tier, server_config.max_inflight)
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
@@ -172,8 +184,8 @@ class Tenant:
 
     def finish_jobs(self) -> None:
         """Must be called whenever the threads of a tier woke the loop."""
-        if self.disk is not None:
-            self._guard.run(f"{self.label}the disk", self.store.tier_stack.finish_jobs, None)
+        if self.disk is not None or self.bucket is not None:
+            self._guard.run(f"{self.label}the tiers", self.store.tier_stack.finish_jobs, None)
 
     def handle_local(self, events: Mapping[object, int]) -> None:
         if self.local is not None:
@@ -187,6 +199,8 @@ class Tenant:
         more |= run(f"{label}sending", self.send_queues.send_some, False)
         more |= run(f"{label}unpinning", self.send_queues.release, False)
         run(f"{label}ending leases", self.regions.expire_leases, None)
+        if self.bucket is not None:
+            run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
         run(f"{label}ageing", self.store.expiry.expire_some, None)
         return more
 
@@ -200,12 +214,22 @@ class Tenant:
     def close(self) -> None:
         """Must be called when libzmq holds nothing of the arena any more."""
         self.leave()
-        self._close_disk()  # before the arena, which its threads read from and into
+        self._close_tiers()  # before the arena, which their threads read from and into
         self.arena.close()
 
-    def _close_disk(self) -> None:
+    def _close_tiers(self) -> None:
+        if self.bucket is not None:
+            self.bucket.close()
         if self.disk is not None:
             self.disk.close()
+
+    def _open_bucket(
+        self, server_config: ServerConfig, bucket: SharedBucket, wake: Callable[[], None]
+    ) -> OpenBucket:
+        limits = Limits(server_config.bucket_bytes, server_config.bucket_days * 86_400)
+        return OpenBucket(
+            bucket, self.config.name, server_config.pack, limits, wake, self._guard, self._clock
+        )
 
     def _open_disk(
         self, server_config: ServerConfig, wake: Callable[[], None], threads: Threads

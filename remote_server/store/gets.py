@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from remote_server.protocol import KeyState, Stretch
+from remote_server.protocol import KeyState, Stretch, select
 from remote_server.store.policies import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
@@ -58,10 +58,12 @@ class Gets:
         self._expiry = expiry
         self._counters = counters
 
-    def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
+    def lookup(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = ()
+    ) -> KeyStates:
         """The state of each of `keys`. Not a use of any block."""
         self._expiry.expire(namespace, keys)
-        states = self._tier_stack.lookup_all(namespace, keys)
+        states = self._tier_stack.look_up(namespace, keys, chain)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
         self._counters["lookup_keys"] += len(keys)
@@ -69,22 +71,28 @@ class Gets:
         return KeyStates(states, prefix)
 
     def lookup_in_steps(
-        self, namespace: str, keys: Sequence[bytes], *, explain: bool
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        chain: Sequence[Stretch] = (),
+        *,
+        explain: bool,
     ) -> Steps[tuple[KeyStates, list[Stretch]]]:
         """`lookup` of many keys; to `explain` with the chain fields of each."""
         states = b""
         prefix = 0
-        chain: list[Stretch] = []
+        fields: list[Stretch] = []
         for part in parts(keys, LOOKUP_KEYS_PER_STEP):
             if states:
                 yield
-            found = self.lookup(namespace, part)
+            places = range(len(states), len(states) + len(part))
+            found = self.lookup(namespace, part, select(chain, places))
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
             states += found.states
             if explain:
-                chain += [self._tier_stack.chain_of(namespace, key) for key in part]
-        return KeyStates(states, prefix), chain
+                fields += [self._tier_stack.chain_of(namespace, key) for key in part]
+        return KeyStates(states, prefix), fields
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, select
+from remote_server.store.bucket.writer import PacksBelow
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.policies import Admission, Expiry, PinCount
+from remote_server.store.policies import Expiry, PinCount
 from remote_server.store.slabs import Block, BlockState
-from remote_server.store.tier import Tier, TierBlock
-from remote_server.store.tier_stack import TierStack
-from remote_server.store.write_behind import WriteBehind
+from remote_server.store.tier import TierBlock
+from remote_server.store.tier_stack import OnFetched, TierStack
+from remote_server.store.write_behind import Below
 from remote_server.turns import Guard, Steps, parts
 
 COUNTERS = (
@@ -35,13 +36,6 @@ COUNTERS = (
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md defines each."""
 
 
-class Below(NamedTuple):
-    """A tier below memory, and the choice of the blocks that are written there."""
-
-    tier: Tier[Any]
-    admission: Admission
-
-
 class Store:
     """The blocks and namespaces of one tenant, without a socket. One thread calls it."""
 
@@ -49,7 +43,7 @@ class Store:
         self,
         memory: MemoryTier,
         clock: Callable[[], float] = time.monotonic,
-        below: Sequence[Below] = (),
+        below: Sequence[Below | PacksBelow] = (),
         ttl_s: float = 0.0,
         guard: Guard | None = None,
     ) -> None:
@@ -58,10 +52,7 @@ class Store:
         self.memory = memory
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        ways = [
-            WriteBehind(memory, *each, lambda name: self.namespaces.block_bytes_of(name))
-            for each in below
-        ]
+        ways = [each.way(memory, self._block_bytes_of, self._fetch) for each in below]
         self.tier_stack = TierStack(memory, ways, clock, guard)
         self.namespaces = Namespaces(self.tier_stack, self.counters, clock)
         self.expiry = Expiry(self.tier_stack, ttl_s, self.counters, clock)
@@ -69,6 +60,12 @@ class Store:
         self.puts = Puts(self.tier_stack, self.namespaces, self.expiry, self.counters, clock)
         self._clock = clock
         self._started = clock()
+
+    def _block_bytes_of(self, namespace: str) -> int:
+        return self.namespaces.block_bytes_of(namespace)
+
+    def _fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> None:
+        self.tier_stack.fetch(namespace, keys, on_fetched, final=False, for_get=False)
 
     @property
     def uptime_s(self) -> float:

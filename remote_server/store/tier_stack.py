@@ -11,7 +11,7 @@ from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
-from remote_server.store.write_behind import WriteBehind
+from remote_server.store.write_behind import WayDown
 from remote_server.turns import Guard
 
 OnFetched = Callable[[list[Block | None]], None]
@@ -57,7 +57,7 @@ class TierStack:
     def __init__(
         self,
         memory: MemoryTier,
-        below: Sequence[WriteBehind] = (),
+        below: Sequence[WayDown] = (),
         clock: Callable[[], float] = time.monotonic,
         guard: Guard | None = None,
     ) -> None:
@@ -89,6 +89,16 @@ class TierStack:
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The best of the tiers' states of each key, one byte each."""
         return _best([self.memory.lookup_all, *(t.lookup_all for t in self.tiers)], namespace, keys)
+
+    def look_up(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> bytes:
+        """`lookup_all` for a client, with the chain fields of `keys`, or none: tiers whose blocks
+        form packs learn which packs they are."""
+        packs = [(each, each.expect(namespace, keys, chain)) for each in self.below]
+        states = self.lookup_all(namespace, keys)
+        for each, groups in packs:
+            if groups:
+                each.looked_up(namespace, groups, states)
+        return states
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find is ABSENT, so it is stored."""
@@ -296,7 +306,7 @@ class TierStack:
 
     def _read(
         self,
-        below: WriteBehind,
+        below: WayDown,
         namespace: str,
         to_read: dict[bytes, int],
         fetch: _Fetch,
@@ -333,7 +343,7 @@ class TierStack:
         tier.read(sources[: len(targets)], views, partial(self._landed, below, targets))
         return has_room
 
-    def _landed(self, below: WriteBehind, targets: list[Block], results: list[bool]) -> None:
+    def _landed(self, below: WayDown, targets: list[Block], results: list[bool]) -> None:
         counters = self._counters[below]
         namespace, keys = targets[0].namespace, [target.key for target in targets]
         published = []

@@ -8,9 +8,11 @@ bounds the bytes of these.
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from remote_server import protocol
+from remote_server.protocol import Stretch
+from remote_server.store.bucket.packs import Group
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission
 from remote_server.store.slabs import Block, BlockState
@@ -30,6 +32,59 @@ COUNTERS = (
     "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
 )  # fmt: skip
 """`demoted_late`: evicted from memory before the tier had time for it."""
+
+
+class WayDown(Protocol):
+    """The way from memory down to one tier: what is written there, and when. One thread."""
+
+    @property
+    def tier(self) -> Tier[Any]: ...
+    @property
+    def counters(self) -> Counter[str]: ...
+    @property
+    def recency(self) -> "RecencyBuffer": ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that wait until the tier has time for them."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a block waits for the tier or is being written."""
+
+    def expect(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
+    ) -> Sequence[Group]:
+        """A lookup of `keys`, with these chain fields, follows. Returns the packs among them for
+        `looked_up`."""
+
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+        """The lookup found `states`, one for each of its keys."""
+
+    def published(self, blocks: Sequence[Block]) -> None:
+        """`blocks` have just become readable in memory."""
+
+    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """`keys` were put again, or got."""
+
+    def write_some(self) -> None:
+        """Hand as many blocks to the tier as it has time for."""
+
+    def clear(self, namespace: str | None) -> None:
+        """Drop the blocks that wait."""
+
+
+class Below(NamedTuple):
+    """A tier below memory, and the choice of the blocks that are written there."""
+
+    tier: Tier[Any]
+    admission: Admission
+
+    def way(
+        self, memory: MemoryTier, block_bytes_of: Callable[[str], int], _: object
+    ) -> "WriteBehind":
+        """The way down to it."""
+        return WriteBehind(memory, *self, block_bytes_of)
 
 
 class WriteBehind:
@@ -68,6 +123,15 @@ class WriteBehind:
     def busy(self) -> bool:
         """Whether a block waits for the tier or is being written."""
         return bool(self._queue or self._num_writing)
+
+    def expect(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
+    ) -> Sequence[Group]:
+        """Nothing: this tier has blocks and no packs."""
+        return ()
+
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+        """Nothing to do: a lookup is not a use."""
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The tier removes other copies of

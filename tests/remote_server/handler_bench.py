@@ -18,7 +18,8 @@ from remote_server.server.send_queue import SendQueues
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import Below, Store
+from remote_server.store.store import Store
+from remote_server.store.write_behind import Below
 from remote_server.turns import to_end
 
 MEMORY = 256 << 10  # 16 slabs of 16 KiB

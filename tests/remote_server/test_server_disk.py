@@ -13,6 +13,8 @@ from remote_server.protocol import Clear, Touch, Verify
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store import namespaces
+from remote_server.store.policies import WriteBudget
+from remote_server.store.write_behind import WriteBehind
 from remote_server.values import MiB
 
 FULL = 16 * 14  # blocks in 16 MiB of disk
@@ -79,12 +81,19 @@ def test_a_server_told_so_writes_only_what_is_put_or_got_twice(tmp_path, context
         assert stats.tiers["memory"].blocks == 4
 
 
+def budget_of(server) -> WriteBudget:
+    """Of the writes to its disk."""
+    (way,) = server.store.tier_stack.below
+    assert isinstance(way, WriteBehind) and way._admission._budget is not None
+    return way._admission._budget
+
+
 def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     first = 64 * MiB // LENGTH
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         put_all(peer, 10)
-        server.store.tier_stack.below[0]._admission._budget.take((first - 15) * LENGTH)
+        budget_of(server).take((first - 15) * LENGTH)
         peer.put(range(10, 20), namespace="big", length=LENGTH)
         stats = peer.stats_once(
             lambda s: s.counters["disk_declined_write_rate"] + s.counters["disk_demoted"] == 20
@@ -94,7 +103,7 @@ def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         peer.stats_once(lambda s: s.counters["disk_recovered"] == written)
-        left = server.store.tier_stack.below[0]._admission._budget
+        left = budget_of(server)
         assert not left.take(64 * MiB), "what was found counts as written"
         assert left.take(32 * MiB)
 

@@ -14,7 +14,7 @@ from remote_server.cli import blocks, stats
 from remote_server.protocol import Clear, Cleared, Hello, Put, Stats, StatsReply, TierShare
 from remote_server.server.snapshot import tiers_of
 from remote_server.store.policies import Admission
-from remote_server.store.store import Below
+from remote_server.store.write_behind import Below
 
 CLIENT = b"client"
 LENGTH = 4096

@@ -1,6 +1,7 @@
 """What every tier must do, whatever it keeps its blocks in."""
 
 import pytest
+from bucket_helpers import RealBucket, folder_url
 from dict_tier import DictTier
 from disk_helpers import RealDisk, Waiting, budget_for
 from lfu import LFU
@@ -38,12 +39,31 @@ def tier_that_answers_at_once(_):
     yield Waiting(tier, tier.finish_jobs)
 
 
-TIERS = [memory_tier, disk_tier, dict_tier, tier_that_answers_at_once]
+def bucket_tier(folder):
+    with RealBucket(folder_url(folder)) as bucket:
+        yield Waiting(bucket.tier, bucket.drain)
 
 
-@pytest.fixture(params=TIERS, ids=["memory", "disk", "dict", "at once"])
+BOUNDED = {
+    "memory": memory_tier, "disk": disk_tier, "dict": dict_tier,
+    "at once": tier_that_answers_at_once,
+}  # fmt: skip
+TIERS = BOUNDED | {"bucket": bucket_tier}
+
+
+@pytest.fixture(params=TIERS.values(), ids=[*TIERS])
 def tier(request, tmp_path):
-    generator = request.param(tmp_path)
+    yield from tier_of(request.param, tmp_path)
+
+
+@pytest.fixture(params=BOUNDED.values(), ids=[*BOUNDED])
+def bounded(request, tmp_path):
+    """A tier with a hard budget, whose blocks are its own: no other server removes them."""
+    yield from tier_of(request.param, tmp_path)
+
+
+def tier_of(make, folder):
+    generator = make(folder)
     tier = next(generator)
     yield tier
     tier.check()
@@ -124,12 +144,12 @@ def test_a_failed_replacement_leaves_the_old_block(tier):
     assert read(tier, b"k") == b"old"
 
 
-def test_a_pinned_block_keeps_its_bytes_when_it_is_replaced(tier):
-    put(tier, b"k", b"old")
-    pinned = tier.pin("ns", b"k")
-    put(tier, b"k", b"new")
-    fill(tier, count=2 * CAPACITY)
-    assert bytes_of(tier, pinned) == b"old"
+def test_a_pinned_block_keeps_its_bytes_when_it_is_replaced(bounded):
+    put(bounded, b"k", b"old")
+    pinned = bounded.pin("ns", b"k")
+    put(bounded, b"k", b"new")
+    fill(bounded, count=2 * CAPACITY)
+    assert bytes_of(bounded, pinned) == b"old"
 
 
 def test_two_replacements_at_once_end_with_the_last_completed(tier):
@@ -141,61 +161,61 @@ def test_two_replacements_at_once_end_with_the_last_completed(tier):
     assert tier.stats().pending == 0
 
 
-def test_a_pinned_block_outlives_eviction(tier):
-    put(tier, b"k", b"kept")
-    pinned = tier.pin("ns", b"k")
-    fill(tier, count=3 * CAPACITY)
-    assert read(tier, b"k") == b"kept"
-    tier.unpin(pinned)
-    fill(tier, first=3 * CAPACITY, count=2 * CAPACITY)
-    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+def test_a_pinned_block_outlives_eviction(bounded):
+    put(bounded, b"k", b"kept")
+    pinned = bounded.pin("ns", b"k")
+    fill(bounded, count=3 * CAPACITY)
+    assert read(bounded, b"k") == b"kept"
+    bounded.unpin(pinned)
+    fill(bounded, first=3 * CAPACITY, count=2 * CAPACITY)
+    assert bounded.lookup("ns", b"k") is KeyState.ABSENT
 
 
-def test_the_budget_is_hard(tier):
-    fill(tier, count=3 * CAPACITY)
-    stats = tier.stats()
+def test_the_budget_is_hard(bounded):
+    fill(bounded, count=3 * CAPACITY)
+    stats = bounded.stats()
     assert stats.used_bytes <= stats.budget_bytes
     assert stats.blocks == CAPACITY
-    assert tier.counters()["evicted"] == 2 * CAPACITY
+    assert bounded.counters()["evicted"] == 2 * CAPACITY
 
 
-def test_there_is_no_room_when_everything_is_pinned_and_room_again_after(tier):
-    fill(tier)
-    pinned = [tier.pin("ns", b"filler-%d" % number) for number in range(CAPACITY)]
-    assert begin(tier, b"k", b"no room") is None
-    assert tier.lookup("ns", b"k") is KeyState.ABSENT
-    tier.unpin(pinned.pop())
-    put(tier, b"k", b"room")
-    assert read(tier, b"k") == b"room"
+def test_there_is_no_room_when_everything_is_pinned_and_room_again_after(bounded):
+    fill(bounded)
+    pinned = [bounded.pin("ns", b"filler-%d" % number) for number in range(CAPACITY)]
+    assert begin(bounded, b"k", b"no room") is None
+    assert bounded.lookup("ns", b"k") is KeyState.ABSENT
+    bounded.unpin(pinned.pop())
+    put(bounded, b"k", b"room")
+    assert read(bounded, b"k") == b"room"
     for block in pinned:
-        tier.unpin(block)
+        bounded.unpin(block)
 
 
-def test_there_is_no_room_when_everything_is_being_written(tier):
-    blocks = [begin(tier, b"%d" % number, b"x") for number in range(CAPACITY)]
-    assert begin(tier, b"k", b"no room") is None
+def test_there_is_no_room_when_everything_is_being_written(bounded):
+    blocks = [begin(bounded, b"%d" % number, b"x") for number in range(CAPACITY)]
+    assert begin(bounded, b"k", b"no room") is None
     for block in blocks:
-        tier.complete_put(block)
-    assert tier.stats().blocks == CAPACITY
+        bounded.complete_put(block)
+    assert bounded.stats().blocks == CAPACITY
 
 
 @pytest.mark.parametrize("use", ["pin", "touch"])
-def test_a_used_block_leaves_after_the_unused(tier, use):
-    fill(tier)
+def test_a_used_block_leaves_after_the_unused(bounded, use):
+    fill(bounded)
     if use == "pin":
-        read(tier, b"filler-0")
+        read(bounded, b"filler-0")
     else:
-        assert tier.touch("ns", b"filler-0")
-    fill(tier, first=CAPACITY, count=1)
-    assert tier.lookup("ns", b"filler-0") is KeyState.READABLE
-    assert tier.lookup("ns", b"filler-1") is KeyState.ABSENT
+        assert bounded.touch("ns", b"filler-0")
+    fill(bounded, first=CAPACITY, count=1)
+    assert bounded.lookup("ns", b"filler-0") is KeyState.READABLE
+    assert bounded.lookup("ns", b"filler-1") is KeyState.ABSENT
 
 
-def test_a_lookup_is_not_a_use(tier):
-    fill(tier)
-    tier.lookup("ns", b"filler-0")
-    fill(tier, first=CAPACITY, count=1)
-    assert tier.lookup("ns", b"filler-0") is KeyState.ABSENT
+def test_a_lookup_is_not_a_use(bounded):
+    fill(bounded)
+    bounded.lookup("ns", b"filler-0")
+    fill(bounded, first=CAPACITY, count=1)
+    assert bounded.lookup("ns", b"filler-0") is KeyState.ABSENT
 
 
 def test_what_is_not_readable_cannot_be_touched(tier):
@@ -243,13 +263,13 @@ def test_a_failed_write_that_was_cleared_frees_its_place_once(tier):
     assert tier.stats().used_bytes == 0
 
 
-def test_a_pinned_block_keeps_its_bytes_when_it_is_cleared(tier):
-    put(tier, b"k", b"held")
-    pinned = tier.pin("ns", b"k")
-    tier.clear(None)
-    assert tier.lookup("ns", b"k") is KeyState.ABSENT
-    fill(tier, count=CAPACITY - 1)
-    assert bytes_of(tier, pinned) == b"held"
+def test_a_pinned_block_keeps_its_bytes_when_it_is_cleared(bounded):
+    put(bounded, b"k", b"held")
+    pinned = bounded.pin("ns", b"k")
+    bounded.clear(None)
+    assert bounded.lookup("ns", b"k") is KeyState.ABSENT
+    fill(bounded, count=CAPACITY - 1)
+    assert bytes_of(bounded, pinned) == b"held"
 
 
 def test_removing_takes_exactly_the_block_that_was_meant(tier):
@@ -281,18 +301,18 @@ def test_many_lookups_are_each_as_one(tier):
         tier.complete_put(block)
 
 
-def test_many_puts_find_places_for_the_first_that_fit(tier):
+def test_many_puts_find_places_for_the_first_that_fit(bounded):
     keys = [b"%d" % number for number in range(CAPACITY + 3)]
     checksums = [protocol.checksum("ns", key, b"%8d" % place) for place, key in enumerate(keys)]
-    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), checksums)
+    blocks = bounded.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), checksums)
     assert [block.key for block in blocks] == keys[:CAPACITY]
     for number, block in enumerate(blocks):
-        tier.view(block)[:] = b"%8d" % number
-    tier.complete_puts(blocks)
-    assert [read(tier, key) for key in keys[:3]] == [b"%8d" % number for number in range(3)]
-    assert tier.stats().blocks == CAPACITY
-    assert tier.begin_puts("ns", [], BLOCK_BYTES, [], []) == []
-    tier.complete_puts([])
+        bounded.view(block)[:] = b"%8d" % number
+    bounded.complete_puts(blocks)
+    assert [read(bounded, key) for key in keys[:3]] == [b"%8d" % number for number in range(3)]
+    assert bounded.stats().blocks == CAPACITY
+    assert bounded.begin_puts("ns", [], BLOCK_BYTES, [], []) == []
+    bounded.complete_puts([])
 
 
 def test_a_block_has_the_chain_fields_that_it_was_put_with_and_no_other(tier):
@@ -324,29 +344,29 @@ def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):
     assert tier.stats().pending == 0
 
 
-def test_the_last_of_many_published_or_pinned_is_the_most_recently_used(tier):
-    fill(tier, count=CAPACITY - 4)
+def test_the_last_of_many_published_or_pinned_is_the_most_recently_used(bounded):
+    fill(bounded, count=CAPACITY - 4)
     keys = [b"a", b"b", b"c", b"d"]
-    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [1] * 4, [0] * 4)
-    tier.complete_puts(blocks[::-1])
-    tier.unpin_all(tier.pin_all("ns", [b"filler-%d" % n for n in range(CAPACITY - 4)]))
-    fill(tier, first=CAPACITY, count=2)
-    assert [key for key in keys if tier.lookup("ns", key)] == [b"a", b"b"]
+    blocks = bounded.begin_puts("ns", keys, BLOCK_BYTES, [1] * 4, [0] * 4)
+    bounded.complete_puts(blocks[::-1])
+    bounded.unpin_all(bounded.pin_all("ns", [b"filler-%d" % n for n in range(CAPACITY - 4)]))
+    fill(bounded, first=CAPACITY, count=2)
+    assert [key for key in keys if bounded.lookup("ns", key)] == [b"a", b"b"]
 
 
-def test_many_are_pinned_and_unpinned_each_on_its_own(tier):
+def test_many_are_pinned_and_unpinned_each_on_its_own(bounded):
     for key in (b"a", b"b"):
-        put(tier, key, key)
-    pinned = tier.pin_all("ns", [b"a", b"absent", b"b", b"a"])
+        put(bounded, key, key)
+    pinned = bounded.pin_all("ns", [b"a", b"absent", b"b", b"a"])
     assert [block and block.key for block in pinned] == [b"a", None, b"b", b"a"]
-    assert tier.pin_all("unknown", [b"a"]) == [None]
-    assert tier.stats().pinned == 2
-    tier.unpin_all([pinned[0], pinned[2]])
-    assert tier.stats().pinned == 1
-    fill(tier, count=2 * CAPACITY)
-    assert read(tier, b"a") == b"a"
-    assert tier.lookup("ns", b"b") is KeyState.ABSENT
-    tier.unpin(pinned[3])
+    assert bounded.pin_all("unknown", [b"a"]) == [None]
+    assert bounded.stats().pinned == 2
+    bounded.unpin_all([pinned[0], pinned[2]])
+    assert bounded.stats().pinned == 1
+    fill(bounded, count=2 * CAPACITY)
+    assert read(bounded, b"a") == b"a"
+    assert bounded.lookup("ns", b"b") is KeyState.ABSENT
+    bounded.unpin(pinned[3])
 
 
 def test_each_namespace_is_accounted_for(tier):
@@ -359,10 +379,10 @@ def test_each_namespace_is_accounted_for(tier):
     assert (tier.num_blocks("mine"), tier.used_bytes("mine")) == (0, 0)
 
 
-@pytest.mark.parametrize("tier_of", [memory_tier, disk_tier], ids=["memory", "disk"])
-def test_another_policy_is_one_more_name(tmp_path, monkeypatch, tier_of):
+@pytest.mark.parametrize("make", [memory_tier, disk_tier], ids=["memory", "disk"])
+def test_another_policy_is_one_more_name(tmp_path, monkeypatch, make):
     monkeypatch.setitem(POLICIES, "lfu", LFU)
-    generator = tier_of(tmp_path, "lfu")
+    generator = make(tmp_path, "lfu")
     tier = next(generator)
     fill(tier)
     for _ in range(3):

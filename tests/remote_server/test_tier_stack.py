@@ -13,7 +13,8 @@ from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
-from remote_server.store.store import Below, Store
+from remote_server.store.store import Store
+from remote_server.store.write_behind import Below
 
 BLOCK = 4096
 IN_MEMORY = 16

@@ -23,7 +23,7 @@ from remote_server.server.outgoing import Allowance
 from remote_server.server.server import Server
 from remote_server.store import gets
 from remote_server.store.policies import Admission
-from remote_server.store.store import Below
+from remote_server.store.write_behind import Below
 from remote_server.turns import Steps, to_end
 
 CLIENT = b"client"

@@ -29,7 +29,7 @@ class Threads:
     """`num_threads` of them, started with the first job. Jobs are taken by priority; within one,
     owners take turns, so that one tenant's work delays another's by a job at most."""
 
-    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+    def __init__(self, num_threads: int = NUM_THREADS, name: str = "disk") -> None:
         self._ready = threading.Condition()
         self._waiting: tuple[dict[Owner, deque[Job[Any]]], ...] = tuple(
             {} for _ in range(NUM_PRIORITIES)
@@ -37,6 +37,7 @@ class Threads:
         self._running: list[Owner] = []
         self._stopping = False
         self._num_threads = num_threads
+        self._name = name
         self._threads: list[threading.Thread] = []
 
     @property
@@ -69,7 +70,7 @@ class Threads:
 
     def _start(self) -> None:
         self._threads = [
-            threading.Thread(target=self._work, name=f"disk-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
             for number in range(self._num_threads)
         ]
         for thread in self._threads:

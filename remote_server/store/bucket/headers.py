@@ -1,0 +1,102 @@
+"""Reads of headers: what a lookup names and this server does not know yet."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from remote_server.store.bucket.names import KnownNames
+from remote_server.store.bucket.objects import Failure, Objects
+from remote_server.store.bucket.packs import Group, object_name
+from remote_server.store.bucket.transfers import ReadHeader, read_header
+from remote_server.store.disk.pool import Job, Pool, Priority
+
+# Headers that one lookup has read: of the first packs that it names.
+MAX_HEADERS_PER_LOOKUP = 64
+
+# Headers that are being read for all clients together.
+MAX_HEADERS = 1024
+
+
+class Pending:
+    """Rows that are being written, and those of known packs whose headers are being read."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[tuple[str, bytes]] = Counter()
+        """How often each."""
+
+    def add(self, namespace: str, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.rows[namespace, key] += 1
+
+    def end(self, namespace: str, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.rows[namespace, key] -= 1
+            if not self.rows[namespace, key]:
+                del self.rows[namespace, key]
+
+
+class HeaderReads:
+    """The headers that are being read. One thread."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        pool: Pool,
+        tenant: str,
+        names: KnownNames,
+        pending: Pending,
+        counters: Counter[str],
+        on_read: Callable[[str, bytes, ReadHeader], None],
+    ) -> None:
+        """`on_read` gets the namespace, the key that names the pack, and the result."""
+        self._objects = objects
+        self._pool = pool
+        self._tenant = tenant
+        self._names = names
+        self._pending = pending
+        self._counters = counters
+        self._on_read = on_read
+        self._reading: set[tuple[str, bytes]] = set()
+
+    def read(self, namespace: str, groups: Iterable[Group]) -> None:
+        """Read the headers of the first `MAX_HEADERS_PER_LOOKUP` packs of `groups` that are not
+        known to be absent."""
+        num = 0
+        for group in groups:
+            if (namespace, group.name) not in self._reading and self._begin(namespace, group):
+                num += 1
+                if num == MAX_HEADERS_PER_LOOKUP:
+                    return
+
+    def _begin(self, namespace: str, group: Group) -> bool:
+        is_known = self._names.has(namespace, group.name)
+        if not is_known and self._names.is_absent(namespace, group.name):
+            return False
+        if len(self._reading) >= MAX_HEADERS:
+            self._counters["headers_declined"] += 1
+            return False
+        self._reading.add((namespace, group.name))
+        rows = group.keys if is_known else []
+        self._pending.add(namespace, rows)
+        path = object_name(self._tenant, namespace, group.name)
+        work = partial(read_header, self._objects, path, namespace, group.name)
+        finish = partial(self._ended, namespace, group.name, rows)
+        self._pool.submit(Job(Priority.READ, lambda _: work(), finish))
+        return True
+
+    def _ended(
+        self, namespace: str, key: bytes, rows: list[bytes], read: ReadHeader | None
+    ) -> None:
+        self._pending.end(namespace, rows)
+        if (namespace, key) not in self._reading:
+            return  # cleared meanwhile
+        self._reading.remove((namespace, key))
+        read = read or ReadHeader(None, failure=Failure.OTHER)
+        self._counters["headers_read"] += read.header is not None
+        self._counters["headers_damaged"] += bool(read.damage)
+        self._counters["headers_absent"] += read.failure is Failure.ABSENT
+        self._on_read(namespace, key, read)
+
+    def forget(self, namespace: str | None) -> None:
+        """Ignore the results of those under way in one namespace, or in all."""
+        self._reading = {each for each in self._reading if namespace not in (None, each[0])}

@@ -1,0 +1,174 @@
+"""The bucket's index: the packs whose headers this server has read or written, and their rows."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+
+import msgspec
+
+from remote_server.protocol import Stretch
+from remote_server.protocol.codec import from_words, to_words
+from remote_server.store.bucket import layout
+
+MAX_INDEXED_ROWS = 1 << 18
+"""Of the rows of packs the longest unused are forgotten first; their packs' names
+stay known."""
+
+
+class PackState(Enum):
+    WRITING = auto()
+    READABLE = auto()
+    GONE = auto()  # forgotten, replaced, removed or cleared
+
+
+class BucketBlock(msgspec.Struct, eq=False):
+    """A row of a pack, as a block of the tier."""
+
+    pack: "Pack"
+    key: bytes
+    length: int
+    checksum: int
+    chain: Stretch
+    offset: int
+    """Its first byte in the object."""
+
+    @property
+    def namespace(self) -> str:
+        return self.pack.namespace
+
+    @property
+    def block_bytes(self) -> int:
+        return self.pack.block_bytes
+
+
+class Pack(msgspec.Struct, eq=False):
+    """One object of the bucket."""
+
+    namespace: str
+    key: bytes
+    """That of its last row, which names it."""
+    block_bytes: int
+    modified: float
+    """When it was written, in seconds since 1970, by the clock of the store."""
+    state: PackState
+    rows: list[BucketBlock] = []
+    pins: int = 0
+    is_cleared: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        last = self.rows[-1]
+        return last.offset + last.length
+
+
+def make_pack(header: layout.PackHeader, modified: float, state: PackState) -> Pack:
+    """The pack that `header` describes."""
+    pack = Pack(header.namespace, header.rows[-1].key, header.block_bytes, modified, state)
+    offsets = layout.offsets_of(header)
+    pack.rows = [
+        BucketBlock(
+            pack, row.key, row.length, row.checksum, from_words(row.place, row.request), offset
+        )
+        for row, offset in zip(header.rows, offsets, strict=True)
+    ]
+    return pack
+
+
+def header_of(
+    namespace: str,
+    block_bytes: int,
+    keys: Sequence[bytes],
+    lengths: Sequence[int],
+    checksums: Sequence[int],
+    chain: Sequence[Stretch],
+) -> layout.PackHeader:
+    """The header of a pack with these rows; `chain` has one stretch for each."""
+    rows = [
+        layout.RowHeader(key, length, checksum, *to_words(stretch))
+        for key, length, checksum, stretch in zip(keys, lengths, checksums, chain, strict=True)
+    ]
+    return layout.PackHeader(namespace, block_bytes, rows)
+
+
+class BucketIndex:
+    """Packs by the key of their last row and rows by their key, of every namespace."""
+
+    def __init__(self, max_rows: int = MAX_INDEXED_ROWS) -> None:
+        self._max_rows = max_rows
+        self._packs: OrderedDict[tuple[str, bytes], Pack] = OrderedDict()
+        self._rows: dict[str, dict[bytes, BucketBlock]] = {}
+        self.num_rows = 0
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def pack(self, namespace: str, key: bytes) -> Pack | None:
+        """The readable pack that `key` names."""
+        return self._packs.get((namespace, key))
+
+    def row(self, namespace: str, key: bytes) -> BucketBlock | None:
+        return self._rows.get(namespace, {}).get(key)
+
+    def rows(self, namespace: str) -> dict[bytes, BucketBlock]:
+        """Readable rows by key; for the caller to read."""
+        return self._rows.get(namespace, {})
+
+    def packs(self, namespace: str | None) -> list[Pack]:
+        """Those of one namespace, or all."""
+        return [pack for pack in self._packs.values() if namespace in (None, pack.namespace)]
+
+    def namespaces(self) -> dict[str, int]:
+        """The block size of each namespace with rows."""
+        return {name: next(iter(rows.values())).block_bytes for name, rows in self._rows.items()}
+
+    def add(self, pack: Pack) -> None:
+        """Publish `pack`, in place of one of the same name."""
+        before = self._packs.get((pack.namespace, pack.key))
+        if before is not None:
+            self.drop(before)
+        pack.state = PackState.READABLE
+        self._packs[pack.namespace, pack.key] = pack
+        rows = self._rows.setdefault(pack.namespace, {})
+        self.num_rows -= len(rows)
+        rows.update({row.key: row for row in pack.rows})
+        self.num_rows += len(rows)
+        self.used_bytes += pack.num_bytes
+        while self.num_rows > self._max_rows and self._forget_one():
+            pass
+
+    def use(self, pack: Pack) -> None:
+        """It is forgotten last now."""
+        if pack.state is PackState.READABLE:
+            self._packs.move_to_end((pack.namespace, pack.key))
+
+    def drop(self, pack: Pack) -> None:
+        """Forget `pack`, which must be readable."""
+        pack.state = PackState.GONE
+        del self._packs[pack.namespace, pack.key]
+        rows = self._rows[pack.namespace]
+        for row in pack.rows:
+            if rows.get(row.key) is row:  # not in another pack too
+                del rows[row.key]
+                self.num_rows -= 1
+        if not rows:
+            del self._rows[pack.namespace]
+        self.used_bytes -= pack.num_bytes
+
+    def _forget_one(self) -> bool:
+        for pack in self._oldest():
+            if not pack.pins:
+                self.drop(pack)
+                return True
+        return False
+
+    def _oldest(self) -> Iterator[Pack]:
+        return iter([*self._packs.values()][:64])
+
+    def check(self) -> None:
+        """Assert the accounting identities."""
+        assert self.num_rows == sum(map(len, self._rows.values()))
+        assert self.used_bytes == sum(pack.num_bytes for pack in self._packs.values())
+        assert all(pack.state is PackState.READABLE for pack in self._packs.values())
+        for rows in self._rows.values():
+            assert rows and all(row.pack.state is PackState.READABLE for row in rows.values())

@@ -1,0 +1,136 @@
+"""The packs that are known to be in the bucket, and those that are known not to be.
+
+A name takes 8 bytes of a sorted array: a server's share of a bucket of 1 PB is a million names.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from remote_server.store.bucket.packs import pack_id
+
+MAX_ABSENT = 1 << 16
+
+ABSENT_S = 60.0
+"""The time for which a pack that was not there is not asked for again."""
+
+# Names that are merged into the array together: that takes 2 ms with a million of them.
+MERGE_AT = 1 << 14
+
+
+class Names:
+    """A set of the `packs.pack_id` of one namespace."""
+
+    def __init__(self) -> None:
+        self._sorted = array("Q")
+        self._new: set[int] = set()
+        self._gone: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._new) - len(self._gone)
+
+    def __contains__(self, name: int) -> bool:
+        return name in self._new or (name not in self._gone and self._is_sorted_in(name))
+
+    def add(self, name: int) -> None:
+        if name in self._gone:
+            self._gone.remove(name)
+        elif not self._is_sorted_in(name):
+            self._new.add(name)
+            if len(self._new) >= MERGE_AT:
+                self._merge()
+
+    def add_all(self, names: Sequence[int]) -> None:
+        """Add `names`, which are sorted."""
+        known = np.frombuffer(self._sorted, np.uint64)
+        merged = np.union1d(known, np.array(names, np.uint64))
+        self._sorted = array("Q", merged.tobytes())
+        self._new.difference_update(names)
+        self._gone.difference_update(names)
+
+    def discard(self, name: int) -> None:
+        if name in self._new:
+            self._new.remove(name)
+        elif self._is_sorted_in(name):
+            self._gone.add(name)
+            if len(self._gone) >= MERGE_AT:
+                self._merge()
+
+    def _is_sorted_in(self, name: int) -> bool:
+        place = bisect_left(self._sorted, name)
+        return place < len(self._sorted) and self._sorted[place] == name
+
+    def _merge(self) -> None:
+        known = np.frombuffer(self._sorted, np.uint64)
+        if self._gone:
+            gone = np.fromiter(self._gone, np.uint64, len(self._gone))
+            known = np.delete(known, np.searchsorted(known, gone))
+        new = np.sort(np.fromiter(self._new, np.uint64, len(self._new)))
+        merged = np.insert(known, np.searchsorted(known, new), new)
+        self._sorted = array("Q", merged.tobytes())
+        self._new, self._gone = set(), set()
+
+
+class AbsentNames:
+    """Packs that the bucket did not have a short time ago, at most `MAX_ABSENT` of them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: OrderedDict[int, float] = OrderedDict()
+
+    def __contains__(self, name: int) -> bool:
+        return self._until.get(name, 0.0) > self._clock()
+
+    def add(self, name: int) -> None:
+        self._until[name] = self._clock() + ABSENT_S
+        self._until.move_to_end(name)
+        if len(self._until) > MAX_ABSENT:
+            self._until.popitem(last=False)
+
+    def discard(self, name: int) -> None:
+        self._until.pop(name, None)
+
+
+class KnownNames:
+    """What a server knows of the names in the bucket, by namespace. One thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._there: dict[str, Names] = {}
+        self._absent = AbsentNames(clock)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._there.values()))
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        """Whether the pack that `key` names is known to be there."""
+        return pack_id(namespace, key) in self._there.get(namespace, ())
+
+    def is_absent(self, namespace: str, key: bytes) -> bool:
+        """Whether it was not there a short time ago."""
+        return pack_id(namespace, key) in self._absent
+
+    def is_there(self, namespace: str, key: bytes) -> None:
+        """It is there."""
+        name = pack_id(namespace, key)
+        self._there.setdefault(namespace, Names()).add(name)
+        self._absent.discard(name)
+
+    def is_gone(self, namespace: str, key: bytes) -> None:
+        """It is not there."""
+        name = pack_id(namespace, key)
+        self._absent.add(name)
+        if namespace in self._there:
+            self._there[namespace].discard(name)
+
+    def add_all(self, names: Mapping[str, Sequence[int]]) -> None:
+        """All of these are there: by namespace, their sorted `pack_id`."""
+        for namespace, some in names.items():
+            self._there.setdefault(namespace, Names()).add_all(some)
+
+    def clear(self, namespace: str | None) -> None:
+        """Forget the names of one namespace, or all."""
+        for name in [*self._there] if namespace is None else [namespace]:
+            self._there.pop(name, None)

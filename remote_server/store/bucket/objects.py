@@ -1,0 +1,288 @@
+"""The object store behind the bucket tier, through obstore: blocking calls with bounds on time.
+
+Each call runs on a thread of the tier. An error becomes one of a few reasons; which calls are made
+at all while the store is away is the decision of `Availability`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from enum import StrEnum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from remote_server.errors import ConfigError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az", "azure", "file", "memory")
+
+# The defaults of obstore wait for minutes. A frozen store costs one read this time twice.
+CONNECT_TIMEOUT = timedelta(milliseconds=500)
+READ_TIMEOUT = timedelta(seconds=2)
+CALL_TIMEOUT = timedelta(seconds=15)
+MAX_RETRIES = 1
+
+LIST_CHUNK = 1000
+
+Result = TypeVar("Result")
+
+
+class Failure(StrEnum):
+    """Why a call of the object store failed."""
+
+    ABSENT = auto()  # there is no such object
+    FORBIDDEN = auto()  # the credential is missing, expired or may not do this
+    THROTTLED = auto()  # too many requests: 429 or 503
+    TIMEOUT = auto()
+    UNREACHABLE = auto()  # no connection
+    SHORT = auto()  # fewer bytes than the object should have
+    OTHER = auto()
+
+
+class BucketError(Exception):
+    """A call that failed, its reason, and the words of the store."""
+
+    def __init__(self, failure: Failure, words: str) -> None:
+        super().__init__(words)
+        self.failure = failure
+
+
+class Listed(NamedTuple):
+    """An object as a list shows it. Its age is by the clock of the store."""
+
+    name: str
+    num_bytes: int
+    modified: float
+
+
+class Head(NamedTuple):
+    """The beginning of an object."""
+
+    data: memoryview
+    num_bytes: int  # of the whole object
+    modified: float  # seconds since 1970, by the clock of the store
+
+
+class Objects:
+    """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
+    raises `BucketError`."""
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
+        under the names that each store documents, and from `options`. Raises `ConfigError`."""
+        self.url = url
+        self._store = _open(url, options or {})
+
+    def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
+        """Store `data` as `name`, whole or not at all. With `create` an object that is there stays,
+        and the result is False."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            obstore.put(
+                self._store, name, data, mode="create" if create else "overwrite",
+                use_multipart=False,
+            )  # fmt: skip
+        except AlreadyExistsError as error:
+            # Of Azure any 409 is this error, also that of a full account.
+            if create and self.size_of(name) is not None:
+                return False
+            raise BucketError(Failure.OTHER, _words(error)) from error
+        except Exception as error:
+            raise _failed(error) from error
+        return True
+
+    def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
+        """The bytes from `begin` to `end`. A store returns fewer where the object ends: with
+        `all_of_it` that is `SHORT`."""
+        import obstore
+
+        try:
+            data = memoryview(obstore.get_range(self._store, name, start=begin, end=end))
+        except Exception as error:
+            raise _failed(error) from error
+        if all_of_it and data.nbytes != end - begin:
+            raise BucketError(Failure.SHORT, f"{data.nbytes} of {end - begin} bytes of {name}")
+        return data
+
+    def read_head(self, name: str, num_bytes: int) -> Head:
+        """The first `num_bytes` of an object, or all of a shorter one."""
+        import obstore
+
+        try:
+            result = obstore.get(self._store, name, options={"range": (0, num_bytes)})
+            meta = result.meta
+            data = memoryview(result.bytes())
+        except Exception as error:
+            raise _failed(error) from error
+        return Head(data, int(meta["size"]), meta["last_modified"].timestamp())
+
+    def time(self, name: str) -> float:
+        """The store's clock, in seconds since 1970: that of `name`, which is written for it."""
+        self.put(name, memoryview(b"now"), create=False)
+        return self.read_head(name, 3).modified
+
+    def size_of(self, name: str) -> int | None:
+        """The size of an object, or None when it is not there."""
+        import obstore
+
+        try:
+            return int(obstore.head(self._store, name)["size"])
+        except Exception as error:
+            failed = _failed(error)
+            if failed.failure is Failure.ABSENT:
+                return None
+            raise failed from error
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; those that are gone already are no error."""
+        import obstore
+
+        if not names:
+            return
+        try:
+            obstore.delete(self._store, [*names])
+        except Exception as error:
+            failed = _failed(error)
+            if failed.failure is not Failure.ABSENT:
+                raise failed from error
+
+    def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """All objects below `prefix`, in chunks of up to `LIST_CHUNK`."""
+        import obstore
+
+        try:
+            for chunk in obstore.list(self._store, prefix, chunk_size=LIST_CHUNK):
+                yield [
+                    Listed(m["path"], int(m["size"]), m["last_modified"].timestamp()) for m in chunk
+                ]
+        except Exception as error:
+            raise _failed(error) from error
+
+    def folders(self, prefix: str) -> list[str]:
+        """The folders directly below `prefix`."""
+        import obstore
+
+        try:
+            return [*obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]]
+        except Exception as error:
+            raise _failed(error) from error
+
+
+class Availability:
+    """Whether the store is called: after failures that concern all objects it is left alone for a
+    while, which doubles. One thread."""
+
+    FIRST_PAUSE_S = 1.0
+    LONGEST_PAUSE_S = 60.0
+    THRESHOLD = 3
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._in_a_row = 0
+        self._pause_s = self.FIRST_PAUSE_S
+        self._closed_until = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._clock() >= self._closed_until
+
+    def succeeded(self) -> None:
+        self._in_a_row, self._pause_s, self._closed_until = 0, self.FIRST_PAUSE_S, 0.0
+
+    def failed(self, failure: Failure) -> bool:
+        """True when this began a pause."""
+        if failure in (Failure.ABSENT, Failure.SHORT):
+            return False
+        self._in_a_row += 1
+        # What is throttled or forbidden fails for the next call as well.
+        at_once = failure in (Failure.THROTTLED, Failure.FORBIDDEN)
+        if not self.is_open or (self._in_a_row < self.THRESHOLD and not at_once):
+            return False
+        self._closed_until = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, self.LONGEST_PAUSE_S)
+        return True
+
+
+def check_url(url: str) -> None:
+    """Raise `ConfigError` unless `url` may be a bucket."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise ConfigError(f"bucket: {url}: write s3://, gs://, az:// or file:///, a name, a prefix")
+
+
+def _open(url: str, options: Mapping[str, str]) -> "ObjectStore":
+    check_url(url)
+    try:
+        from obstore.store import LocalStore, MemoryStore, from_url
+    except ImportError as error:
+        raise ConfigError(
+            "bucket: this server has no client for object stores: pip install 'kvferry[bucket]'"
+        ) from error
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "memory":
+            return MemoryStore()
+        if parts.scheme == "file":
+            return LocalStore(parts.path, mkdir=True)
+        return from_url(
+            url,
+            client_options={
+                "connect_timeout": CONNECT_TIMEOUT,
+                "read_timeout": READ_TIMEOUT,
+                "timeout": CALL_TIMEOUT,
+                "allow_http": True,  # for an endpoint with http:// alone
+            },
+            retry_config={"max_retries": MAX_RETRIES, "retry_timeout": CALL_TIMEOUT},
+            **_config(parts.scheme, options),
+        )
+    except Exception as error:
+        raise ConfigError(f"bucket: {url}: {_words(error)}") from error
+
+
+def _config(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
+    config: dict[str, Any] = dict(options)
+    if scheme == "s3":
+        config.setdefault("unsigned_payload", "true")  # a hash of the body is a third of a put
+    return {"config": config} if config else {}
+
+
+def _failed(error: Exception) -> BucketError:
+    if isinstance(error, BucketError):
+        return error
+    return BucketError(_reason(error), _words(error))
+
+
+def _reason(error: Exception) -> Failure:
+    from obstore.exceptions import (
+        NotFoundError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+    )
+
+    if isinstance(error, NotFoundError | FileNotFoundError):
+        return Failure.ABSENT
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return Failure.FORBIDDEN
+    words = str(error).lower()
+    for failure, pattern in _WORDS.items():
+        if pattern.search(words):
+            return failure
+    return Failure.OTHER
+
+
+_WORDS = {
+    Failure.THROTTLED: re.compile(r"\b(429|503)\b|slow ?down|too many requests"),
+    Failure.FORBIDDEN: re.compile(r"\b(401|403)\b|credential|forbidden|expiredtoken"),
+    Failure.TIMEOUT: re.compile(r"timed? ?out|timeout|deadline"),
+    Failure.UNREACHABLE: re.compile(r"connect|refused|reset|unreachable|dns|resolve|broken pipe"),
+    Failure.SHORT: re.compile(r"end of file|eof|incomplete|decoding response body|decode"),
+}
+
+
+def _words(error: Exception) -> str:
+    """The words of the store, in one line."""
+    return re.sub(r"\s+", " ", str(error)).strip()[:300]

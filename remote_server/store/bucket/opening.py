@@ -1,0 +1,120 @@
+"""The start of a bucket tier: its client, its threads, the list of what is there, its sweeps."""
+
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from remote_server.store.bucket.objects import BucketError, Objects
+from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
+from remote_server.store.bucket.sweep import Limits, Swept, sweep_one
+from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
+from remote_server.turns import Guard
+
+log = logging.getLogger(__name__)
+
+NUM_THREADS = 8
+"""Calls of the store at a time. Each holds a pack in memory at most."""
+
+MAX_LISTED = 4 << 20
+"""Packs that the list at the start takes up; a lookup asks for others."""
+
+SWEEP_EVERY_S = 60.0
+"""One partition of 256 is swept each time: all of them in some hours, by each server."""
+
+
+class SharedBucket:
+    """The store's client and its threads, for all tenants of a server."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `ConfigError` for a wrong address or a missing client. Nothing is called yet."""
+        self.objects = Objects(url)
+        self.threads = Threads(NUM_THREADS, "bucket")
+
+
+class Listing(NamedTuple):
+    """The packs that a list of the bucket has shown: by namespace, their `pack_id`."""
+
+    names: dict[str, list[int]]
+    error: str = ""
+
+
+class OpenBucket:
+    """The bucket tier of one tenant. `close` ends its jobs."""
+
+    def __init__(
+        self,
+        shared: SharedBucket,
+        tenant: str,
+        pack_bytes: int,
+        limits: Limits,
+        wake: Callable[[], None],
+        guard: Guard,
+        clock: Callable[[], float],
+    ) -> None:
+        """Lists the tenant's packs in the background. `wake` is called when `tier.finish_jobs` has
+        work."""
+        self._objects = shared.objects
+        self._prefix = tenant_prefix(tenant)
+        self._limits = limits
+        self._clock = clock
+        self._swept_at = clock()
+        self._sweeping = False
+        self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
+        self.tier = BucketTier(
+            shared.objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
+            clock=clock,
+        )  # fmt: skip
+        work = partial(_list_all, shared.objects, self._prefix)
+        self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))
+
+    def _listed(self, listing: Listing | None) -> None:
+        if listing is None or listing.error:
+            log.error(
+                "bucket: %s cannot be listed, and blocks there are found one by one: %s",
+                self._objects.url, listing.error if listing else "see above",
+            )  # fmt: skip
+            return
+        self.tier.listed(listing.names)
+        log.info("bucket: %s has %d packs", self._objects.url, self.tier.num_names)
+
+    def sweep_some(self) -> None:
+        """Have one partition swept when it is time. To be called in every turn of the loop."""
+        now = self._clock()
+        if self._sweeping or now - self._swept_at < SWEEP_EVERY_S or not self._limits.any:
+            return
+        self._sweeping, self._swept_at = True, now
+        if not self.tier.availability.is_open:
+            self._sweeping = False
+            return
+        partition = f"{random.randrange(256):02x}"
+        work = partial(sweep_one, self._objects, self._prefix, partition, self._limits)
+        self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._swept))
+
+    def _swept(self, swept: Swept | None) -> None:
+        self._sweeping = False
+        if swept is not None:
+            self.tier.swept(swept)
+
+    def close(self) -> None:
+        self.pool.stop()
+
+
+def _list_all(objects: Objects, prefix: str) -> Listing:
+    names: dict[str, list[int]] = {}
+    num = 0
+    try:
+        for chunk in objects.listing(prefix):
+            for listed in chunk:
+                named = parse_name(listed.name)
+                if named is not None:
+                    identity = pack_id(named.namespace, named.key)
+                    names.setdefault(named.namespace, []).append(identity)
+            num += len(chunk)
+            if num >= MAX_LISTED:
+                break
+    except BucketError as error:
+        return Listing({}, str(error))
+    return Listing({namespace: sorted(ids) for namespace, ids in names.items()})

@@ -1,0 +1,101 @@
+"""Removal of objects by this server: single packs, and all packs of a namespace."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.packs import namespace_prefix, object_name, tenant_prefix
+from remote_server.store.disk.pool import Job, Pool, Priority
+
+Result = Failure | None
+
+
+class Removals:
+    """The removals under way of one tenant. One thread."""
+
+    def __init__(
+        self, objects: Objects, pool: Pool, tenant: str, on_failed: Callable[[Failure], None]
+    ) -> None:
+        self._objects = objects
+        self._pool = pool
+        self._tenant = tenant
+        self._on_failed = on_failed
+        self._removing: Counter[tuple[str, bytes]] = Counter()
+        self._num_clears = 0
+        self._clear_failed = False
+        self._when_gone: list[Callable[[bool], None]] = []
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        """Whether the pack that `key` names is being removed."""
+        return (namespace, key) in self._removing
+
+    def remove(self, namespace: str, key: bytes) -> None:
+        """Remove the pack that `key` names."""
+        self._removing[namespace, key] += 1
+        work = partial(_remove_one, self._objects, object_name(self._tenant, namespace, key))
+        finish = partial(self._removed, namespace, key)
+        self._pool.submit(Job(Priority.WRITE, lambda _: [work()], finish))
+
+    def _removed(self, namespace: str, key: bytes, result: list[Result] | None) -> None:
+        self._removing[namespace, key] -= 1
+        if not self._removing[namespace, key]:
+            del self._removing[namespace, key]
+        self._check(result)
+
+    def clear(self, namespace: str | None) -> None:
+        """Remove all packs of one namespace, or of the tenant."""
+        prefix = tenant_prefix(self._tenant)
+        if namespace is not None:
+            prefix = namespace_prefix(self._tenant, namespace)
+        self._num_clears += 1
+        work = partial(_remove_all, self._objects, prefix)
+        self._pool.submit(Job(Priority.WRITE, lambda _: [work()], self._cleared))
+
+    def _cleared(self, result: list[Result] | None) -> None:
+        self._num_clears -= 1
+        self._clear_failed |= not self._check(result)
+        self._report()
+
+    def _check(self, result: list[Result] | None) -> bool:
+        """Whether a job went well; None stands for one that raised."""
+        failure = Failure.OTHER if result is None else result[0]
+        if failure is not None:
+            self._on_failed(failure)
+        return failure is None
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then`, now or later, when no clear is under way; with False when one failed."""
+        self._when_gone.append(then)
+        self._report()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for `when_gone`."""
+        return bool(self._when_gone)
+
+    def _report(self) -> None:
+        if self._num_clears:
+            return
+        waiting, self._when_gone = self._when_gone, []
+        good, self._clear_failed = not self._clear_failed, False
+        for then in waiting:
+            then(good)
+
+
+def _remove_one(objects: Objects, name: str) -> Result:
+    try:
+        objects.remove([name])
+    except BucketError as error:
+        return error.failure
+    return None
+
+
+def _remove_all(objects: Objects, prefix: str) -> Result:
+    """Remove all objects below `prefix`."""
+    try:
+        for listed in objects.listing(prefix):
+            objects.remove([each.name for each in listed])
+    except BucketError as error:
+        return error.failure
+    return None

@@ -1,0 +1,389 @@
+"""The bucket tier: packs in an object store, shared with other servers."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
+from remote_server.store.bucket import layout
+from remote_server.store.bucket.headers import HeaderReads, Pending
+from remote_server.store.bucket.index import (
+    BucketBlock,
+    BucketIndex,
+    Pack,
+    PackState,
+    header_of,
+    make_pack,
+)
+from remote_server.store.bucket.names import KnownNames
+from remote_server.store.bucket.objects import Availability, Failure, Objects
+from remote_server.store.bucket.packs import (
+    Group,
+    object_name,
+    packs_in,
+)
+from remote_server.store.bucket.reads import PackReads
+from remote_server.store.bucket.removals import Removals
+from remote_server.store.bucket.sweep import Swept
+from remote_server.store.bucket.transfers import ReadHeader
+from remote_server.store.bucket.writes import PackWrites
+from remote_server.store.disk.pool import Pool
+from remote_server.store.tier import OnRead, OnWritten, Written
+
+log = logging.getLogger(__name__)
+
+COUNTERS = (
+    "packs_written", "packs_existed", "packs_read", "packs_copied", "headers_read",
+    "headers_absent", "headers_damaged", "headers_declined", "written", "written_bytes",
+    "write_io_error", "write_cleared", "read", "read_bytes", "read_damaged", "read_failed",
+    "dropped_absent", "removed", "cleared", "expired", "declined_busy", "declined_unavailable",
+    "pauses", "listed", "sweeps", "swept_packs", "evicted",
+    *(f"failed_{failure}" for failure in Failure),
+)  # fmt: skip
+"""Always present, from zero. `failed_*` counts calls of the store by the reason of their failure;
+`failed_absent` a pack that was known and is gone."""
+
+
+class BucketTier:
+    """A `Tier` of packs under a soft budget that sweeping keeps. One thread.
+
+    Other servers write into the same bucket, so a lookup can learn of a pack that this server never
+    saw. No lookup waits for that: an unknown pack is absent, and its header is read meanwhile. The
+    bytes of a pinned row may be gone when it is read: that row is a miss.
+    """
+
+    name = "bucket"
+
+    def __init__(
+        self,
+        objects: Objects,
+        pool: Pool,
+        tenant: str = "",
+        *,
+        budget: int = 0,
+        pack_bytes: int = 16 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`budget` is that of the whole bucket, 0 for none. `wall_clock` is compared with the
+        store's own dates. `objects` and `pool` are the caller's."""
+        self.objects = objects
+        self.pack_bytes = pack_bytes
+        self._pool = pool
+        self._tenant = tenant
+        self._budget = budget
+        self._wall_clock = wall_clock
+        self.availability = Availability(clock)
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._index = BucketIndex()
+        self._names = KnownNames(clock)
+        self._pending = Pending()
+        self._writes = PackWrites(
+            objects, pool, self._index, self._pending, self._counters, self._name_of, self._written
+        )
+        self._removals = Removals(objects, pool, tenant, self._failed)
+        self._headers = HeaderReads(
+            objects, pool, tenant, self._names, self._pending, self._counters, self._header_read
+        )
+        self._reads = PackReads(
+            objects, pool, self._counters, self._name_of, self._unpin, self._read_failed
+        )
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    def expect(self, namespace: str, groups: Sequence[Group]) -> None:
+        """A lookup of the rows of `groups` follows: the headers that it needs are read in the
+        background."""
+        if not self.availability.is_open:
+            return
+        rows = self._index.rows(namespace)
+        self._headers.read(namespace, [group for group in groups if group.name not in rows])
+
+    def is_known(self, namespace: str, key: bytes) -> bool:
+        """Whether the pack that `key` names is in the bucket or being written, as far as this
+        server knows."""
+        return (
+            self._index.pack(namespace, key) is not None
+            or (namespace, key) in self._pending.rows
+            or self._names.has(namespace, key)
+        )
+
+    def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """READABLE: its pack's header is known. PENDING: the pack is being written, or is known and
+        its header is being read."""
+        rows = self._index.rows(namespace) if self.availability.is_open else {}
+        if not rows and not self._pending.rows:
+            return bytes(len(keys))
+        return bytes(
+            KeyState.READABLE if key in rows
+            else KeyState.PENDING if (namespace, key) in self._pending.rows
+            else KeyState.ABSENT
+            for key in keys
+        )  # fmt: skip
+
+    known_states = lookup_all
+
+    def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
+        block = self._index.row(namespace, key)
+        return block is not None and block.checksum == checksum
+
+    def peek(self, namespace: str, key: bytes) -> BucketBlock | None:
+        return self._index.row(namespace, key)
+
+    def namespaces(self) -> Mapping[str, int]:
+        return self._index.namespaces()
+
+    def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
+        return True
+
+    def age_s(self, block: BucketBlock) -> float:
+        return max(0.0, self._wall_clock() - block.pack.modified)
+
+    def stored_bytes(self, length: int) -> int:
+        return layout.padded(length)
+
+    @property
+    def busy(self) -> bool:
+        return self._pool.busy
+
+    @property
+    def num_names(self) -> int:
+        """Packs that are known to be in the bucket."""
+        return len(self._names)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────
+
+    def room_for(self, lengths: Sequence[int]) -> int:
+        return self._writes.room_for(lengths)
+
+    def begin_puts(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        block_bytes: int,
+        lengths: Sequence[int],
+        checksums: Sequence[int],
+        chain: Sequence[Stretch] = (),
+    ) -> list[BucketBlock]:
+        """Rows of packs that `chain` makes whole, and a pack of its own for each other row."""
+        if not self.availability.is_open:
+            self._counters["declined_unavailable"] += len(keys)
+            return []
+        num = self.room_for(lengths)
+        self._counters["declined_busy"] += len(keys) - num
+        fields = [one.part(i, 1) for one in chain for i in range(one.rows)] or [UNKNOWN] * len(keys)
+        rows: dict[int, BucketBlock] = {}
+        for group in packs_in(
+            keys[:num], select(chain, range(num)), block_bytes, self.pack_bytes, with_tails=True
+        ):
+            if self._removals.has(namespace, group.name):
+                self._counters["declined_busy"] += num - len(rows)
+                break
+            header = header_of(
+                namespace, block_bytes, group.keys,
+                [lengths[place] for place in group.places],
+                [checksums[place] for place in group.places],
+                [fields[place] for place in group.places],
+            )  # fmt: skip
+            pack = make_pack(header, self._wall_clock(), PackState.WRITING)
+            self._writes.add(pack)
+            rows.update(zip(group.places, pack.rows, strict=True))
+        return [rows[place] for place in range(len(rows))]
+
+    def write(
+        self, blocks: Sequence[BucketBlock], views: Sequence[memoryview], on_written: OnWritten
+    ) -> None:
+        self._writes.write(blocks, views, on_written)
+
+    def _written(self, pack: Pack, made: bool, failure: Failure | None) -> Written:
+        """The write of `pack` has ended; not `made`: it was there."""
+        if failure is not None:
+            self._failed(failure)
+            return Written.IO_ERROR
+        self.availability.succeeded()
+        if pack.is_cleared:
+            self._removals.remove(pack.namespace, pack.key)
+            return Written.CLEARED
+        self._names.is_there(pack.namespace, pack.key)
+        if made:  # the rows of another server's may differ in bits: a lookup reads its header
+            self._index.add(pack)
+        return Written.OK
+
+    def fail_put(self, block: BucketBlock) -> None:
+        self._writes.fail(block.pack)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────
+
+    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[BucketBlock | None]:
+        rows = self._index.rows(namespace) if self.availability.is_open else {}
+        blocks = [rows.get(key) for key in keys]
+        for block in blocks:
+            if block is not None:
+                block.pack.pins += 1
+                self._index.use(block.pack)
+        return blocks
+
+    def unpin_all(self, blocks: Iterable[BucketBlock]) -> None:
+        for block in blocks:
+            self._unpin(block)
+
+    def _unpin(self, block: BucketBlock) -> None:
+        block.pack.pins -= 1
+
+    def read(
+        self, blocks: Sequence[BucketBlock], views: Sequence[memoryview], on_read: OnRead
+    ) -> None:
+        self._reads.read(blocks, views, on_read)
+
+    def verify(self, blocks: Sequence[BucketBlock], on_read: OnRead) -> None:
+        self._reads.read(blocks, [None] * len(blocks), on_read)
+
+    def _read_failed(self, pack: Pack, failure: Failure | None) -> None:
+        """A pack's bytes did not come, or were damaged (no `failure`)."""
+        if failure is not None:
+            self._failed(failure)
+        else:
+            self.availability.succeeded()
+        if failure in (None, Failure.ABSENT, Failure.SHORT):
+            self._counters["dropped_absent"] += failure is Failure.ABSENT
+            self._drop(pack)
+            if failure is not Failure.ABSENT:
+                self._removals.remove(pack.namespace, pack.key)
+
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        blocks = self.pin_all(namespace, keys)
+        self.unpin_all(found := [block for block in blocks if block is not None])
+        return len(found)
+
+    # ── headers ──────────────────────────────────────────────────────────────────────────
+
+    def _header_read(self, namespace: str, key: bytes, read: ReadHeader) -> None:
+        """The header of the pack that `key` names has come, or not."""
+        if read.failure not in (None, Failure.ABSENT):
+            self._failed(read.failure)
+            return
+        self.availability.succeeded()
+        if read.header is None:
+            self._names.is_gone(namespace, key)
+            if read.damage:
+                log.warning("bucket: a pack of %s is removed: %s", namespace, read.damage)
+                self._removals.remove(namespace, key)
+            return
+        self._names.is_there(namespace, key)
+        if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
+            self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
+
+    def listed(self, names: Mapping[str, Sequence[int]]) -> None:
+        """The packs that a list of the bucket has shown: by namespace, their sorted `pack_id`."""
+        self._counters["listed"] += 1
+        self._names.add_all(names)
+
+    def swept(self, swept: Swept) -> None:
+        """A sweep has ended: what it removed is forgotten."""
+        if swept.failure is not None:
+            self._failed(swept.failure)
+            return
+        self._counters["sweeps"] += 1
+        self._counters["swept_packs"] += len(swept.removed)
+        for namespace, key in swept.removed:
+            pack = self._index.pack(namespace, key)
+            if pack is not None:
+                self._counters["evicted"] += len(pack.rows)
+                self._index.drop(pack)
+            self._names.is_gone(namespace, key)
+
+    # ── removing ─────────────────────────────────────────────────────────────────────────
+
+    def remove(self, block: BucketBlock) -> bool:
+        """Remove the pack of `block`: a row cannot be removed from an object."""
+        if block.pack.state is not PackState.READABLE:
+            return False
+        self._remove(block.pack, "removed")
+        return True
+
+    def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
+        block = self._index.row(namespace, key)
+        return block is not None and block.checksum != checksum and self.remove(block)
+
+    def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
+        rows = self._index.rows(namespace)
+        self._expire({rows[key].pack for key in keys if key in rows}, max_age_s)
+
+    def expire_some(self, max_age_s: float, at_most: int) -> None:
+        self._expire(self._index.packs(None)[:at_most], max_age_s)
+
+    def _expire(self, packs: Iterable[Pack], max_age_s: float) -> None:
+        for pack in packs:
+            if self._wall_clock() - pack.modified >= max_age_s:
+                self._remove(pack, "expired")
+
+    def clear(self, namespace: str | None) -> int:
+        packs = self._index.packs(namespace)
+        num_rows = sum(len(pack.rows) for pack in packs)
+        for pack in packs:
+            self._index.drop(pack)
+        self._writes.clear(namespace)
+        self._headers.forget(namespace)
+        self._names.clear(namespace)
+        self._counters["cleared"] += num_rows
+        self._removals.clear(namespace)
+        return num_rows
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        self._removals.when_gone(then)
+
+    @property
+    def clearing(self) -> bool:
+        return self._removals.is_awaited
+
+    def _remove(self, pack: Pack, counter: str) -> None:
+        self._counters[counter] += len(pack.rows)
+        self._drop(pack)
+        self._removals.remove(pack.namespace, pack.key)
+
+    def _drop(self, pack: Pack) -> None:
+        if pack.state is PackState.READABLE:
+            self._index.drop(pack)
+        self._names.is_gone(pack.namespace, pack.key)
+
+    # ── the loop, and accounts ───────────────────────────────────────────────────────────
+
+    def finish_jobs(self) -> None:
+        self._pool.finish_jobs()
+
+    def num_blocks(self, namespace: str) -> int:
+        return len(self._index.rows(namespace))
+
+    def used_bytes(self, namespace: str) -> int:
+        return sum(pack.num_bytes for pack in self._index.packs(namespace))
+
+    def stats(self) -> TierStats:
+        packs = self._index.packs(None)
+        return TierStats(
+            budget_bytes=self._budget,
+            used_bytes=self._index.used_bytes + self._writes.num_bytes,
+            blocks=self._index.num_rows,
+            pending=self._writes.num_rows,
+            pinned=sum(pack.pins for pack in packs),
+            free_slabs=0,
+        )
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counters) | {"names": self.num_names}
+
+    def check(self) -> None:
+        self._index.check()
+        self._writes.check()
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _name_of(self, pack: Pack) -> str:
+        return object_name(self._tenant, pack.namespace, pack.key)
+
+    def _failed(self, failure: Failure) -> None:
+        self._counters[f"failed_{failure}"] += 1
+        if self.availability.failed(failure):
+            self._counters["pauses"] += 1
+            log.warning("bucket: %s fails (%s): it is left alone for a while",
+                        self.objects.url, failure)  # fmt: skip

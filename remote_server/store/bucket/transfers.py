@@ -1,0 +1,108 @@
+"""Work of the bucket's threads: packs are put together and written, headers and rows are read."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from remote_server import protocol
+from remote_server.store.bucket import layout
+from remote_server.store.bucket.index import BucketBlock
+from remote_server.store.bucket.objects import BucketError, Failure, Objects
+
+
+class ReadHeader(NamedTuple):
+    """A header that was read, or why it was not."""
+
+    header: layout.PackHeader | None
+    modified: float = 0.0
+    failure: Failure | None = None
+    damage: str = ""
+
+
+class Want(NamedTuple):
+    """A row that a reader waits for. The view is as long as the row."""
+
+    block: BucketBlock
+    view: memoryview | None
+    """None: the row is verified and copied nowhere."""
+
+
+class ReadBody(NamedTuple):
+    """The rows of a pack as they came, or why they did not."""
+
+    body: memoryview | None
+    intact: list[bool]
+    failure: Failure | None = None
+
+
+def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> ReadHeader:
+    """The header of the pack `name`, checked."""
+    try:
+        head = objects.read_head(name, layout.HEADER_READ_BYTES)
+        data = head.data
+        num_bytes = layout.header_bytes_of(data)
+        if num_bytes > data.nbytes:
+            data = objects.read(name, 0, num_bytes)
+        header = layout.decode_header(data, namespace, key)
+        *_, last = layout.offsets_of(header)
+        if last + header.rows[-1].length > head.num_bytes:
+            raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
+    except BucketError as error:
+        return ReadHeader(None, failure=error.failure)
+    except layout.PackDamaged as error:
+        return ReadHeader(None, damage=str(error))
+    return ReadHeader(header, head.modified)
+
+
+def read_rows(objects: Objects, name: str, wants: Sequence[Want]) -> ReadBody:
+    """The bytes of all rows of a pack, and the rows of `wants` in their views."""
+    rows = wants[0].block.pack.rows
+    begin, end = rows[0].offset, rows[-1].offset + rows[-1].length
+    if begin == end:  # rows without bytes
+        body = memoryview(b"")
+    else:
+        try:
+            body = objects.read(name, begin, end)
+        except BucketError as error:
+            return ReadBody(None, [False] * len(wants), error.failure)
+    return ReadBody(body, copy_rows(body, begin, wants))
+
+
+def copy_rows(body: memoryview, begin: int, wants: Sequence[Want]) -> list[bool]:
+    """Whether each row of `wants` is intact in `body`, which begins at `begin` in the object; the
+    views of these are filled."""
+    return [_copy(body, begin, want) for want in wants]
+
+
+def _copy(body: memoryview, begin: int, want: Want) -> bool:
+    block, view = want
+    start = block.offset - begin
+    data = body[start : start + block.length]
+    if view is not None and block.length:
+        # numpy releases the interpreter while it copies, and the hash while it reads.
+        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(data, np.uint8))
+        data = view
+    return protocol.checksum(block.namespace, block.key, data) == block.checksum
+
+
+def write_pack(
+    objects: Objects,
+    name: str,
+    header: layout.PackHeader,
+    views: Sequence[memoryview],
+    *,
+    create: bool,
+) -> tuple[bool, Failure | None]:
+    """Write a pack. Returns whether it was made, False when it was there; or why it failed."""
+    encoded = layout.encode_header(header)
+    offsets = [*layout.offsets_of(header)]
+    whole = np.zeros(offsets[-1] + header.rows[-1].length, np.uint8)
+    whole[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    for offset, view in zip(offsets, views, strict=True):
+        if view.nbytes:
+            np.copyto(whole[offset : offset + view.nbytes], np.frombuffer(view, np.uint8))
+    try:
+        return objects.put(name, whole.data, create=create), None
+    except BucketError as error:
+        return False, error.failure

@@ -1,0 +1,259 @@
+"""The way down to the bucket: packs that are wanted, put together from the tiers above it.
+
+A lookup names all keys of a prompt, so it shows which rows form a pack. A pack whose rows a lookup
+finds is wanted a second time: it is written then, behind all requests. Where every pack is admitted
+it is written as soon as puts have completed it.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from remote_server import protocol
+from remote_server.protocol import KeyState, Stretch
+from remote_server.store.bucket.packs import Group, packs_in
+from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.policies import Admit, WriteBudget
+from remote_server.store.slabs import Block, BlockState
+from remote_server.store.tier import Written
+from remote_server.store.write_behind import RecencyBuffer
+
+# Packs that wait to be written. Further ones are offered again by the lookup that wants them next.
+MAX_WAITING = 4096
+
+# Rows of packs that are awaited from puts.
+MAX_AWAITED_ROWS = 1 << 16
+
+COUNTERS = (
+    "demoted", "demote_declined", "declined_write_rate", "declined_waiting", "declined_incomplete",
+)  # fmt: skip
+"""In rows. `declined_incomplete`: a row was gone from the tiers above when its pack was due."""
+
+OnFetched = Callable[[list[Block | None]], None]
+Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
+
+
+class PackWriter:
+    """The way down to one bucket tier. One thread."""
+
+    def __init__(
+        self,
+        memory: MemoryTier,
+        tier: BucketTier,
+        admit: Admit,
+        budget: WriteBudget,
+        block_bytes_of: Callable[[str], int],
+        fetch: Fetch,
+    ) -> None:
+        """`block_bytes_of` returns the block size of a namespace, or raises `KeyError`.
+        `fetch` reads rows of the tiers between into memory, pinned."""
+        self.tier = tier
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.recency = RecencyBuffer(tier)
+        self._fetch_all = fetch
+        self._memory = memory
+        self._admit = admit
+        self._budget = budget
+        self._block_bytes_of = block_bytes_of
+        self._waiting: OrderedDict[tuple[str, bytes], _Wanted] = OrderedDict()
+        self._awaited: dict[tuple[str, bytes], _Awaited] = {}
+        self._awaited_in_order: deque[_Awaited] = deque()
+        self._fetching = False
+        self._num_writing = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows of packs that wait until the tier has time for them."""
+        return sum(len(wanted.keys) for wanted in self._waiting.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pack waits for the tier or is being written."""
+        return bool(self._waiting or self._fetching or self._num_writing)
+
+    # ── what is wanted ───────────────────────────────────────────────────────────────────
+
+    def expect(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
+    ) -> Sequence[Group]:
+        """A lookup of `keys` follows. Returns the packs of it that the bucket is not known to
+        have, for `looked_up`."""
+        if namespace.startswith(protocol.SELF_TESTS):
+            return ()
+        try:
+            block_bytes = self._block_bytes_of(namespace)
+        except KeyError:  # no client has declared it
+            return ()
+        groups = [*packs_in(keys, chain, block_bytes, self.tier.pack_bytes)]
+        self.tier.expect(namespace, groups)
+        return [group for group in groups if not self.tier.is_known(namespace, group.name)]
+
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+        """The states of all keys of the lookup, whose packs `expect` returned."""
+        block_bytes = self._block_bytes_of(namespace) if groups else 0
+        for group in groups:
+            wanted = _Wanted(namespace, block_bytes, group.keys)
+            if all(states[place] == KeyState.READABLE for place in group.places):
+                self._offer(wanted)
+            elif self._admit is Admit.ALL:
+                self._await(wanted, group.places, states)
+        self.write_some()
+
+    def published(self, blocks: Sequence[Block]) -> None:
+        """`blocks` have just become readable in memory by a put. The bucket removes other copies of
+        their keys, so that they are not found again after an eviction."""
+        if not blocks or blocks[0].namespace.startswith(protocol.SELF_TESTS):
+            return
+        for block in blocks:
+            copy = self.tier.peek(block.namespace, block.key)
+            if copy is not None and copy.checksum != self._checksum(block):
+                self.tier.remove(copy)
+            awaited = self._awaited.pop((block.namespace, block.key), None)
+            if awaited is not None:
+                awaited.left.discard(block.key)
+                if not awaited.left:
+                    self._offer(awaited.wanted)
+        self.write_some()
+
+    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Nothing to do: lookups show what is wanted."""
+
+    def clear(self, namespace: str | None) -> None:
+        """Drop the packs that wait."""
+        gone = [each for each in self._waiting if namespace in (None, each[0])]
+        for each in gone:
+            del self._waiting[each]
+        self._awaited = {
+            each: awaited for each, awaited in self._awaited.items()
+            if namespace not in (None, each[0])
+        }  # fmt: skip
+
+    def _offer(self, wanted: "_Wanted") -> None:
+        name = wanted.namespace, wanted.keys[-1]
+        if name in self._waiting or self.tier.is_known(*name):
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._declined(len(wanted.keys), "declined_waiting")
+            return
+        self._waiting[name] = wanted
+
+    def _await(self, wanted: "_Wanted", places: range, states: bytes) -> None:
+        """Offer the pack when puts have made its missing rows readable."""
+        left = {
+            key for key, place in zip(wanted.keys, places, strict=True)
+            if states[place] != KeyState.READABLE
+        }  # fmt: skip
+        awaited = _Awaited(wanted, left)
+        self._awaited.update({(wanted.namespace, key): awaited for key in left})
+        self._awaited_in_order.append(awaited)
+        while max(len(self._awaited), len(self._awaited_in_order)) > MAX_AWAITED_ROWS:
+            oldest = self._awaited_in_order.popleft()
+            for key in oldest.left:
+                name = oldest.wanted.namespace, key
+                if self._awaited.get(name) is oldest:
+                    del self._awaited[name]
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────
+
+    def write_some(self) -> None:
+        """Hand as many packs to the tier as it has time for."""
+        while self._waiting and not self._fetching:
+            wanted = next(iter(self._waiting.values()))
+            lengths = [wanted.block_bytes] * len(wanted.keys)
+            if self.tier.room_for(lengths) < len(lengths):
+                return
+            self._waiting.popitem(last=False)
+            if not self.tier.is_known(wanted.namespace, wanted.keys[-1]):
+                self._fetch(wanted)
+
+    def _fetch(self, wanted: "_Wanted") -> None:
+        """Pin all rows of a pack in memory, and write it: one pack at a time."""
+        self._fetching = True
+
+        def came(blocks: list[Block | None]) -> None:
+            self._fetching = False
+            here = [block for block in blocks if block is not None]
+            if len(here) == len(blocks):
+                self._write(here, wanted.block_bytes)
+            else:
+                self._memory.unpin_all(here)
+                self._declined(len(blocks), "declined_incomplete")
+
+        self._fetch_all(wanted.namespace, wanted.keys, came)
+
+    def _write(self, blocks: list[Block], block_bytes: int) -> None:
+        """Write the pack of `blocks`, which are pinned."""
+        num_bytes = sum(self.tier.stored_bytes(block.length) for block in blocks)
+        if not self._budget.take(num_bytes):
+            self._memory.unpin_all(blocks)
+            self._declined(len(blocks), "declined_write_rate")
+            return
+        rows = self.tier.begin_puts(
+            blocks[0].namespace,
+            [block.key for block in blocks],
+            block_bytes,
+            [block.length for block in blocks],
+            [self._checksum(block) for block in blocks],
+            [block.chain for block in blocks],
+        )
+        if len(rows) < len(blocks):
+            for row in rows:
+                self.tier.fail_put(row)
+            self._memory.unpin_all(blocks)
+            self._budget.give_back(num_bytes)
+            self._declined(len(blocks), "declined_incomplete")
+            return
+        self._num_writing += len(blocks)
+        views = [self._memory.view(block) for block in blocks]
+
+        def written(results: Sequence[Written]) -> None:
+            self._num_writing -= len(blocks)
+            if any(block.state is BlockState.DETACHED for block in blocks):
+                self.tier.remove(rows[0])  # removed, replaced or cleared meanwhile
+            self._memory.unpin_all(blocks)
+            good = sum(result is Written.OK for result in results)
+            self.counters["demoted"] += good
+            self.counters["demote_declined"] += len(results) - good
+
+        self.tier.write(rows, views, written)
+
+    def _declined(self, count: int, reason: str) -> None:
+        self.counters[reason] += count
+        self.counters["demote_declined"] += count
+
+    def _checksum(self, block: Block) -> int:
+        if block.checksum is None:
+            view = self._memory.view(block)
+            block.checksum = protocol.checksum(block.namespace, block.key, view)
+        return block.checksum
+
+
+class PacksBelow(NamedTuple):
+    """A bucket below memory, and the choice of the packs that are written there."""
+
+    tier: BucketTier
+    admit: Admit
+    budget: WriteBudget
+
+    def way(
+        self, memory: MemoryTier, block_bytes_of: Callable[[str], int], fetch: Fetch
+    ) -> PackWriter:
+        """The way down to it."""
+        return PackWriter(memory, *self, block_bytes_of, fetch)
+
+
+class _Wanted(NamedTuple):
+    """A pack that is to be written; `keys` are its rows in the order of their tokens."""
+
+    namespace: str
+    block_bytes: int
+    keys: list[bytes]
+
+
+class _Awaited:
+    """A pack some of whose rows are still to be put."""
+
+    def __init__(self, wanted: _Wanted, left: set[bytes]) -> None:
+        self.wanted = wanted
+        self.left = left

@@ -1,0 +1,123 @@
+"""A bucket tier that a test can wait for, over any object store and real threads; and servers above
+a bucket."""
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+from disk_helpers import BOUND_S
+from wire_peer import Peer
+
+from remote_server.protocol import Stretch
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.store.bucket.objects import BucketError, Failure, Head, Objects
+from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.disk.pool import ThreadPool
+
+
+class RealBucket:
+    """A `BucketTier` over `url`. `with` waits for its jobs and checks it."""
+
+    def __init__(self, url: str = "memory://", objects: Any = None, **options: Any) -> None:
+        self.event = threading.Event()
+        self.objects = objects or Objects(url)
+        self.pool = ThreadPool(self.event.set, num_threads=3)
+        self.tier = BucketTier(self.objects, self.pool, **options)
+
+    def drain(self) -> None:
+        """Return when nothing is under way."""
+        self.tier.finish_jobs()
+        while self.tier.busy:
+            assert self.event.wait(BOUND_S), "nothing happened for long"
+            self.event.clear()
+            self.tier.finish_jobs()
+
+    def names(self) -> list[str]:
+        """All objects of the bucket."""
+        return sorted(one.name for chunk in self.objects.listing("") for one in chunk)
+
+    def __enter__(self) -> "RealBucket":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.drain()
+                self.tier.check()
+        finally:
+            self.pool.stop()
+
+
+ROW_BYTES = 65_536
+ROW_TOKENS = 128
+"""Eight rows are a pack."""
+
+
+def bucket_server(url: str, **settings: Any) -> Server:
+    """A server with 16 MiB of memory above `url`."""
+    settings = {"memory": 16 << 20} | settings
+    return Server(
+        ServerConfig(bind="tcp://127.0.0.1:*", populate=False, admin="off", bucket=url, **settings)
+    )
+
+
+def hello(peer: Peer) -> Peer:
+    """`peer`, which has declared rows of `ROW_BYTES`."""
+    peer.hello(block_bytes=ROW_BYTES)
+    return peer
+
+
+def chain_of(rows: int, first: int = 0) -> list[Stretch]:
+    """The fields of `rows` neighbours from number `first` of a prompt on."""
+    return [Stretch(rows, 0, first * ROW_TOKENS, ROW_TOKENS)]
+
+
+def folder_url(path: Any) -> str:
+    """A bucket of its own in the folder `path`."""
+    return f"file://{path}/{uuid.uuid4().hex}"
+
+
+class FaultyObjects(Objects):
+    """Objects of a folder, with faults."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.num_calls = 0
+        self._path = Path(url.removeprefix("file://"))
+        self._failures: dict[str, Failure | None] = {}
+
+    def fail(self, kind: str, failure: Failure | None) -> None:
+        """Calls of `kind`, read or put, fail until the next call of this."""
+        self._failures[kind] = failure
+
+    def _called(self, kind: str) -> None:
+        self.num_calls += 1
+        failure = self._failures.get(kind)
+        if failure is not None:
+            raise BucketError(failure, "a fault of the test")
+
+    def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
+        self._called("put")
+        return super().put(name, data, create=create)
+
+    def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
+        self._called("read")
+        return super().read(name, begin, end, all_of_it=all_of_it)
+
+    def read_head(self, name: str, num_bytes: int) -> Head:
+        self._called("read")
+        return super().read_head(name, num_bytes)
+
+    def bytes_of(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def flip(self, name: str, offset: int) -> None:
+        """One bit of an object."""
+        data = bytearray(self.bytes_of(name))
+        data[offset] ^= 1
+        (self._path / name).write_bytes(data)
+
+    def truncate(self, name: str, num_bytes: int) -> None:
+        (self._path / name).write_bytes(self.bytes_of(name)[:num_bytes])

@@ -1,0 +1,136 @@
+"""Servers above one bucket: what one wrote another finds, without a disk or memory in common."""
+
+import signal
+
+import pytest
+from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello
+from test_server_process import Process
+from wire_peer import Peer, block, key
+
+from remote_server import protocol
+from remote_server.protocol import Clear
+
+ROWS = 20
+"""Two packs of eight rows, and a tail of four."""
+
+PACKED = 16
+
+
+def fill(peer: Peer, *, lookups: int = 2) -> None:
+    """A prompt is computed and put, and comes again."""
+    peer.lookup(range(ROWS), chain=chain_of(ROWS))
+    peer.put(range(ROWS), length=ROW_BYTES, chain=chain_of(ROWS))
+    for _ in range(lookups - 1):
+        peer.lookup(range(ROWS), chain=chain_of(ROWS))
+
+
+def read(peer: Peer, numbers: range) -> list[bytes]:
+    _, arrived = peer.get(numbers)
+    return [data for _, data in sorted(arrived)]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return folder_url(tmp_path)
+
+
+def test_a_second_server_finds_what_the_first_one_wrote(url, context):
+    with bucket_server(url) as first:
+        peer = hello(Peer(context, first.endpoint))
+        fill(peer)
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+    with bucket_server(url) as second:
+        peer = hello(Peer(context, second.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
+        found = peer.lookup(range(ROWS), chain=chain_of(ROWS))
+        assert set(found.states) <= {0, 1}, "no lookup waits for the bucket"
+        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
+        found = peer.lookup(range(ROWS), chain=chain_of(ROWS))
+        assert found.prefix == PACKED and not any(found.states[PACKED:])
+        assert read(peer, range(PACKED)) == [block(n, ROW_BYTES) for n in range(PACKED)]
+        counters = peer.stats().counters
+        assert counters["hits_bucket"] == PACKED
+        assert counters["bucket_packs_read"] == 2, "a pack is read once"
+
+
+def test_a_pack_that_nobody_listed_is_found_by_the_lookup_after_the_first(url, context):
+    with bucket_server(url) as first, bucket_server(url) as second:
+        other = hello(Peer(context, second.endpoint))
+        other.stats_once(lambda s: s.counters["bucket_listed"] == 1)
+        fill(peer := hello(Peer(context, first.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        assert not any(other.lookup(range(ROWS), chain=chain_of(ROWS)).states)
+        other.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
+        assert other.lookup(range(ROWS), chain=chain_of(ROWS)).prefix == PACKED
+
+
+def test_what_is_looked_up_once_is_not_written_and_with_all_it_is(url, context):
+    with bucket_server(url) as server:
+        peer = hello(Peer(context, server.endpoint))
+        fill(peer, lookups=1)
+        peer.lookup(range(30, 40), chain=chain_of(10))
+        assert peer.stats().counters["bucket_demoted"] == 0
+    with bucket_server(url, bucket_admit="all") as server:
+        peer = hello(Peer(context, server.endpoint))
+        fill(peer, lookups=1)
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+
+
+def test_packs_are_put_together_from_disk_where_memory_has_lost_a_row(url, context, tmp_path):
+    with bucket_server(url, memory=1 << 20, disk=str(tmp_path / "disk")) as server:
+        peer = hello(Peer(context, server.endpoint))
+        for number in range(8):
+            peer.put([number], length=ROW_BYTES, chain=chain_of(1, number))
+            peer.stats_once(lambda s: s.counters["disk_demoted"] > number)  # noqa: B023
+        for number in range(100, 116):  # sixteen rows are all of the memory
+            peer.put([number], length=ROW_BYTES, chain=chain_of(1, number))
+        peer.lookup(range(8), chain=chain_of(8))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+
+
+def test_cleared_blocks_are_gone_from_the_bucket_too(url, context):
+    with bucket_server(url) as server:
+        fill(peer := hello(Peer(context, server.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
+    with bucket_server(url) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_listed"] == 1)
+        assert peer.stats().counters["bucket_names"] == 0
+
+
+def test_a_forced_put_is_not_undone_by_the_bucket(url, context):
+    with bucket_server(url) as server:
+        fill(peer := hello(Peer(context, server.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        message, _ = peer.put_message([3], length=ROW_BYTES, force=True)
+        other = block(77, ROW_BYTES)
+        message.checksums[:] = [protocol.checksum("ns", key(3), other)]
+        assert peer.ask(message, other).forced == 1
+        peer.stats_once(lambda s: s.counters["bucket_removed"] == 8)
+    with bucket_server(url) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_listed"] == 1)
+        assert peer.stats().counters["bucket_names"] == 1
+
+
+def test_a_killed_server_has_its_packs_on_another_machine(url, context):
+    flags = ["--memory", "16MiB", "--bucket", url, "--bucket-admit", "all", "--no-populate"]
+    first = Process(*flags)
+    try:
+        fill(peer := hello(Peer(context, first.endpoint)), lookups=1)
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        first.signal(signal.SIGKILL)
+        first.ended()
+        second = Process(*flags)
+    finally:
+        first.popen.kill()
+    try:
+        peer = hello(Peer(context, second.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
+        peer.lookup(range(ROWS), chain=chain_of(ROWS))
+        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
+        assert read(peer, range(PACKED)) == [block(n, ROW_BYTES) for n in range(PACKED)]
+    finally:
+        second.popen.kill()
+        second.popen.communicate()

@@ -1,0 +1,233 @@
+"""A bucket that fails: each kind is counted by its reason, and no wrong byte reaches a row."""
+
+import pytest
+from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
+from wire_peer import block, key
+
+from remote_server import protocol
+from remote_server.protocol import KeyState
+from remote_server.store.bucket.names import ABSENT_S
+from remote_server.store.bucket.objects import Availability, Failure
+from remote_server.store.bucket.packs import object_name, packs_in
+
+ROWS = 8
+KEYS = [key(number) for number in range(ROWS)]
+DATA = [block(number, ROW_BYTES) for number in range(ROWS)]
+NAME = object_name("", "ns", KEYS[-1])
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def objects(tmp_path):
+    return FaultyObjects(folder_url(tmp_path))
+
+
+@pytest.fixture
+def bucket(objects, clock):
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def written(bucket):
+    """A bucket with one pack that this server wrote."""
+    write(bucket)
+    return bucket
+
+
+@pytest.fixture
+def found(objects, clock):
+    """A bucket with one pack that another server wrote, whose header is known here."""
+    with RealBucket(objects=objects) as other:
+        write(other)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        look(bucket)
+        assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
+        yield bucket
+
+
+def write(bucket: RealBucket) -> list:
+    sums = protocol.checksums("ns", KEYS, DATA)
+    rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS))
+    results: list = []
+    if rows:
+        bucket.tier.write(rows, [memoryview(data) for data in DATA], results.extend)
+        bucket.drain()
+    return results
+
+
+def look(bucket: RealBucket) -> bytes:
+    """A lookup of all rows. Returns when what it began has ended."""
+    groups = [*packs_in(KEYS, chain_of(ROWS), ROW_BYTES, bucket.tier.pack_bytes)]
+    bucket.tier.expect("ns", groups)
+    states = bucket.tier.lookup_all("ns", KEYS)
+    bucket.drain()
+    return states
+
+
+def read(bucket: RealBucket) -> list[bytes | None]:
+    """The bytes of all rows; None for a miss."""
+    rows = bucket.tier.pin_all("ns", KEYS)
+    buffers = [bytearray(ROW_BYTES) for _ in rows]
+    here = [place for place, row in enumerate(rows) if row is not None]
+    results: list[bool] = []
+    if here:
+        views = [memoryview(buffers[place]) for place in here]
+        bucket.tier.read([rows[place] for place in here], views, results.extend)
+        bucket.drain()
+    came = dict(zip(here, results, strict=True))
+    return [bytes(buffers[n]) if came.get(n) else None for n in range(len(rows))]
+
+
+@pytest.mark.parametrize("failure", [f for f in Failure if f is not Failure.ABSENT])
+def test_a_failed_read_is_a_miss_counted_by_its_reason(found, objects, failure):
+    objects.fail("read", failure)
+    assert read(found) == [None] * ROWS
+    counters = found.tier.counters()
+    assert counters[f"failed_{failure}"] == 1
+    assert counters["read_failed"] == ROWS
+
+
+def test_a_pack_that_is_gone_is_dropped_at_once(found, objects):
+    objects.remove([NAME])
+    assert read(found) == [None] * ROWS
+    assert found.tier.counters()["dropped_absent"] == 1
+    assert not any(look(found)), "it is not promised a second time"
+    assert found.tier.num_names == 0
+
+
+def test_a_pack_that_is_gone_after_the_list_is_dropped_by_its_first_lookup(objects, clock):
+    with RealBucket(objects=objects) as other:
+        write(other)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        bucket.tier.listed({"ns": [bucket_id()]})
+        objects.remove([NAME])
+        assert look(bucket) == bytes([KeyState.PENDING]) * ROWS
+        assert not any(look(bucket))
+
+
+def bucket_id() -> int:
+    from remote_server.store.bucket.packs import pack_id
+
+    return pack_id("ns", KEYS[-1])
+
+
+@pytest.mark.parametrize("place", [0, 3, ROWS - 1])
+def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, place):
+    row = found.tier.peek("ns", KEYS[place])
+    objects.flip(NAME, row.offset + 100)
+    got = read(found)
+    assert got[place] is None
+    assert [data for n, data in enumerate(got) if n != place] == [
+        data for n, data in enumerate(DATA) if n != place
+    ]
+    assert found.tier.counters()["read_damaged"] == 1
+    assert found.names() == []
+
+
+def test_a_damaged_header_is_never_used_and_the_object_is_removed(objects, clock):
+    with RealBucket(objects=objects) as other:
+        write(other)
+    objects.flip(NAME, 40)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        look(bucket)
+        assert not any(look(bucket))
+        assert bucket.tier.counters()["headers_damaged"] == 1
+        assert bucket.names() == []
+
+
+def test_another_pack_under_the_name_is_not_taken(objects, clock):
+    with RealBucket(objects=objects) as other:
+        write(other)
+    foreign = object_name("", "ns", b"another key")
+    objects.put(foreign, memoryview(objects.bytes_of(NAME)))
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        bucket.tier.expect("ns", [*packs_in([b"another key"], [], ROW_BYTES, 1 << 20)])
+        bucket.drain()
+        assert bucket.tier.lookup_all("ns", [b"another key"]) == b"\0"
+        assert bucket.tier.counters()["headers_damaged"] == 1
+
+
+@pytest.mark.parametrize("cut", ["header", "rows"])
+def test_a_truncated_object_is_a_miss(objects, clock, cut):
+    with RealBucket(objects=objects) as other:
+        write(other)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        if cut == "rows":
+            look(bucket)
+        objects.truncate(NAME, 2000 if cut == "header" else 3 * ROW_BYTES)
+        look(bucket)
+        assert read(bucket) == [None] * ROWS
+        assert not any(look(bucket))
+
+
+@pytest.mark.parametrize("failure", [Failure.THROTTLED, Failure.FORBIDDEN, Failure.UNREACHABLE])
+def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, clock, failure):
+    objects.fail("read", failure)
+    for _ in range(Availability.THRESHOLD):
+        read(found)
+    calls = objects.num_calls
+    assert not any(look(found)), "nothing is promised meanwhile"
+    assert read(found) == [None] * ROWS
+    assert write(found) == []
+    assert objects.num_calls == calls, "the store is not called"
+    objects.fail("read", None)
+    clock.now += Availability.FIRST_PAUSE_S
+    assert read(found) == DATA
+
+
+def test_pauses_grow_while_the_store_stays_away(clock):
+    available = Availability(clock)
+    pauses = []
+    for _ in range(10):
+        began = clock.now
+        assert available.failed(Failure.THROTTLED)
+        while not available.is_open:
+            clock.now += 0.5
+        pauses.append(clock.now - began)
+    assert pauses[:3] == [1, 2, 4] and pauses[-1] == Availability.LONGEST_PAUSE_S
+    available.succeeded()
+    assert available.is_open
+
+
+def test_a_failed_write_is_not_found_later(bucket, objects):
+    objects.fail("put", Failure.TIMEOUT)
+    assert set(write(bucket)) == {"io_error"}
+    objects.fail("put", None)
+    assert not any(look(bucket)) and bucket.names() == []
+
+
+def test_a_pack_of_another_server_keeps_its_own_bytes(objects, clock):
+    """Two engines may differ in the last bits of the same tokens: either pack is right."""
+    with RealBucket(objects=objects) as other:
+        write(other)
+    before = objects.bytes_of(NAME)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        assert set(write(bucket)) == {"ok"}
+        assert bucket.tier.counters()["packs_existed"] == 1
+        assert objects.bytes_of(NAME) == before
+        look(bucket)
+        assert read(bucket) == DATA
+
+
+def test_what_was_absent_is_asked_for_again_after_a_while(bucket, objects, clock):
+    assert not any(look(bucket))
+    calls = objects.num_calls
+    look(bucket)
+    assert objects.num_calls == calls, "the store said a moment ago that it is absent"
+    with RealBucket(objects=objects) as other:
+        write(other)
+    clock.now += ABSENT_S
+    look(bucket)
+    assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
