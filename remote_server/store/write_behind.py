@@ -142,7 +142,7 @@ class WriteBehind:
         seen = [
             block
             for block in blocks
-            if self.tier.remove_other(block.namespace, block.key, self._checksum(block))
+            if self.tier.remove_other(block.namespace, block.key, checksum_of(self._memory, block))
             or self._admission.is_seen_enough(block.namespace, block.key)
         ]
         self._declined(len(blocks) - len(seen), "declined_first_time")
@@ -189,7 +189,7 @@ class WriteBehind:
             self._queue.popleft()
             if block.state is not BlockState.READABLE:
                 self.counters["demoted_late"] += 1
-            elif not self.tier.holds(block.namespace, block.key, self._checksum(block)):
+            elif not self.tier.holds(block.namespace, block.key, checksum_of(self._memory, block)):
                 blocks.append(block)
         return blocks
 
@@ -206,7 +206,7 @@ class WriteBehind:
             [block.key for block in blocks],
             block_bytes,
             [block.length for block in blocks],
-            [self._checksum(block) for block in blocks],
+            [checksum_of(self._memory, block) for block in blocks],
             [block.chain for block in blocks],
         )
         taken = blocks[: len(places)]
@@ -267,11 +267,13 @@ class WriteBehind:
     def _stored_bytes(self, block: Block) -> int:
         return self.tier.stored_bytes(block.length)
 
-    def _checksum(self, block: Block) -> int:
-        if block.checksum is None:
-            view = self._memory.view(block)
-            block.checksum = protocol.checksum(block.namespace, block.key, view)
-        return block.checksum
+
+def checksum_of(memory: MemoryTier, block: Block) -> int:
+    """The checksum of a block in `memory`, made now where its put had none."""
+    if block.checksum is None:
+        view = memory.view(block)
+        block.checksum = protocol.checksum(block.namespace, block.key, view)
+    return block.checksum
 
 
 class RecencyBuffer:

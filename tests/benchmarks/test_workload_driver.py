@@ -242,7 +242,7 @@ def test_requests_that_the_store_never_answers_are_counted_and_named():
     class Silent(NullBackend):
         async def write(self, blocks: Blocks) -> WriteDone:
             await asyncio.get_running_loop().create_future()
-            raise AssertionError("nobody ends the future")
+            raise AssertionError("no test ends the future")
 
     async def run() -> None:
         driver = Driver(WORKLOAD, Silent(), SHAPE, Pace(think_scale=0))

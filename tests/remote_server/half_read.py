@@ -36,7 +36,7 @@ def main() -> None:
     while connection.receive() is None:
         poller.poll(100)
     server.close(0)
-    _until_gone(connection, poller)
+    _until_gone(connection)
     num_frames = 0
     while connection.more:
         connection.discard_frame()
@@ -53,7 +53,7 @@ def _until(connection: Connection, poller: zmq.Poller, state: bool) -> None:
         assert time.monotonic() < deadline
 
 
-def _until_gone(connection: Connection, poller: zmq.Poller) -> None:
+def _until_gone(connection: Connection) -> None:
     """Wait for the report that the server has left, and do not read it: the message comes first."""
     deadline = time.monotonic() + PATIENCE_S
     while not connection._monitor.poll(100):

@@ -20,6 +20,7 @@ from remote_server.store.bucket.packs import (
     rows_per_pack,
     unescaped,
 )
+from remote_server.store.disk.layout import PAGE
 
 MiB = 1 << 20
 
@@ -128,9 +129,9 @@ HEADER = layout.PackHeader(
 
 def test_a_header_comes_back_and_rows_begin_on_pages():
     encoded = layout.encode_header(HEADER)
-    assert len(encoded) % layout.PAGE == 0
+    assert len(encoded) % PAGE == 0
     assert layout.decode_header(encoded, "ns", key(63)) == HEADER
-    assert all(offset % layout.PAGE == 0 for offset in layout.offsets_of(HEADER))
+    assert all(offset % PAGE == 0 for offset in layout.offsets_of(HEADER, len(encoded)))
 
 
 @given(place=st.integers(0, len(layout.encode_header(HEADER)) - 1), bit=st.integers(0, 7))

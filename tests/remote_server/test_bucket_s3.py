@@ -81,7 +81,7 @@ def test_bytes_past_the_end_are_a_short_read(url, begin, end, failure):
 
 
 def test_a_missing_bucket_is_named_and_the_server_serves_without_it(environment, context, caplog):
-    with bucket_server("s3://nobody-made-this/kv") as server:
+    with bucket_server("s3://missing-bucket/kv") as server:
         fill(peer := hello(Peer(context, server.endpoint)))
         assert peer.lookup(range(ROWS), chain=chain_of(ROWS)).prefix == ROWS
         peer.stats_once(lambda s: s.counters["bucket_names"] == 0)
@@ -92,31 +92,33 @@ def test_a_missing_bucket_is_named_and_the_server_serves_without_it(environment,
     assert "NoSuchBucket" in caplog.text
 
 
-def test_a_frozen_store_costs_its_own_calls_and_no_lookup(context, monkeypatch):
-    with s3_server() as frozen:
-        for name, value in frozen.environment.items():
+@pytest.fixture
+def writing(context, monkeypatch):
+    """A peer of a server that has written to a store of its own, and that store."""
+    with s3_server() as store:
+        for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        with bucket_server(frozen.url) as server:
+        with bucket_server(store.url) as server:
             fill(peer := hello(Peer(context, server.endpoint)))
             peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
-            frozen.process.send_signal(signal.SIGSTOP)
-            try:
-                _lookups_are_quick(peer)
-                peer.stats_once(lambda s: s.counters["bucket_failed_timeout"] > 0)
-            finally:
-                frozen.process.send_signal(signal.SIGCONT)
+            yield peer, store
 
 
-def test_a_killed_store_is_left_alone(context, monkeypatch):
-    with s3_server() as killed:
-        for name, value in killed.environment.items():
-            monkeypatch.setenv(name, value)
-        with bucket_server(killed.url) as server:
-            fill(peer := hello(Peer(context, server.endpoint)))
-            peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
-            killed.process.kill()
-            _lookups_are_quick(peer)
-            peer.stats_once(lambda s: s.counters["bucket_pauses"] > 0)
+def test_a_frozen_store_costs_its_own_calls_and_no_lookup(writing):
+    peer, store = writing
+    store.process.send_signal(signal.SIGSTOP)
+    try:
+        _lookups_are_quick(peer)
+        peer.stats_once(lambda s: s.counters["bucket_failed_timeout"] > 0)
+    finally:
+        store.process.send_signal(signal.SIGCONT)
+
+
+def test_a_killed_store_is_left_alone(writing):
+    peer, store = writing
+    store.process.kill()
+    _lookups_are_quick(peer)
+    peer.stats_once(lambda s: s.counters["bucket_pauses"] > 0)
 
 
 def _lookups_are_quick(peer: Peer) -> None:

@@ -1,8 +1,9 @@
 """The bucket's index: the packs whose headers this server has read or written, and their rows."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
+from itertools import islice
 
 import msgspec
 
@@ -11,8 +12,11 @@ from remote_server.protocol.codec import from_words, to_words
 from remote_server.store.bucket import layout
 
 MAX_INDEXED_ROWS = 1 << 18
-"""Of the rows of packs the longest unused are forgotten first; their packs' names
-stay known."""
+"""Packs that were not used for the longest time are forgotten first; their names stay known."""
+
+
+# Packs that are looked at for one without a pin: more than can be pinned in a row by one get.
+MOST_PINNED = 64
 
 
 class PackState(Enum):
@@ -64,7 +68,7 @@ class Pack(msgspec.Struct, eq=False):
 def make_pack(header: layout.PackHeader, modified: float, state: PackState) -> Pack:
     """The pack that `header` describes."""
     pack = Pack(header.namespace, header.rows[-1].key, header.block_bytes, modified, state)
-    offsets = layout.offsets_of(header)
+    offsets = layout.offsets_of(header, len(layout.encode_header(header)))
     pack.rows = [
         BucketBlock(
             pack, row.key, row.length, row.checksum, from_words(row.place, row.request), offset
@@ -156,14 +160,11 @@ class BucketIndex:
         self.used_bytes -= pack.num_bytes
 
     def _forget_one(self) -> bool:
-        for pack in self._oldest():
-            if not pack.pins:
-                self.drop(pack)
-                return True
-        return False
-
-    def _oldest(self) -> Iterator[Pack]:
-        return iter([*self._packs.values()][:64])
+        oldest = islice(self._packs.values(), MOST_PINNED)
+        pack = next((pack for pack in oldest if not pack.pins), None)
+        if pack is not None:
+            self.drop(pack)
+        return pack is not None
 
     def check(self) -> None:
         """Assert the accounting identities."""

@@ -1,11 +1,11 @@
 """The format of a pack: one object, a header of whole pages, then the rows on page boundaries.
 
-Nothing of it is trusted before its checksum. The header's names every row and has its checksum;
-rows have the checksums that they have in memory and on disk, which bind them to their keys.
+Nothing of it is trusted before its checksum. The header names every row and has its checksum; rows
+have the checksums that they have in memory and on disk, which bind them to their keys.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -14,11 +14,10 @@ from msgspec import Meta
 
 from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
 from remote_server.store.bucket.packs import MAX_ROWS
+from remote_server.store.disk.layout import PAGE, padded
 
 FORMAT_VERSION = 1
 MAGIC = b"KVFPACK\n"
-
-PAGE = 4096
 
 HEADER_READ_BYTES = 4 * PAGE
 """A read of a header asks for this much: 64 rows with keys of vLLM take two pages."""
@@ -53,11 +52,6 @@ class PackHeader(msgspec.Struct, array_like=True, frozen=True):
 
 class PackDamaged(Exception):
     """An object that is not the pack that its name promises. The text is the reason."""
-
-
-def padded(length: int) -> int:
-    """`length` in whole pages."""
-    return -(-length // PAGE) * PAGE
 
 
 def encode_header(header: PackHeader) -> bytes:
@@ -97,21 +91,15 @@ def decode_header(data: bytes | memoryview, namespace: str, key: bytes) -> PackH
     except msgspec.DecodeError as error:
         raise PackDamaged(f"its header is unreadable: {error}") from error
     if header.namespace != namespace or header.rows[-1].key != key:
-        raise PackDamaged("it is another pack than its name says")
+        raise PackDamaged("it is not the pack of its name")
     return header
 
 
-def offsets_of(header: PackHeader) -> Iterator[int]:
-    """Where each row begins in the object."""
-    begin = len(encode_header(header))
+def offsets_of(header: PackHeader, header_bytes: int) -> Iterator[int]:
+    """Where each row begins in the object, behind the `header_bytes` of its encoded header."""
     for row in header.rows:
-        yield begin
-        begin += padded(row.length)
-
-
-def stored_bytes(lengths: Sequence[int]) -> int:
-    """About the size of a pack with rows of these `lengths`: the header is taken as two pages."""
-    return 2 * PAGE + sum(map(padded, lengths))
+        yield header_bytes
+        header_bytes += padded(row.length)
 
 
 def _checksum(num_bytes: int, fields: bytes) -> int:

@@ -5,10 +5,10 @@ at all while the store is away is the decision of `Availability`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import StrEnum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from remote_server.errors import ConfigError
@@ -25,8 +25,6 @@ CALL_TIMEOUT = timedelta(seconds=15)
 MAX_RETRIES = 1
 
 LIST_CHUNK = 1000
-
-Result = TypeVar("Result")
 
 
 class Failure(StrEnum):
@@ -69,11 +67,11 @@ class Objects:
     """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
     raises `BucketError`."""
 
-    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
-        under the names that each store documents, and from `options`. Raises `ConfigError`."""
+        under the names that each store documents. Raises `ConfigError`."""
         self.url = url
-        self._store = _open(url, options or {})
+        self._store = _open(url)
 
     def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
         """Store `data` as `name`, whole or not at all. With `create` an object that is there stays,
@@ -214,7 +212,7 @@ def check_url(url: str) -> None:
         raise ConfigError(f"bucket: {url}: write s3://, gs://, az:// or file:///, a name, a prefix")
 
 
-def _open(url: str, options: Mapping[str, str]) -> "ObjectStore":
+def _open(url: str) -> "ObjectStore":
     check_url(url)
     try:
         from obstore.store import LocalStore, MemoryStore, from_url
@@ -237,17 +235,14 @@ def _open(url: str, options: Mapping[str, str]) -> "ObjectStore":
                 "allow_http": True,  # for an endpoint with http:// alone
             },
             retry_config={"max_retries": MAX_RETRIES, "retry_timeout": CALL_TIMEOUT},
-            **_config(parts.scheme, options),
+            **_OPTIONS.get(parts.scheme, {}),
         )
     except Exception as error:
         raise ConfigError(f"bucket: {url}: {_words(error)}") from error
 
 
-def _config(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
-    config: dict[str, Any] = dict(options)
-    if scheme == "s3":
-        config.setdefault("unsigned_payload", "true")  # a hash of the body is a third of a put
-    return {"config": config} if config else {}
+# A hash of the body is a third of a put's time, and rows have checksums of their own.
+_OPTIONS: dict[str, Any] = {"s3": {"config": {"unsigned_payload": "true"}}}
 
 
 def _failed(error: Exception) -> BucketError:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
-from remote_server.store.bucket.sweep import Limits, Swept, sweep_one
+from remote_server.store.bucket.sweep import PARTITIONS, Limits, Swept, sweep_one
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
 from remote_server.turns import Guard
@@ -83,13 +83,11 @@ class OpenBucket:
     def sweep_some(self) -> None:
         """Have one partition swept when it is time. To be called in every turn of the loop."""
         now = self._clock()
-        if self._sweeping or now - self._swept_at < SWEEP_EVERY_S or not self._limits.any:
+        is_due = self._limits.any and now - self._swept_at >= SWEEP_EVERY_S
+        if not is_due or self._sweeping or not self.tier.availability.is_open:
             return
         self._sweeping, self._swept_at = True, now
-        if not self.tier.availability.is_open:
-            self._sweeping = False
-            return
-        partition = f"{random.randrange(256):02x}"
+        partition = f"{random.randrange(PARTITIONS):02x}"
         work = partial(sweep_one, self._objects, self._prefix, partition, self._limits)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._swept))
 

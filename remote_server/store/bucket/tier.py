@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
-from remote_server.store.bucket import layout
 from remote_server.store.bucket.headers import HeaderReads, Pending
 from remote_server.store.bucket.index import (
     BucketBlock,
@@ -28,6 +27,7 @@ from remote_server.store.bucket.removals import Removals
 from remote_server.store.bucket.sweep import Swept
 from remote_server.store.bucket.transfers import ReadHeader
 from remote_server.store.bucket.writes import PackWrites
+from remote_server.store.disk.layout import padded
 from remote_server.store.disk.pool import Pool
 from remote_server.store.tier import OnRead, OnWritten, Written
 
@@ -141,7 +141,7 @@ class BucketTier:
         return max(0.0, self._wall_clock() - block.pack.modified)
 
     def stored_bytes(self, length: int) -> int:
-        return layout.padded(length)
+        return padded(length)
 
     @property
     def busy(self) -> bool:

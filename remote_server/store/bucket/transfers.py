@@ -45,7 +45,7 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
         if num_bytes > data.nbytes:
             data = objects.read(name, 0, num_bytes)
         header = layout.decode_header(data, namespace, key)
-        *_, last = layout.offsets_of(header)
+        *_, last = layout.offsets_of(header, num_bytes)
         if last + header.rows[-1].length > head.num_bytes:
             raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
     except BucketError as error:
@@ -96,7 +96,7 @@ def write_pack(
 ) -> tuple[bool, Failure | None]:
     """Write a pack. Returns whether it was made, False when it was there; or why it failed."""
     encoded = layout.encode_header(header)
-    offsets = [*layout.offsets_of(header)]
+    offsets = [*layout.offsets_of(header, len(encoded))]
     whole = np.zeros(offsets[-1] + header.rows[-1].length, np.uint8)
     whole[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     for offset, view in zip(offsets, views, strict=True):

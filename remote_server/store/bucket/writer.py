@@ -17,7 +17,7 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admit, WriteBudget
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Written
-from remote_server.store.write_behind import RecencyBuffer
+from remote_server.store.write_behind import RecencyBuffer, checksum_of
 
 # Packs that wait to be written. Further ones are offered again by the lookup that wants them next.
 MAX_WAITING = 4096
@@ -107,7 +107,7 @@ class PackWriter:
             return
         for block in blocks:
             copy = self.tier.peek(block.namespace, block.key)
-            if copy is not None and copy.checksum != self._checksum(block):
+            if copy is not None and copy.checksum != checksum_of(self._memory, block):
                 self.tier.remove(copy)
             awaited = self._awaited.pop((block.namespace, block.key), None)
             if awaited is not None:
@@ -194,7 +194,7 @@ class PackWriter:
             [block.key for block in blocks],
             block_bytes,
             [block.length for block in blocks],
-            [self._checksum(block) for block in blocks],
+            [checksum_of(self._memory, block) for block in blocks],
             [block.chain for block in blocks],
         )
         if len(rows) < len(blocks):
@@ -221,12 +221,6 @@ class PackWriter:
     def _declined(self, count: int, reason: str) -> None:
         self.counters[reason] += count
         self.counters["demote_declined"] += count
-
-    def _checksum(self, block: Block) -> int:
-        if block.checksum is None:
-            view = self._memory.view(block)
-            block.checksum = protocol.checksum(block.namespace, block.key, view)
-        return block.checksum
 
 
 class PacksBelow(NamedTuple):
