@@ -111,7 +111,7 @@ def test_a_pack_that_is_gone_after_the_list_is_dropped_by_its_first_lookup(objec
     with RealBucket(objects=objects) as other:
         write(other)
     with RealBucket(objects=objects, clock=clock) as bucket:
-        bucket.tier.listed({"ns": [bucket_id()]})
+        bucket.tier.listed({"ns": [bucket_id()]}, now=0.0)
         objects.remove([NAME])
         assert look(bucket) == bytes([KeyState.PENDING]) * ROWS
         assert not any(look(bucket))

@@ -8,6 +8,7 @@ from wire_peer import block, key
 from remote_server import protocol
 from remote_server.store.bucket.objects import Listed
 from remote_server.store.bucket.packs import parse_name, tenant_prefix
+from remote_server.store.bucket.store_clock import StoreClock
 from remote_server.store.bucket.sweep import PARTITIONS, Limits, sweep_one, too_many
 
 DAY_S = 86_400.0
@@ -77,3 +78,29 @@ def test_the_age_is_by_the_clock_of_the_store(tmp_path, monkeypatch):
             )
             assert swept.removed == []
         assert len(packs(bucket)) == 4
+
+
+def test_a_pack_is_as_old_as_the_store_makes_it_whatever_this_machine_holds_for_the_time():
+    now = 1000.0
+    clock = StoreClock(lambda: now)
+    assert clock.age_s(5e8) == 0.0, "nothing is too old before the store has shown a date"
+    early = clock.date()
+    clock.saw(5e8)
+    clock.saw(5e8 - 7 * DAY_S)
+    assert (clock.age_s(5e8), clock.age_s(5e8 - DAY_S)) == (0.0, DAY_S)
+    now += 60.0
+    assert clock.age_s(5e8) == 60.0
+    clock.set(5e8 + DAY_S)
+    assert (clock.age_s(5e8), clock.age_s(early)) == (DAY_S, 0.0)
+
+
+def test_lookups_expire_packs_by_the_clock_of_the_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda ours=time.time: ours() + 365 * DAY_S)
+    with RealBucket(folder_url(tmp_path)) as bucket:
+        bucket.tier.listed({}, now=bucket.objects.time("v1/=/=clock"))
+        fill(bucket, 4)
+        bucket.tier.expire("ns", [key(n) for n in range(4)], max_age_s=DAY_S)
+        assert bucket.tier.stats().blocks == 4
+        bucket.tier.store_clock.set(bucket.tier.store_clock.date() + DAY_S)
+        bucket.tier.expire("ns", [key(n) for n in range(3)], max_age_s=DAY_S)
+        assert bucket.tier.stats().blocks == 1

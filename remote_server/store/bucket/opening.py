@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
-from remote_server.store.bucket.sweep import PARTITIONS, Limits, Swept, sweep_one
+from remote_server.store.bucket.sweep import CLOCK, PARTITIONS, Limits, Swept, sweep_one
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
 from remote_server.turns import Guard
@@ -38,7 +38,10 @@ class Listing(NamedTuple):
     """The packs that a list of the bucket has shown: by namespace, their `pack_id`."""
 
     names: dict[str, list[int]]
+    now: float = 0.0
+    """The store's clock, or the date of the youngest pack where nothing can be written."""
     error: str = ""
+    write_error: str = ""
 
 
 class OpenBucket:
@@ -77,7 +80,9 @@ class OpenBucket:
                 self._objects.url, listing.error if listing else "see above",
             )  # fmt: skip
             return
-        self.tier.listed(listing.names)
+        self.tier.listed(listing.names, listing.now)
+        if listing.write_error:
+            log.error("bucket: %s cannot be written: %s", self._objects.url, listing.write_error)
         log.info("bucket: %s has %d packs", self._objects.url, self.tier.num_names)
 
     def sweep_some(self) -> None:
@@ -102,10 +107,11 @@ class OpenBucket:
 
 def _list_all(objects: Objects, prefix: str) -> Listing:
     names: dict[str, list[int]] = {}
-    num = 0
+    num, now, write_error = 0, 0.0, ""
     try:
         for chunk in objects.listing(prefix):
             for listed in chunk:
+                now = max(now, listed.modified)
                 named = parse_name(listed.name)
                 if named is not None:
                     identity = pack_id(named.namespace, named.key)
@@ -114,5 +120,9 @@ def _list_all(objects: Objects, prefix: str) -> Listing:
             if num >= MAX_LISTED:
                 break
     except BucketError as error:
-        return Listing({}, str(error))
-    return Listing({namespace: sorted(ids) for namespace, ids in names.items()})
+        return Listing({}, error=str(error))
+    try:
+        now = objects.time(f"{prefix}/{CLOCK}")
+    except BucketError as error:
+        write_error = str(error)
+    return Listing({name: sorted(ids) for name, ids in names.items()}, now, "", write_error)

@@ -39,6 +39,8 @@ class Swept(NamedTuple):
     """Those that stay in the partition."""
     num_bytes: int = 0
     failure: Failure | None = None
+    now: float = 0.0
+    """The store's clock."""
 
 
 def sweep_one(
@@ -58,7 +60,8 @@ def sweep_one(
             if parse_name(listed.name) is not None
         ]
         found.sort(key=lambda listed: listed.modified)
-        gone = too_many(found, limits, objects.time(f"{prefix}/{CLOCK}"))
+        now = objects.time(f"{prefix}/{CLOCK}")
+        gone = too_many(found, limits, now)
         for start in range(0, len(gone), REMOVED_AT_ONCE):
             objects.remove([each.name for each in gone[start : start + REMOVED_AT_ONCE]])
     except BucketError as error:
@@ -67,7 +70,7 @@ def sweep_one(
     left = found[len(gone) :]
     return Swept(
         [(named.namespace, named.key) for named in names if named is not None],
-        len(left), sum(each.num_bytes for each in left),
+        len(left), sum(each.num_bytes for each in left), now=now,
     )  # fmt: skip
 
 

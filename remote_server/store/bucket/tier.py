@@ -24,6 +24,7 @@ from remote_server.store.bucket.packs import (
 )
 from remote_server.store.bucket.reads import PackReads
 from remote_server.store.bucket.removals import Removals
+from remote_server.store.bucket.store_clock import StoreClock
 from remote_server.store.bucket.sweep import Swept
 from remote_server.store.bucket.transfers import ReadHeader
 from remote_server.store.bucket.writes import PackWrites
@@ -64,16 +65,15 @@ class BucketTier:
         budget: int = 0,
         pack_bytes: int = 16 << 20,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is that of the whole bucket, 0 for none. `wall_clock` is compared with the
-        store's own dates. `objects` and `pool` are the caller's."""
+        """`budget` is that of the whole bucket, 0 for none. `objects` and `pool` are the
+        caller's."""
         self.objects = objects
         self.pack_bytes = pack_bytes
         self._pool = pool
         self._tenant = tenant
         self._budget = budget
-        self._wall_clock = wall_clock
+        self.store_clock = StoreClock(clock)
         self.availability = Availability(clock)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._index = BucketIndex()
@@ -138,7 +138,7 @@ class BucketTier:
         return True
 
     def age_s(self, block: BucketBlock) -> float:
-        return max(0.0, self._wall_clock() - block.pack.modified)
+        return self.store_clock.age_s(block.pack.modified)
 
     def stored_bytes(self, length: int) -> int:
         return padded(length)
@@ -186,7 +186,7 @@ class BucketTier:
                 [checksums[place] for place in group.places],
                 [fields[place] for place in group.places],
             )  # fmt: skip
-            pack = make_pack(header, self._wall_clock(), PackState.WRITING)
+            pack = make_pack(header, self.store_clock.date(), PackState.WRITING)
             self._writes.add(pack)
             rows.update(zip(group.places, pack.rows, strict=True))
         return [rows[place] for place in range(len(rows))]
@@ -271,11 +271,14 @@ class BucketTier:
                 self._removals.remove(namespace, key)
             return
         self._names.is_there(namespace, key)
+        self.store_clock.saw(read.modified)
         if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
             self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
 
-    def listed(self, names: Mapping[str, Sequence[int]]) -> None:
-        """The packs that a list of the bucket has shown: by namespace, their sorted `pack_id`."""
+    def listed(self, names: Mapping[str, Sequence[int]], now: float) -> None:
+        """The packs that a list of the bucket has shown: by namespace, their sorted `pack_id`.
+        `now` is the store's clock, or a date before that."""
+        self.store_clock.saw(now)
         self._counters["listed"] += 1
         self._names.add_all(names)
 
@@ -284,6 +287,7 @@ class BucketTier:
         if swept.failure is not None:
             self._failed(swept.failure)
             return
+        self.store_clock.set(swept.now)
         self._counters["sweeps"] += 1
         self._counters["swept_packs"] += len(swept.removed)
         for namespace, key in swept.removed:
@@ -315,7 +319,7 @@ class BucketTier:
 
     def _expire(self, packs: Iterable[Pack], max_age_s: float) -> None:
         for pack in packs:
-            if self._wall_clock() - pack.modified >= max_age_s:
+            if self.store_clock.age_s(pack.modified) >= max_age_s:
                 self._remove(pack, "expired")
 
     def clear(self, namespace: str | None) -> int:
