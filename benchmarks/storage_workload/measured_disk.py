@@ -7,6 +7,7 @@ slots a call covered, and so reports the device time of each block.
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
@@ -134,14 +135,15 @@ class MeasuredDiskTier(DiskTier):
         super().write(blocks, views, finish)
 
     def read(
-        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead
-    ) -> None:
+        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead,
+        deadline: float = inf,
+    ) -> None:  # fmt: skip
         def finish(results: list[bool]) -> None:
             for block in blocks:
                 self.reads.note(block.key, self._calls.of("read", block))
             on_read(results)
 
-        super().read(blocks, views, finish)
+        super().read(blocks, views, finish, deadline)
 
 
 class MeasuredDisk:

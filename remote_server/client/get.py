@@ -2,17 +2,19 @@
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import count, islice
+from itertools import islice
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from remote_server import protocol
+from remote_server.client.ahead import Ahead, NamedAhead
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
+from remote_server.client.get_queue import GetQueue
 from remote_server.client.results import GetOutcome, GetResult, GetStopwatch, Op, resolve
 from remote_server.errors import (
     DeadlineExceeded,
@@ -64,6 +66,7 @@ class GetTransfer:
     outcomes: list[GetOutcome | None] = field(default_factory=list)
     num_open: int = 0
     num_asked: int = 0
+    named: NamedAhead = field(default_factory=NamedAhead)
     bytes: int = 0
     total_bytes: int = 0
     error: KVFerryError | None = None
@@ -180,57 +183,6 @@ class GetTransfer:
         assert sorted([*asked, *self.to_ask]) == firsts, "a block lost or requested twice"
 
 
-class GetQueue:
-    """The callers' gets by age."""
-
-    def __init__(self) -> None:
-        self._transfers: dict[int, GetTransfer] = {}
-        self._orders = count(1)
-        self.num_bytes = 0
-
-    def __iter__(self) -> Iterator[GetTransfer]:
-        return iter(list(self._transfers.values()))
-
-    def __len__(self) -> int:
-        return len(self._transfers)
-
-    def add(self, transfer: GetTransfer, now: float) -> None:
-        """Append it; its wait begins at `now`."""
-        transfer.order = next(self._orders)
-        transfer.progress = now
-        self._transfers[transfer.order] = transfer
-        self.num_bytes += transfer.total_bytes
-
-    def remove(self, transfer: GetTransfer) -> None:
-        """Remove it; it is about to end."""
-        del self._transfers[transfer.order]
-        self.num_bytes -= transfer.total_bytes
-        self._pass_on(transfer)
-
-    def progressed(self, transfer: GetTransfer, now: float) -> None:
-        """Record that bytes came for it. It may have ended already."""
-        transfer.progress = now
-        if transfer.ended:
-            self._pass_on(transfer)
-
-    def _pass_on(self, transfer: GetTransfer) -> None:
-        for other in self._transfers.values():
-            if other.order > transfer.order:
-                other.progress = max(other.progress, transfer.progress)
-
-    def stall_times(self) -> Iterator[tuple[GetTransfer, float]]:
-        """Each get, and the time at which its stall limit has passed."""
-        progress = 0.0
-        for transfer in self:
-            progress = max(progress, transfer.progress)
-            yield transfer, progress + transfer.stall_s
-
-    def wake_at(self) -> float:
-        """Time at which the next one may be late."""
-        times = (min(get.deadline, stalls_at) for get, stalls_at in self.stall_times())
-        return min(times, default=inf)
-
-
 # Silence after which the share of the window that ended gets still hold is taken back.
 ABANDON_S = 1.0
 
@@ -265,6 +217,7 @@ class GetChannel(Channel, Generic[AnyWindow]):
     ) -> None:
         super().__init__(client_context, connection)
         self._window: AnyWindow = window
+        self._clock = client_context.clock
         self._queue = GetQueue()
         self._last_reply_at = 0.0
 
@@ -310,6 +263,17 @@ class GetChannel(Channel, Generic[AnyWindow]):
                 if silent:
                     self._last_reply_at = now  # silence counts from here
                 transfer.requested(num_asked)
+
+    def _ahead(self, transfer: GetTransfer, number: int) -> tuple[Ahead, int]:
+        """What the request of the next `number` blocks names ahead of it, and the milliseconds that
+        its get has left. Nothing and 0 for a server that does not read ahead."""
+        most_bytes = self._session.limits.ahead_bytes
+        if not most_bytes:
+            return Ahead([], []), 0
+        blocks = ((transfer.keys[i], transfer.rows[i].nbytes) for i in transfer.to_ask)
+        left_s = transfer.deadline - self._clock()
+        ahead = transfer.named.next(number, blocks, most_bytes)
+        return ahead, 0 if left_s == inf else max(1, round(1000 * left_s))
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 

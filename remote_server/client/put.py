@@ -16,8 +16,8 @@ from weakref import ref
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
+from remote_server.client.limits import Limits
 from remote_server.client.results import Op, PutResult, resolve
-from remote_server.client.session import Limits
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,

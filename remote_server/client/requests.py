@@ -131,6 +131,7 @@ def lookup(
         return protocol.Found(
             request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states,
             chain=[stretch for reply in replies for stretch in reply.chain],
+            remote=_joined_runs(replies),
         )  # fmt: skip
 
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))
@@ -138,6 +139,17 @@ def lookup(
         Op.LOOKUP, _by_keys(partial(protocol.Lookup, explain=explain), namespace, keys, chain),
         fits, _resolve(future, merge), timeout_s, None if explain else namespace, end_late=end_late,
     )  # fmt: skip
+
+
+def _joined_runs(replies: list[protocol.Found]) -> list[int]:
+    """The runs of remote keys of `replies`, which answer one lookup in parts."""
+    runs: list[int] = []
+    begin = 0
+    for reply in replies:
+        for first, number in zip(reply.remote[::2], reply.remote[1::2], strict=False):
+            runs += (begin + first, number)
+        begin += len(reply.states)
+    return runs
 
 
 def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_s: float) -> Ask:

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import inf
-from typing import NamedTuple
 
 from remote_server import protocol
+from remote_server.client.limits import Limits
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.errors import RequestRefused, ServerUnavailable
 
@@ -141,14 +141,6 @@ class Declaration:
     @property
     def is_welcome(self) -> bool:
         return self.standing is Standing.WELCOME
-
-
-class Limits(NamedTuple):
-    """Limits of a Welcome; before the first one, those of the protocol."""
-
-    max_keys: int = protocol.MAX_KEYS_PER_MESSAGE
-    max_frame_bytes: int = protocol.MAX_FRAME_BYTES
-    max_message_bytes: int = protocol.MAX_MESSAGE_BYTES
 
 
 class Epoch(Enum):
@@ -312,11 +304,7 @@ class Session:
         """The server accepted the namespace; adopt its limits."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
-        self.limits = Limits(
-            min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE),
-            min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES),
-            min(max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES),
-        )
+        self.limits = Limits.of(welcome)
         self.breaker.close()
         self._refresh()
         if self.ready and not self._logged_ready:

@@ -36,7 +36,6 @@ class ShmGets(GetChannel[LeaseWindow]):
         window = LeaseWindow(client_context.config.shared_window_bytes)
         super().__init__(client_context, None, window)
         self._link = link
-        self._clock = client_context.clock
         self._verify = client_context.verify
         link.users.append(self)
 
@@ -94,12 +93,15 @@ class ShmGets(GetChannel[LeaseWindow]):
             region=self._link.require(), checked=self._config.integrity,
             release=list(self._window.to_release),
         )  # fmt: skip
+        ahead, within_ms = self._ahead(transfer, len(indices))
         message = Get(
             request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices], shared=terms,
+            ahead=ahead.keys, within_ms=within_ms,
         )  # fmt: skip
         if not self._link.send(message):
             return []
+        transfer.named.sent(len(indices), ahead)
         self._released(len(terms.release))
         self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
         return indices

@@ -14,9 +14,9 @@ import zmq
 from remote_server import protocol
 from remote_server.client.channel import TURN_MESSAGES, ClientContext
 from remote_server.client.get import Batch, GetChannel, GetTransfer
+from remote_server.client.limits import Limits
 from remote_server.client.put import PutBatch, PutChannel
 from remote_server.client.results import ClientConfig, GetOutcome
-from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 
 logger = logging.getLogger(__name__)
@@ -106,28 +106,27 @@ class TcpGets(GetChannel[GetWindow]):
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
-        """Request one batch, once the window has space for all of it.
-
-        Waiting for that keeps a busy window from degrading into one small request per landed block.
-        """
+        """Request one batch, once the window has space for all of it: else a busy window would
+        degrade into one small request per landed block."""
         quarter = max(1, self._config.get_window_blocks // 4)
         most_blocks = min(quarter, self._session.limits.max_keys)
         indices, num_bytes = transfer.next_blocks(self._config.batch_bytes, most_blocks)
         if not self._window.has_room(num_bytes, len(indices)) or not self._connection.connected:
             return []
+        ahead, within_ms = self._ahead(transfer, len(indices))
         message = protocol.Get(
             request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices],
-            timed=transfer.stopwatch is not None,
+            timed=transfer.stopwatch is not None, ahead=ahead.keys, within_ms=within_ms,
         )  # fmt: skip
-        # The summary, at most one message per block, and one that ends them.
-        num_replies = len(indices) + 2
         frames = protocol.encode(message)
         if transfer.stopwatch is not None:
             transfer.stopwatch.sending(message.request_id)
-        if not self._connection.send(frames, num_replies=num_replies):
+        # The summary, at most one message per block, and one that ends them.
+        if not self._connection.send(frames, num_replies=len(indices) + 2):
             self.blocked = True
             return []
+        transfer.named.sent(len(indices), ahead)
         self._window.add(message.request_id, transfer, indices)
         return indices
 

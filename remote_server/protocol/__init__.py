@@ -27,6 +27,7 @@ from remote_server.protocol.codec import (
 )
 from remote_server.protocol.limits import (
     MAGIC,
+    MAX_AHEAD_KEYS,
     MAX_FINGERPRINT_BYTES,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
@@ -95,7 +96,7 @@ from remote_server.protocol.messages import (
 )
 
 __all__ = [
-    "MAGIC", "MAX_FINGERPRINT_BYTES", "MAX_FRAME_BYTES", "MAX_HEADER_BYTES",
+    "MAGIC", "MAX_AHEAD_KEYS", "MAX_FINGERPRINT_BYTES", "MAX_FRAME_BYTES", "MAX_HEADER_BYTES",
     "MAX_KEYS_PER_MESSAGE", "MAX_KEY_BYTES", "MAX_MESSAGE_BYTES", "MAX_NAMESPACE_CHARS",
     "MAX_STRETCHES", "MAX_TICKETS", "MAX_TOKENS", "PROTOCOL_VERSION", "SELF_TESTS", "UNKNOWN",
     "Attach", "Attached", "BlockKey", "Blocks", "ChainTable", "Checksums", "Clear", "Cleared",

@@ -26,6 +26,9 @@ misread it. A client and a server of different numbers refuse each other."""
 # split longer requests, so this only bounds the memory that a broken peer can make us allocate.
 MAX_KEYS_PER_MESSAGE = 16_384
 
+# Keys that one get may name ahead: a step of the server, as for gets.
+MAX_AHEAD_KEYS = 256
+
 # vLLM's key is a 32-byte block hash and a 4-byte cache group; other hashes reach 64.
 MAX_KEY_BYTES = 128
 

@@ -7,8 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from remote_server.protocol.limits import (
+    MAX_AHEAD_KEYS,
     MAX_FRAME_BYTES,
     MAX_TICKETS,
+    BlockKey,
     Chain,
     Checksums,
     Counts,
@@ -99,7 +101,8 @@ class Get(Message, frozen=True, tag="get"):
     `shared`, on lease.
 
     With `timed` the replies have `server_us` and `storage_us`. `stream` and `timed` are for
-    payload frames only.
+    payload frames only. `ahead` are keys that the sender will request next, in this order, and
+    `within_ms` is the time after which it wants none of all these blocks; 0 when it has none.
     """
 
     namespace: Namespace
@@ -107,6 +110,8 @@ class Get(Message, frozen=True, tag="get"):
     stream: bool = True
     timed: bool = False
     shared: LeaseRequest | None = None
+    ahead: Annotated[list[BlockKey], Meta(max_length=MAX_AHEAD_KEYS)] = []
+    within_ms: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 class Touch(Message, frozen=True, tag="touch"):
@@ -180,15 +185,19 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     draining: bool = False
     local_socket: str = ""  # an abstract Unix socket; a client that reaches it shares this host
     local_secret: bytes = b""  # to be sent there
+    ahead_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """What a get should name in `ahead`, behind what it requests; 0: nothing."""
 
 
 class Found(_Reply, frozen=True, tag="found"):
     """One `KeyState` byte per key, and how many keys from the first are readable. `chain` has one
-    stretch per key, if the request has `explain`."""
+    stretch per key, if the request has `explain`. `remote` are the runs of keys that are readable
+    only in a store across a network: the index of the first one, and their number, of each."""
 
     prefix: int
     states: bytes
     chain: list[Stretch] = []
+    remote: Counts = []
 
 
 class Stored(_Reply, frozen=True, tag="stored"):

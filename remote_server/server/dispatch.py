@@ -234,6 +234,7 @@ class Handlers:
             draining=self.draining,
             local_socket=self._local_socket,
             local_secret=self._local_secret,
+            ahead_bytes=self._store.read_ahead.most_bytes,
         )
         self._reply(client, welcome)
 
@@ -267,6 +268,7 @@ class Handlers:
             prefix=found.prefix,
             states=found.states,
             chain=[*chain],
+            remote=found.remote,
         )
         self._reply(client, reply)
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum, auto
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -73,11 +74,14 @@ class Gets(NamedTuple):
 class Get(Transfer, ABC):
     """One get: pins blocks, answers once, and hands every pin over or releases it."""
 
-    __slots__ = ("_all_out", "_dropped", "_gets", "_num_out", "_pinned")
+    __slots__ = ("_all_out", "_deadline", "_dropped", "_gets", "_num_out", "_pinned", "_request")
 
-    def __init__(self, gets: Gets, client: bytes, request_id: int) -> None:
-        super().__init__(client, request_id, GetState.FINDING, gets.in_state)
+    def __init__(self, gets: Gets, client: bytes, request: protocol.Get) -> None:
+        super().__init__(client, request.request_id, GetState.FINDING, gets.in_state)
         self._gets = gets
+        self._request = request
+        within_s = request.within_ms / 1000 if request.within_ms else inf
+        self._deadline = gets.store.tier_stack.clock() + within_s
         self._pinned: Iterable[Block | None] = ()
         """Pins that are neither in a message, nor in a stream, nor on lease yet."""
         self._num_out = 0
@@ -90,9 +94,20 @@ class Get(Transfer, ABC):
         self._begin()
         try:
             yield from self._find()
+            if self._request.ahead:
+                self._read_ahead(self._request)
         except BaseException as error:
             self._give_up(error)
             raise
+
+    def _read_ahead(self, request: protocol.Get) -> None:
+        """Have the blocks read that the client requests next."""
+        store, namespace = self._gets.store, request.namespace
+        try:
+            block_bytes = store.namespaces.block_bytes_of(namespace)
+        except KeyError:  # no client has declared it, and no tier has it
+            return
+        store.read_ahead.want(namespace, request.ahead, block_bytes, self._deadline)
 
     @abstractmethod
     def _find(self) -> Steps[None]:
@@ -104,7 +119,9 @@ class Get(Transfer, ABC):
 
     def _fetch(self, namespace: str, keys: Sequence[bytes]) -> Steps[None]:
         """Send the blocks of `keys`, all together, once those below memory have been read."""
-        found = yield from self._gets.store.gets.fetch(namespace, keys, self._have_come)
+        found = yield from self._gets.store.gets.fetch(
+            namespace, keys, self._have_come, self._deadline
+        )
         if found is None:
             self._enter(GetState.READING)
             return
@@ -161,13 +178,12 @@ class Get(Transfer, ABC):
 class FrameGet(Get):
     """A get whose blocks travel as frames. Its replies carry `times`, if given."""
 
-    __slots__ = ("_held", "_request", "_times")
+    __slots__ = ("_held", "_times")
 
     def __init__(
         self, gets: Gets, client: bytes, request: protocol.Get, times: RequestTimes | None
     ) -> None:
-        super().__init__(gets, client, request.request_id)
-        self._request = request
+        super().__init__(gets, client, request)
         self._times = times
         self._held = 0
 
@@ -235,7 +251,7 @@ class StreamedGet(FrameGet):
             return BlockStream(self.request_id, store.epoch, found, store.memory, self._times)
         return ReadAheadStream(
             self.request_id, store.epoch, namespace, found, store.tier_stack,
-            store.namespaces.block_bytes_of(namespace), self._times,
+            store.namespaces.block_bytes_of(namespace), self._times, self._deadline,
         )  # fmt: skip
 
     @property

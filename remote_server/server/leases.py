@@ -168,13 +168,12 @@ class Regions:
 class SharedGet(Get):
     """A get whose client copies the blocks itself. They are pinned by a lease until then."""
 
-    __slots__ = ("_region", "_request", "_terms")
+    __slots__ = ("_region", "_terms")
 
     def __init__(
         self, gets: Gets, client: bytes, request: protocol.Get, terms: LeaseRequest
     ) -> None:
-        super().__init__(gets, client, request.request_id)
-        self._request = request
+        super().__init__(gets, client, request)
         self._terms = terms
 
     def _find(self) -> Steps[None]:

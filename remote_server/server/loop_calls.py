@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 from remote_server.server.tenant import Tenant, namespaces_named
+from remote_server.store.fetches import Purpose
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Guard
-from remote_server.values import MiB, format_bytes
+from remote_server.values import format_bytes
 
 Answer = TypeVar("Answer")
 
@@ -104,9 +105,6 @@ class LoopCalls:
                 future.set_exception(ServerUnavailable("the server is stopping"))
 
 
-# Bytes of one prefetch that are read at a time: gets share the tiers with it.
-WINDOW_BYTES = 16 * MiB
-
 SHARE_OF_MEMORY = 2  # One prefetch fills half of it at most: more would evict its own beginning.
 
 
@@ -183,7 +181,7 @@ class Prefetch:
     def _take_part(self) -> list[bytes]:
         size = KEYS_PER_STEP
         if self._tier_stack.below:
-            size = max(1, min(size, WINDOW_BYTES // self._block_bytes))
+            size = max(1, min(size, self._tier_stack.window_bytes // self._block_bytes))
         part, self._left = self._left[-size:], self._left[:-size]
         part.reverse()
         return part
@@ -201,7 +199,7 @@ class Prefetch:
             # In a turn of its own, so that an exception there ends the prefetch.
             self._go_on_later(partial(self._count_read, keys, blocks))
 
-        self._tier_stack.fetch(self._namespace, keys, came, final=False, for_get=False)
+        self._tier_stack.fetch(self._namespace, keys, came, final=False, purpose=Purpose.OTHER)
 
     def _count_read(self, keys: list[bytes], blocks: list[Block | None]) -> None:
         self._num_reading = 0

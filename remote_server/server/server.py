@@ -50,7 +50,7 @@ from remote_server.turns import Guard
 log = logging.getLogger(__name__)
 
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not report when it drains
-RELEASE_MS = 10  # when frames are in flight and nothing else happens
+RELEASE_MS = 10  # when frames or reads of the bucket are under way and nothing else happens
 PENDING_MS = 100  # when a pending attach may time out, or descriptors are short
 WATCH_MS = 100  # of libzmq's memory, while a client is connected
 IDLE_MS = 1_000  # also the longest delay of the end of a lease
@@ -260,13 +260,15 @@ class Server:
     def _stop_threads(self) -> None:
         self._disk_threads.stop()
         if self._bucket is not None:
-            self._bucket.threads.stop()
+            self._bucket.stop()
 
     def _ended_threads(self) -> list[str]:
         """One line for each kind of thread that has ended before the server."""
         lines = []
         if dead := self._disk_threads.num_dead:
             lines.append(f"{dead} disk threads have ended")
+        if self._bucket is not None and (dead := self._bucket.num_dead):
+            lines.append(f"{dead} threads of the bucket have ended")
         if self._population is not None and self._population.failed:
             lines.append("the thread that populates the memory has failed")
         return lines
@@ -322,7 +324,7 @@ class Server:
         tenants = self.tenants.values()
         if any(tenant.send_queues.stuck for tenant in tenants):
             return STUCK_RETRY_MS
-        if self._drain_until is not None or any(q.send_queues.in_flight for q in tenants):
+        if self._drain_until is not None or any(tenant.awaits_bytes for tenant in tenants):
             return RELEASE_MS
         if any(tenant.local is not None and tenant.local.pending for tenant in tenants):
             return PENDING_MS

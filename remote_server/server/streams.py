@@ -6,10 +6,11 @@ and a get may be larger than memory.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
+from math import inf
 from typing import Protocol
 
 from remote_server import protocol
@@ -27,10 +28,6 @@ from remote_server.store.gets import Found, Pinned
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
-from remote_server.values import MiB
-
-# Read and not sent yet, of one stream: enough to keep the disk's threads busy.
-WINDOW_BYTES = 16 * MiB
 
 # The largest part of memory for one window, 1/8, so that several streams fit.
 SHARE_OF_MEMORY = 8
@@ -136,9 +133,11 @@ class ReadAheadStream:
         tier_stack: TierStack,
         block_bytes: int,
         times: RequestTimes | None = None,
+        deadline: float = inf,
     ) -> None:
         """Takes over the pins of `found`, blocks of `block_bytes` at most. Its messages carry
-        `times`, if given."""
+        `times`, if given. The client wants no block after `deadline`."""
+        self._deadline = deadline
         self._times = times
         self._request_id = request_id
         self._epoch = epoch
@@ -151,7 +150,8 @@ class ReadAheadStream:
         )
         self.num_bytes = sum(block.length for block in found.blocks if block is not None)
         self.num_rows = len(self._places)
-        room = min(WINDOW_BYTES, self._memory.stats().budget_bytes // SHARE_OF_MEMORY)
+        most = self._memory.stats().budget_bytes // SHARE_OF_MEMORY
+        room = min(tier_stack.window_bytes, most)
         self._window = max(1, room // block_bytes)
         self._num_coming = 0
         self._ended = False
@@ -218,6 +218,8 @@ class ReadAheadStream:
         for place in wanted:
             place.state = State.COMING
         self._num_coming += len(wanted)
+        keys = [place.key for place in wanted]
+        begun: set[bytes] = set()  # that are read: without a block they have failed
 
         def fetched(blocks: list[Block | None]) -> None:
             self._num_coming -= len(wanted)
@@ -227,13 +229,15 @@ class ReadAheadStream:
             for place, block in zip(wanted, blocks, strict=True):
                 place.block = block
                 self.num_bytes += block.length if block is not None else 0
-                place.state = State.HERE if block is not None else self._why_not(place)
+                place.state = State.HERE if block is not None else self._why_not(place, begun)
 
-        keys = [place.key for place in wanted]
-        self._tier_stack.fetch(self._namespace, keys, fetched, final=False)
+        self._tier_stack.fetch(self._namespace, keys, fetched, final=False, deadline=self._deadline)
+        begun |= self._tier_stack.are_coming(self._namespace, keys)
 
-    def _why_not(self, place: Place) -> State:
+    def _why_not(self, place: Place, begun: Container[bytes]) -> State:
         """No room, as long as a tier still has the block; lost otherwise."""
+        if place.key in begun:
+            return State.LOST
         there = self._tier_stack.is_readable(self._namespace, place.key)
         return State.WAITING if there else State.LOST
 

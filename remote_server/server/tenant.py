@@ -125,6 +125,12 @@ class Tenant:
         )
 
     @property
+    def awaits_bytes(self) -> bool:
+        """Frames or reads of the bucket are under way, whose end or lateness is no event."""
+        reading = self.bucket is not None and self.bucket.tier.reads.are_under_way
+        return reading or self.send_queues.in_flight
+
+    @property
     def private_bytes(self) -> int:
         """Memory beside the arena, replies excluded: index, fingerprints, puts."""
         rows = sum(tier.blocks for tier in self.store.tier_stats().values())
@@ -200,6 +206,7 @@ class Tenant:
         more |= run(f"{label}unpinning", self.send_queues.release, False)
         run(f"{label}ending leases", self.regions.expire_leases, None)
         if self.bucket is not None:
+            run(f"{label}late reads of the bucket", self.bucket.tier.reads.tick, None)
             run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
         run(f"{label}ageing", self.store.expiry.expire_some, None)
         return more

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import KeyState, Stretch, select
@@ -19,10 +20,12 @@ Check = Callable[[Sequence[Block]], None]
 
 
 class KeyStates(NamedTuple):
-    """The state of each key, one byte each, and the length of the readable prefix."""
+    """The state of each key, one byte each, the length of the readable prefix, and the runs of keys
+    that are readable only across a network: the first one's index and their number, of each."""
 
     states: bytes
     prefix: int
+    remote: list[int]
 
 
 class Pinned(NamedTuple):
@@ -63,12 +66,12 @@ class Gets:
     ) -> KeyStates:
         """The state of each of `keys`. Not a use of any block."""
         self._expiry.expire(namespace, keys)
-        states = self._tier_stack.look_up(namespace, keys, chain)
+        states, remote = self._tier_stack.look_up(namespace, keys, chain)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
         self._counters["lookup_keys"] += len(keys)
         self._counters["lookup_hits"] += hits
-        return KeyStates(states, prefix)
+        return KeyStates(states, prefix, remote)
 
     def lookup_in_steps(
         self,
@@ -81,6 +84,7 @@ class Gets:
         """`lookup` of many keys; to `explain` with the chain fields of each."""
         states = b""
         prefix = 0
+        remote: list[int] = []
         fields: list[Stretch] = []
         for part in parts(keys, LOOKUP_KEYS_PER_STEP):
             if states:
@@ -89,10 +93,12 @@ class Gets:
             found = self.lookup(namespace, part, select(chain, places))
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
+            for first, number in zip(found.remote[::2], found.remote[1::2], strict=True):
+                remote += (len(states) + first, number)
             states += found.states
             if explain:
                 fields += [self._tier_stack.chain_of(namespace, key) for key in part]
-        return KeyStates(states, prefix), fields
+        return KeyStates(states, prefix, remote), fields
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""
@@ -111,10 +117,15 @@ class Gets:
             raise
 
     def fetch(
-        self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        on_found: Callable[[Pinned], None],
+        deadline: float = inf,
     ) -> Steps[Pinned | None]:
         """`get` from all tiers. None when a block must be read from below: then `on_found` is
-        called once, later, with all blocks that could be read; the others are counted as missed."""
+        called once, later, with all blocks that could be read; the others are counted as missed.
+        No client wants a block after `deadline`."""
         if not self._tier_stack.below:
             return (yield from self.get(namespace, keys))
         first = yield from _first_places_in_steps(keys)
@@ -125,7 +136,8 @@ class Gets:
                 if gathering.num_expected:
                     yield
                 self._expiry.expire(namespace, part)
-                self._tier_stack.fetch(namespace, part, gathering.expect(len(part)))
+                came = gathering.expect(len(part))
+                self._tier_stack.fetch(namespace, part, came, deadline=deadline)
         except BaseException:
             gathering.give_up()
             raise
@@ -225,7 +237,7 @@ class Gets:
         self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
     ) -> Pinned:
         found = self._found(keys, first, pinned)
-        self._counters["hits_memory"] += len(found.blocks)
+        self._tier_stack.hits.in_memory(found.blocks)
         return found
 
     def _found(

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, select
 from remote_server.store.bucket.writer import PacksBelow
+from remote_server.store.fetches import OnFetched, Purpose
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.policies import Expiry, PinCount
+from remote_server.store.read_ahead import ReadAhead
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import TierBlock
-from remote_server.store.tier_stack import OnFetched, TierStack
+from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import Below
 from remote_server.turns import Guard, Steps, parts
 
@@ -58,6 +60,7 @@ class Store:
         self.expiry = Expiry(self.tier_stack, ttl_s, self.counters, clock)
         self.gets = Gets(self.tier_stack, self.expiry, self.counters)
         self.puts = Puts(self.tier_stack, self.namespaces, self.expiry, self.counters, clock)
+        self.read_ahead = ReadAhead(self.tier_stack)
         self._clock = clock
         self._started = clock()
 
@@ -65,7 +68,7 @@ class Store:
         return self.namespaces.block_bytes_of(namespace)
 
     def _fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> None:
-        self.tier_stack.fetch(namespace, keys, on_fetched, final=False, for_get=False)
+        self.tier_stack.fetch(namespace, keys, on_fetched, final=False, purpose=Purpose.OTHER)
 
     @property
     def uptime_s(self) -> float:
@@ -167,7 +170,7 @@ class Store:
 
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.memory.counters(), **self.tier_stack.counters()}
-        for tier, hits in self.tier_stack.hits.items():
+        for tier, hits in self.tier_stack.hits.by_tier.items():
             counters[f"hits_{tier}"] = counters.get(f"hits_{tier}", 0) + hits
         return counters
 

@@ -6,7 +6,8 @@ copies: write-behind fills them, and a get reads them back into memory.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
-from typing import Protocol, TypeVar
+from math import inf
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from remote_server.protocol import Stretch, TierStats
 
@@ -46,6 +47,13 @@ OnWritten = Callable[[list[Written]], None]
 OnRead = Callable[[list[bool]], None]
 
 
+class Together(NamedTuple, Generic[B]):
+    """Blocks that are wanted, and others that one call of `read` can bring with them."""
+
+    wanted: Sequence[B]
+    more: Sequence[B] = ()
+
+
 class Tier(Protocol[B]):
     """A tier below memory. One conformance suite tests every implementation.
 
@@ -56,6 +64,14 @@ class Tier(Protocol[B]):
     @property
     def name(self) -> str:
         """The prefix of its counters, and its name in `stats`."""
+
+    @property
+    def window_bytes(self) -> int:
+        """What is read ahead of a get's sending: enough to keep the tier busy."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its blocks cross a network to this server."""
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
@@ -126,12 +142,20 @@ class Tier(Protocol[B]):
     def unpin_all(self, blocks: Iterable[B]) -> None:
         """Release one pin of each without reading."""
 
-    def read(self, blocks: Sequence[B], views: Sequence[memoryview], on_read: OnRead) -> None:
+    def together(self, blocks: Sequence[B]) -> "Sequence[Together[B]]":
+        """`blocks`, which are pinned, in parts for `read`: what is in one ends at one time. With
+        them those that come with hardly more work, pinned as well."""
+
+    def read(
+        self, blocks: Sequence[B], views: Sequence[memoryview], on_read: OnRead,
+        deadline: float = inf,
+    ) -> None:  # fmt: skip
         """Fill `views`, writable and as long as their pinned blocks. At least one.
 
         `on_read` gets whether each view holds its block's bytes. From then on `views` are the
         caller's again, and each pin is released. A block whose bytes do not arrive intact is a
-        miss, and is removed.
+        miss, and is removed. No client wants the bytes after `deadline`, by `time.monotonic`: a
+        tier that may be slow reports a miss for what would come later.
         """
 
     def verify(self, blocks: Sequence[B], on_read: OnRead) -> None:

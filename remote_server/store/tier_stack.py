@@ -2,48 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
+from remote_server.store.fetches import Fetch, Hits, OnFetched, Purpose, Reading
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
-from remote_server.store.tier import Tier
+from remote_server.store.states import Lookup, best, better, runs_beyond
+from remote_server.store.tier import Tier, Together
 from remote_server.store.write_behind import WayDown
 from remote_server.turns import Guard
-
-OnFetched = Callable[[list[Block | None]], None]
 
 COUNTERS = ("promoted", "promote_no_slot", "promote_failed", "lost")
 """Of each tier below memory, beside those of its write-behind and its own."""
 
+SHARE_OF_MEMORY = 8
+"""The largest part of memory for blocks that come together with those of one read."""
+
 _READABLE = bytes([KeyState.READABLE])
-
-
-@dataclass(eq=False)
-class _Fetch:
-    """One call of `fetch`: the blocks, and how many are still being read."""
-
-    on_fetched: OnFetched
-    blocks: list[Block | None]
-    count_hits: bool
-    num_missing: int = 0
-    num_waiting: int = 1  # until all reads have begun
-
-    def one_is_here(self) -> None:
-        self.num_waiting -= 1
-        if not self.num_waiting:
-            self.on_fetched(self.blocks)
-
-
-@dataclass(eq=False)
-class _Reading:
-    """A block that is being read into memory, and the fetches that wait for it."""
-
-    tier: str
-    waiters: list[Callable[[Block | None], None]] = field(default_factory=list)
 
 
 class TierStack:
@@ -66,13 +45,14 @@ class TierStack:
         self.memory = memory
         self.below = tuple(below)
         self.tiers: tuple[Tier[Any], ...] = tuple(each.tier for each in below)
-        self.hits: Counter[str] = Counter()
-        """Blocks that `fetch` returned, by tier: found in memory, or read by this or an earlier
-        call."""
-        self._clock = clock
+        self.hits = Hits(memory.name)
+        self.clock = clock
+        self._most_together = memory.stats().budget_bytes // SHARE_OF_MEMORY
+        self.window_bytes = max((tier.window_bytes for tier in self.tiers), default=0)
+        """What is read ahead of a get's sending: enough to keep the slowest tier busy."""
         self._guard = guard or Guard()
         self._counters = {each: Counter(dict.fromkeys(COUNTERS, 0)) for each in self.below}
-        self._reading: dict[tuple[str, bytes], _Reading] = {}
+        self._reading: dict[tuple[str, bytes], Reading] = {}
 
     @property
     def busy(self) -> bool:
@@ -88,22 +68,39 @@ class TierStack:
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The best of the tiers' states of each key, one byte each."""
-        return _best([self.memory.lookup_all, *(t.lookup_all for t in self.tiers)], namespace, keys)
+        return self._near_and_all(namespace, keys)[1]
 
-    def look_up(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> bytes:
+    def look_up(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
+    ) -> tuple[bytes, list[int]]:
         """`lookup_all` for a client, with the chain fields of `keys`, or none: tiers whose blocks
-        form packs learn which packs they are."""
+        form packs learn which packs they are. Also the runs of keys that are readable only across
+        a network: the first one's index and their number, of each."""
         packs = [(each, each.expect(namespace, keys, chain)) for each in self.below]
-        states = self.lookup_all(namespace, keys)
+        near, states = self._near_and_all(namespace, keys)
         for each, groups in packs:
             if groups:
                 each.looked_up(namespace, groups, states)
-        return states
+        return states, runs_beyond(near, states)
+
+    def remote(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of `keys` that are readable only across a network."""
+        runs = runs_beyond(*self._near_and_all(namespace, keys))
+        firsts = zip(runs[::2], runs[1::2], strict=True)
+        return [key for first, number in firsts for key in keys[first : first + number]]
+
+    def _near_and_all(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+        """The best states without the tiers across a network, and with them."""
+        lookups: list[Lookup] = [self.memory.lookup_all]
+        lookups += [tier.lookup_all for tier in self.tiers if not tier.is_remote]
+        near = best(lookups, namespace, keys)
+        remote = [tier.lookup_all for tier in self.tiers if tier.is_remote]
+        return near, better(near, remote, namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find is ABSENT, so it is stored."""
         lookups = [self.memory.lookup_all, *(tier.known_states for tier in self.tiers)]
-        return _best(lookups, namespace, keys)
+        return best(lookups, namespace, keys)
 
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""
@@ -147,13 +144,13 @@ class TierStack:
         """Remove those of `keys` that are as old or older. Returns how many memory had."""
         for tier in self.tiers:
             tier.expire(namespace, keys, max_age_s)
-        return self.memory.expire(namespace, keys, self._clock() - max_age_s)
+        return self.memory.expire(namespace, keys, self.clock() - max_age_s)
 
     def expire_some(self, max_age_s: float, at_most: int) -> int:
         """Remove up to `at_most` such blocks from each tier. Returns how many memory had."""
         for tier in self.tiers:
             tier.expire_some(max_age_s, at_most)
-        return self.memory.expire_some(self._clock() - max_age_s, at_most)
+        return self.memory.expire_some(self.clock() - max_age_s, at_most)
 
     def shares_of(self, namespace: str) -> dict[str, TierShare]:
         """What `namespace` has in each tier."""
@@ -236,7 +233,7 @@ class TierStack:
         return self._without_copies(found, self._are_below(namespace, keys))
 
     def _are_below(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
-        states = _best([tier.lookup_all for tier in self.tiers], namespace, keys)
+        states = best([tier.lookup_all for tier in self.tiers], namespace, keys)
         return [state == KeyState.READABLE for state in states]
 
     def _without_copies(self, found: list[Block | bool], below: list[bool]) -> list[Block | bool]:
@@ -255,18 +252,21 @@ class TierStack:
         on_fetched: OnFetched,
         *,
         final: bool = True,
-        for_get: bool = True,
+        purpose: Purpose = Purpose.GET,
+        deadline: float = inf,
     ) -> bool:
         """`pin_all`, after reading the blocks that are only below into memory.
 
         `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each key. When
         no block must be read it is called at once, and the result is True. Request no more at a
         time than memory can hold beside other pinned blocks: a block without a slot is a miss. It
-        is counted, unless the caller will request it again (not `final`) or call `gave_up`. A
-        prefetch (not `for_get`) counts no hits.
+        is counted, unless the caller will request it again (not `final`) or call `gave_up`. No
+        client wants a block after `deadline`.
         """
         self.asked_again(namespace, keys)
-        fetch = _Fetch(on_fetched, self.memory.pin_all(namespace, keys), count_hits=for_get)
+        fetch = Fetch(on_fetched, self.memory.pin_all(namespace, keys), purpose, deadline)
+        if purpose is Purpose.GET:
+            self.hits.in_memory(fetch.blocks)
         to_read: dict[bytes, int] = {}
         for place, key in enumerate(keys):
             if fetch.blocks[place] is None:
@@ -275,9 +275,6 @@ class TierStack:
                     to_read[key] = place
                 else:  # another fetch is reading it
                     self._wait_for(fetch, place, reading)
-                fetch.num_missing += 1
-        if for_get:
-            self.hits[self.memory.name] += len(keys) - fetch.num_missing
         for each in self.below:
             if to_read and not self._read(each, namespace, to_read, fetch, final=final):
                 break
@@ -286,14 +283,18 @@ class TierStack:
         fetch.one_is_here()
         return not fetch.num_waiting
 
-    def _wait_for(self, fetch: _Fetch, place: int, reading: _Reading) -> None:
-        fetch.num_waiting += 1
-        reading.waiters.append(partial(self._came, fetch, place, reading.tier))
+    def are_coming(self, namespace: str, keys: Iterable[bytes]) -> set[bytes]:
+        """Those of `keys` that are being read into memory."""
+        return {key for key in keys if (namespace, key) in self._reading}
 
-    def _came(self, fetch: _Fetch, place: int, tier: str, block: Block | None) -> None:
+    def _wait_for(self, fetch: Fetch, place: int, reading: Reading) -> None:
+        fetch.num_waiting += 1
+        reading.waiters.append((fetch, place))
+
+    def _came(self, fetch: Fetch, place: int, tier: str, block: Block | None) -> None:
         fetch.blocks[place] = block
-        if block is not None and fetch.count_hits:
-            self.hits[tier] += 1
+        if block is not None and fetch.purpose is Purpose.GET:
+            self.hits.came(tier)
         fetch.one_is_here()
 
     def gave_up(self, num_blocks: int) -> None:
@@ -309,7 +310,7 @@ class TierStack:
         below: WayDown,
         namespace: str,
         to_read: dict[bytes, int],
-        fetch: _Fetch,
+        fetch: Fetch,
         *,
         final: bool,
     ) -> bool:
@@ -318,8 +319,29 @@ class TierStack:
         below.recency.flush()
         tier = below.tier
         sources = [block for block in tier.pin_all(namespace, [*to_read]) if block is not None]
-        if not sources:
-            return True
+        num_read = 0
+        for together in tier.together(sources) if sources else ():
+            begun = self._begin(below, namespace, together)
+            for target, _ in begun[: len(together.wanted)]:
+                num_read += 1
+                self._wait_for(fetch, to_read.pop(target.key), self._reading[namespace, target.key])
+            if begun:
+                targets, blocks = [target for target, _ in begun], [block for _, block in begun]
+                views = [self.memory.view(target) for target in targets]
+                tier.read(blocks, views, partial(self._landed, below, targets), fetch.deadline)
+        self._counters[below]["promote_no_slot"] += (len(sources) - num_read) * final
+        return num_read == len(sources)
+
+    def _begin(
+        self, below: WayDown, namespace: str, together: Together[Any]
+    ) -> list[tuple[Block, Any]]:
+        """A slot of memory for each block that is wanted, as far as there is room, and then for
+        those that come with them. Blocks without a slot are unpinned."""
+        tier = below.tier
+        more = self._not_here(namespace, together.more)
+        if len(more) < len(together.more):
+            tier.unpin_all({*together.more}.difference(more))
+        sources = [*together.wanted, *more]
         targets = self.memory.begin_puts(
             namespace,
             [block.key for block in sources],
@@ -328,20 +350,23 @@ class TierStack:
             [block.checksum for block in sources],
             [block.chain for block in sources],
         )
-        has_room = len(targets) == len(sources)
-        if not has_room:
-            tier.unpin_all(sources[len(targets) :])
-            self._counters[below]["promote_no_slot"] += (len(sources) - len(targets)) * final
-        if not targets:
-            return has_room
-        now = self._clock()
+        tier.unpin_all(sources[len(targets) :])
+        now = self.clock()
         for target, source in zip(targets, sources, strict=False):
-            reading = self._reading[namespace, target.key] = _Reading(tier.name)
-            self._wait_for(fetch, to_read.pop(target.key), reading)
+            self._reading[namespace, target.key] = Reading(tier.name)
             target.created_at = now - tier.age_s(source)
-        views = [self.memory.view(target) for target in targets]
-        tier.read(sources[: len(targets)], views, partial(self._landed, below, targets))
-        return has_room
+        return [*zip(targets, sources, strict=False)]
+
+    def _not_here(self, namespace: str, blocks: Sequence[Any]) -> Sequence[Any]:
+        """Those of `blocks` that are neither in memory nor on their way there; none when all of
+        them would take too much of memory."""
+        if not blocks or sum(block.length for block in blocks) > self._most_together:
+            return ()
+        states = self.memory.lookup_all(namespace, [block.key for block in blocks])
+        return [
+            block for block, state in zip(blocks, states, strict=True)
+            if state == KeyState.ABSENT and (namespace, block.key) not in self._reading
+        ]  # fmt: skip
 
     def _landed(self, below: WayDown, targets: list[Block], results: list[bool]) -> None:
         counters = self._counters[below]
@@ -355,28 +380,17 @@ class TierStack:
                 self.memory.fail_put(target)
             counters["promoted" if good else "promote_failed"] += 1
         self.memory.complete_puts(published)
-        waiting = [
-            (key, here) for key in keys for here in self._reading.pop((namespace, key)).waiters
-        ]
+        waiting: list[tuple[bytes, Fetch, int]] = []
+        for target in targets:
+            reading = self._reading.pop((namespace, target.key))
+            waiting += [(target.key, *waiter) for waiter in reading.waiters]
+            if reading.hit_comes_later and target.state is BlockState.READABLE:
+                self.hits.brought(namespace, target.key, reading.tier)
         # All are pinned before the first is handed over: it may make room for other blocks.
-        blocks = self.memory.pin_all(namespace, [key for key, _ in waiting])
-        for (_, here), block in zip(waiting, blocks, strict=True):
-            self._guard.run("a get that read a tier", partial(here, block), None)
+        blocks = self.memory.pin_all(namespace, [key for key, _, _ in waiting])
+        for (_, fetch, place), block in zip(waiting, blocks, strict=True):
+            came = partial(self._came, fetch, place, below.tier.name, block)
+            self._guard.run("a get that read a tier", came, None)
         here_now = [block for block in targets if block.state is BlockState.READABLE]
         for faster in self.below[: self.below.index(below)]:
             faster.published(here_now)
-
-
-def _best(
-    lookups: Sequence[Callable[[str, Sequence[bytes]], bytes]],
-    namespace: str,
-    keys: Sequence[bytes],
-) -> bytes:
-    """The best state of each key by any of `lookups`, of which there is one at least. Further ones
-    are not called once all keys are readable."""
-    states = lookups[0](namespace, keys)
-    for lookup in lookups[1:]:
-        if not states.strip(_READABLE):
-            break
-        states = bytes(map(max, states, lookup(namespace, keys)))
-    return states

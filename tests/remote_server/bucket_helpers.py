@@ -1,10 +1,11 @@
 """A bucket tier that a test can wait for, over any object store and real threads; and servers above
 a bucket."""
 
+import queue
 import threading
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from disk_helpers import BOUND_S
 from wire_peer import Peer
@@ -121,3 +122,49 @@ class FaultyObjects(Objects):
 
     def truncate(self, name: str, num_bytes: int) -> None:
         (self._path / name).write_bytes(self.bytes_of(name)[:num_bytes])
+
+
+class HeldRead(NamedTuple):
+    """One call of a store that waits for the test."""
+
+    name: str
+    let_go: threading.Event
+    failures: list[Failure]
+
+    def ends(self, failure: Failure | None = None) -> None:
+        """It goes on, or fails."""
+        self.failures.extend([] if failure is None else [failure])
+        self.let_go.set()
+
+
+class GatedObjects(FaultyObjects):
+    """Objects of a folder; while `is_held`, each read of rows waits for the test to end it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.is_held = False
+        self.num_reads = 0
+        self._held: queue.Queue[HeldRead] = queue.Queue()
+        self._all: list[HeldRead] = []
+
+    def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
+        self.num_reads += 1
+        data = super().read(name, begin, end, all_of_it=all_of_it)
+        if self.is_held:
+            held = HeldRead(name, threading.Event(), [])
+            self._all.append(held)
+            self._held.put(held)
+            assert held.let_go.wait(BOUND_S), "no test ended this read"
+            for failure in held.failures:
+                raise BucketError(failure, "a fault of the test")
+        return data
+
+    def next_held(self) -> HeldRead:
+        """The next read that has begun and waits."""
+        return self._held.get(timeout=BOUND_S)
+
+    def let_all_go(self) -> None:
+        """Hold no read any more."""
+        self.is_held = False
+        for held in self._all:
+            held.ends()

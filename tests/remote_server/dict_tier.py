@@ -3,11 +3,12 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 
 import msgspec
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
-from remote_server.store.tier import OnRead, OnWritten, Written
+from remote_server.store.tier import OnRead, OnWritten, Together, Written
 
 
 class DictBlock(msgspec.Struct, eq=False):
@@ -28,6 +29,8 @@ class DictTier:
     """A `Tier` of at most `capacity` blocks, the least recently used of which is evicted."""
 
     name = "dict"
+    window_bytes = 16 << 20
+    is_remote = False
 
     def __init__(
         self, capacity: int, clock: Callable[[], float] = lambda: 0.0, *, at_once: bool = False
@@ -146,9 +149,13 @@ class DictTier:
             if not block.pins:
                 self._held.discard(block)
 
+    def together(self, blocks: Sequence[DictBlock]) -> Sequence[Together[DictBlock]]:
+        return (Together(blocks),)
+
     def read(
-        self, blocks: Sequence[DictBlock], views: Sequence[memoryview], on_read: OnRead
-    ) -> None:
+        self, blocks: Sequence[DictBlock], views: Sequence[memoryview], on_read: OnRead,
+        deadline: float = inf,
+    ) -> None:  # fmt: skip
         for block, view in zip(blocks, views, strict=True):
             view[:] = block.data
         self.verify(blocks, on_read)

@@ -242,6 +242,24 @@ def test_a_get_stalls_although_the_one_behind_it_moves(timed, fake, clock):
     assert not second.done()
 
 
+def test_a_get_without_room_in_the_window_waits_as_long_as_the_one_that_fills_it(
+    fake, make_client, clock
+):
+    client = make_client(fake.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
+    keys = hold_blocks(fake, range(8))
+    fake.silence(Get)
+    patient = client.get(NAMESPACE, keys[:4], empty_rows(4), stall_s=60, timeout_s=60)
+    (asked,) = fake.wait_for(Get)
+    hasty = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=0.050)
+    turn(client)
+    clock.advance(0.9)
+    turn(client)
+    assert not hasty.done()
+    fake.behave()
+    fake.do(lambda: fake.answer(asked))
+    assert patient.result(PATIENCE_S).landed == hasty.result(PATIENCE_S).landed == [0, 1, 2, 3]
+
+
 def test_a_late_block_never_touches_a_row(timed, fake, clock):
     keys = hold_blocks(fake, range(4))
     fake.silence(Get)

@@ -10,6 +10,7 @@ import msgspec
 from remote_server.protocol import Stretch
 from remote_server.protocol.codec import from_words, to_words
 from remote_server.store.bucket import layout
+from remote_server.store.tier import Together
 
 MAX_INDEXED_ROWS = 1 << 18
 """Packs that were not used for the longest time are forgotten first; their names stay known."""
@@ -92,6 +93,20 @@ def header_of(
         for key, length, checksum, stretch in zip(keys, lengths, checksums, chain, strict=True)
     ]
     return layout.PackHeader(namespace, block_bytes, rows)
+
+
+def by_pack(blocks: Sequence[BucketBlock]) -> list[Together[BucketBlock]]:
+    """`blocks` by their packs, with the other rows of each, which are pinned with them."""
+    wanted: dict[Pack, list[BucketBlock]] = {}
+    for block in blocks:
+        wanted.setdefault(block.pack, []).append(block)
+    together = []
+    for pack, rows in wanted.items():
+        chosen = {*rows}
+        more = [row for row in pack.rows if row not in chosen]
+        pack.pins += len(more)
+        together.append(Together(rows, more))
+    return together
 
 
 class BucketIndex:

@@ -189,6 +189,9 @@ class Availability:
         return self._clock() >= self._closed_until
 
     def succeeded(self) -> None:
+        """A call went well. One that was begun before a pause does not end it."""
+        if not self.is_open:
+            return
         self._in_a_row, self._pause_s, self._closed_until = 0, self.FIRST_PAUSE_S, 0.0
 
     def failed(self, failure: Failure) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
+from remote_server.store.bucket.reads import NUM_READERS
 from remote_server.store.bucket.sweep import CLOCK, PARTITIONS, Limits, Swept, sweep_one
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
@@ -16,7 +17,7 @@ from remote_server.turns import Guard
 log = logging.getLogger(__name__)
 
 NUM_THREADS = 8
-"""Calls of the store at a time. Each holds a pack in memory at most."""
+"""Calls of the store at a time, beside reads of packs. Each holds a pack in memory at most."""
 
 MAX_LISTED = 4 << 20
 """Packs that the list at the start takes up; a lookup asks for others."""
@@ -32,6 +33,17 @@ class SharedBucket:
         """Raises `ConfigError` for a wrong address or a missing client. Nothing is called yet."""
         self.objects = Objects(url)
         self.threads = Threads(NUM_THREADS, "bucket")
+        self.readers = Threads(NUM_READERS, "bucket-read")
+
+    def stop(self) -> None:
+        """When the tiers are closed: end the threads."""
+        self.threads.stop()
+        self.readers.stop()
+
+    @property
+    def num_dead(self) -> int:
+        """Threads that have ended before `stop`."""
+        return self.threads.num_dead + self.readers.num_dead
 
 
 class Listing(NamedTuple):
@@ -66,9 +78,10 @@ class OpenBucket:
         self._swept_at = clock()
         self._sweeping = False
         self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
+        self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
             shared.objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
-            clock=clock,
+            clock=clock, readers=self.readers,
         )  # fmt: skip
         work = partial(_list_all, shared.objects, self._prefix)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))
@@ -103,6 +116,7 @@ class OpenBucket:
 
     def close(self) -> None:
         self.pool.stop()
+        self.readers.stop()
 
 
 def _list_all(objects: Objects, prefix: str) -> Listing:

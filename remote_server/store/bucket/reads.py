@@ -1,34 +1,45 @@
-"""Reads from the bucket: a pack is read whole, once for all that wait for its rows.
+"""Reads from the bucket: rows of a pack that are wanted together come with one call of the store.
 
-A streamed get asks for a few rows at a time. The rows of a pack that are asked for later come from
-its body, which stays here for a while.
+A row waits for half of the time that its reader has: then it is a miss, and the reader has the
+other half for rows of other packs. A call that takes unusually long gets a second one beside it. A
+call that brings nothing at all is stuck: its pack is a miss at once until the call has ended.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from math import inf
 
-from remote_server.store.bucket import transfers
-from remote_server.store.bucket.index import BucketBlock, Pack
-from remote_server.store.bucket.objects import Failure, Objects
-from remote_server.store.bucket.transfers import ReadBody, Want
+from remote_server.store.bucket.hedging import Hedging
+from remote_server.store.bucket.index import BucketBlock, Pack, PackState
+from remote_server.store.bucket.objects import Availability, Failure, Objects
+from remote_server.store.bucket.pack_read import Answer, PackRead, Waiter
+from remote_server.store.bucket.transfers import Want
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.tier import OnRead
 
-BODY_BYTES = 64 << 20
-"""Bodies that stay after their first read."""
+NUM_READERS = 16
+"""Reads of packs at a time, of all tenants. Each holds a pack in memory at most."""
 
+WINDOW_BYTES = 128 << 20
+"""Read ahead of one get: eight packs of 16 MiB at a time."""
 
-class Waiter(NamedTuple):
-    """A row that is wanted, and the function that gets whether it came intact."""
+MAX_COPYING = 4
+"""Reads of a tenant whose rows are copied and hashed at a time: the calls wait for the store, but
+copies take the processor from the loop."""
 
-    want: Want
-    on_end: Callable[[bool], None]
+MAX_STUCK = NUM_READERS // 2
+"""Stuck reads of a tenant beyond which no pack is read, so that threads are left for others."""
+
+COUNTERS = (
+    "packs_read", "read", "read_bytes", "read_damaged", "read_failed", "read_late", "read_stuck",
+    "hedged", "hedge_won", "read_unused",
+)  # fmt: skip
 
 
 class PackReads:
-    """The reads under way and the bodies read last. One thread."""
+    """The reads under way. One thread; `tick` is to be called often while there are some."""
 
     def __init__(
         self,
@@ -38,104 +49,173 @@ class PackReads:
         name_of: Callable[[Pack], str],
         unpin: Callable[[BucketBlock], None],
         on_failed: Callable[[Pack, Failure | None], None],
-        max_body_bytes: int = BODY_BYTES,
+        availability: Availability,
+        clock: Callable[[], float],
     ) -> None:
-        """`on_failed` gets a pack whose bytes did not come, with the reason, or were damaged."""
+        """`on_failed` gets a pack whose bytes did not come, with the reason, or were damaged.
+        `pool` has the threads of reads alone."""
         self._objects = objects
         self._pool = pool
         self._counters = counters
         self._name_of = name_of
         self._unpin = unpin
         self._on_failed = on_failed
-        self._max_body_bytes = max_body_bytes
-        self._waiting: dict[Pack, list[Waiter]] = {}
-        """Rows that wait for a body which is on its way."""
-        self._bodies: OrderedDict[Pack, memoryview] = OrderedDict()
-        self._body_bytes = 0
+        self._availability = availability
+        self._clock = clock
+        self._hedging = Hedging(clock)
+        self._copying = threading.Semaphore(MAX_COPYING)
+        self._reads: dict[Pack, list[PackRead]] = {}
+
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._reads)
 
     def read(
         self,
         blocks: Sequence[BucketBlock],
         views: Sequence[memoryview | None],
         on_read: OnRead,
+        deadline: float = inf,
     ) -> None:
-        """`Tier.read`; rows without a view are verified."""
+        """`Tier.read`."""
         results: dict[int, bool] = {}
 
-        def one_came(place: int, good: bool) -> None:
+        def one_ended(place: int, good: bool) -> None:
             results[place] = good
             if len(results) == len(blocks):
                 on_read([results[each] for each in range(len(blocks))])
 
+        now = self._clock()
+        ends_at = now + (deadline - now) / 2
         by_pack: dict[Pack, list[Waiter]] = {}
         for place, (block, view) in enumerate(zip(blocks, views, strict=True)):
-            want = Want(block, view)
-            by_pack.setdefault(block.pack, []).append(Waiter(want, partial(one_came, place)))
-        for pack, wants in by_pack.items():
-            self._read_pack(pack, wants)
+            waiter = Waiter(Want(block, view), ends_at, partial(one_ended, place))
+            by_pack.setdefault(block.pack, []).append(waiter)
+        for pack, waiters in by_pack.items():
+            self._read_pack(pack, waiters)
 
-    def _read_pack(self, pack: Pack, wants: list[Waiter]) -> None:
-        if pack in self._waiting:
-            self._waiting[pack] += wants
-        elif pack in self._bodies:
-            self._bodies.move_to_end(pack)
-            self._copy(pack, self._bodies[pack], wants)
-        else:
-            self._waiting[pack] = []
-            name, rows = self._name_of(pack), [each.want for each in wants]
-            work = partial(transfers.read_rows, self._objects, name, rows)
-            finish = partial(self._body_read, pack, wants)
-            self._pool.submit(Job(Priority.READ, lambda _: work(), finish))
+    def verify(self, blocks: Sequence[BucketBlock], on_read: OnRead) -> None:
+        """`Tier.verify`. A call that fails shows nothing about the bytes: only what is damaged or
+        gone is not there any more."""
 
-    def _copy(self, pack: Pack, body: memoryview, wants: list[Waiter]) -> None:
-        rows, begin = [each.want for each in wants], pack.rows[0].offset
-        work = partial(transfers.copy_rows, body, begin, rows)
-        self._counters["packs_copied"] += 1
-        self._pool.submit(Job(Priority.READ, lambda _: work(), partial(self._end, pack, wants)))
+        def ended(results: list[bool]) -> None:
+            there = [block.pack.state is PackState.READABLE for block in blocks]
+            on_read([good or here for good, here in zip(results, there, strict=True)])
 
-    def _body_read(self, pack: Pack, wants: list[Waiter], read: ReadBody | None) -> None:
-        waiting = self._waiting.pop(pack)
-        read = read or ReadBody(None, [False] * len(wants), Failure.OTHER)
-        if read.body is not None:
-            self._counters["packs_read"] += 1
-            self._counters["read_bytes"] += read.body.nbytes
-            self._keep(pack, read.body)
-            if waiting:
-                self._copy(pack, read.body, waiting)
-        elif read.failure is not None:
-            self._counters["read_failed"] += len(wants) + len(waiting)
-            self._on_failed(pack, read.failure)
-            self._answer([*wants, *waiting], [False] * (len(wants) + len(waiting)))
+        self.read(blocks, [None] * len(blocks), ended)
+
+    def _read_pack(self, pack: Pack, waiters: list[Waiter]) -> None:
+        under_way = self._reads.get(pack, ())
+        stuck = sum(read.is_stuck for read in self._all())
+        if stuck >= MAX_STUCK or any(read.is_stuck for read in under_way):
+            self._counters["read_stuck"] += len(waiters)
+            self._answer(waiters, [False] * len(waiters))
             return
-        self._end(pack, wants, read.intact)
+        if any(read.add(waiters) for read in under_way):
+            return
+        rows = [waiter.want.block for waiter in waiters]
+        begin, end = min(row.offset for row in rows), max(row.offset + row.length for row in rows)
+        read = PackRead(pack, begin, end, self._clock, self._copying)
+        read.add(waiters)
+        self._reads.setdefault(pack, []).append(read)
+        self._hedging.first_call()
+        self._call(read)
 
-    def _end(
-        self,
-        pack: Pack,
-        wants: list[Waiter],
-        intact: Sequence[bool] | None,
-    ) -> None:
-        intact = intact or [False] * len(wants)
-        if not all(intact):
-            self._counters["read_damaged"] += len(intact) - sum(intact)
-            self._forget(pack)
+    def _call(self, read: PackRead, *, is_second: bool = False) -> None:
+        read.num_calls += 1
+        work = partial(read.run, self._objects, self._name_of(read.pack))
+        finish = partial(self._ended, read, is_second)
+        self._pool.submit(Job(Priority.READ, lambda _: work(), finish))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def _ended(self, read: PackRead, is_second: bool, answer: Answer | None) -> None:
+        """One call of `read` has ended."""
+        read.num_calls -= 1
+        answer = answer or Answer(failure=Failure.OTHER)
+        if answer.failure is not None:
+            self._failed(read, answer.failure)
+        elif not answer.skipped:
+            self._availability.succeeded()
+            self._hedging.took(read.num_bytes, answer.took_s)
+            self._counters["packs_read"] += 1
+            self._counters["read_bytes"] += answer.num_bytes
+            self._counters["read_unused"] += not answer.waiters
+            self._counters["hedge_won"] += is_second and bool(answer.waiters)
+            self._filled(read.pack, answer)
+        if read.num_calls:
+            return
+        self._miss(read.take_late(self._clock()), "read_late")
+        if answer.skipped and read.has_waiters:  # they came after the thread had looked
+            self._call(read)
+            return
+        self._forget(read)
+        self._miss(read.take_all(), "read_failed")
+
+    def _filled(self, pack: Pack, answer: Answer) -> None:
+        num_damaged = len(answer.intact) - sum(answer.intact)
+        if num_damaged:
+            self._counters["read_damaged"] += num_damaged
             self._on_failed(pack, None)
-        self._counters["read"] += sum(intact)
-        self._answer(wants, intact)
+        self._counters["read"] += sum(answer.intact)
+        self._answer(answer.waiters, answer.intact)
 
-    def _answer(self, wants: Sequence[Waiter], intact: Sequence[bool]) -> None:
-        for each in wants:
+    def _failed(self, read: PackRead, failure: Failure) -> None:
+        """A call has failed. The rows go on waiting for another one, unless the pack is gone."""
+        self._hedging.failed(failure)
+        if not read.is_stuck:  # else its failure was counted
+            self._on_failed(read.pack, failure)
+        if failure is Failure.ABSENT:
+            self._miss(read.take_all(), "read_failed")
+
+    def _forget(self, read: PackRead) -> None:
+        self._reads[read.pack].remove(read)
+        if not self._reads[read.pack]:
+            del self._reads[read.pack]
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────
+
+    def tick(self) -> None:
+        """End the rows whose time is over, and begin the second calls that are due."""
+        now = self._clock()
+        for read in [*self._all()]:
+            self._miss(read.take_late(now), "read_late")
+            if read.began_at is None or read.is_stuck:
+                continue
+            running_s = now - read.began_at
+            if self._hedging.is_stuck(read.num_bytes, running_s):
+                self._is_stuck(read)
+            elif self._may_hedge(read, running_s) and self._hedging.take():
+                read.is_hedged = True
+                self._counters["hedged"] += 1
+                self._call(read, is_second=True)
+
+    def _may_hedge(self, read: PackRead, running_s: float) -> bool:
+        return (
+            not read.is_hedged
+            and read.has_waiters
+            and self._availability.is_open
+            and sum(each.num_calls for each in self._all()) < NUM_READERS
+            and self._hedging.is_due(read.num_bytes, running_s)
+        )
+
+    def _is_stuck(self, read: PackRead) -> None:
+        """Nothing has come for long: the rows are misses, and the store has failed once."""
+        if read.is_won:
+            return
+        read.is_stuck = True
+        self._on_failed(read.pack, Failure.TIMEOUT)
+        self._miss(read.take_all(), "read_stuck")
+
+    def _all(self) -> Iterator[PackRead]:
+        return (read for reads in self._reads.values() for read in reads)
+
+    def _miss(self, waiters: Sequence[Waiter], counter: str) -> None:
+        self._counters[counter] += len(waiters)
+        self._answer(waiters, [False] * len(waiters))
+
+    def _answer(self, waiters: Sequence[Waiter], intact: Sequence[bool]) -> None:
+        for each in waiters:
             self._unpin(each.want.block)
-        for each, good in zip(wants, intact, strict=True):
+        for each, good in zip(waiters, intact, strict=True):
             each.on_end(good)
-
-    def _keep(self, pack: Pack, body: memoryview) -> None:
-        self._bodies[pack] = body
-        self._body_bytes += body.nbytes
-        while self._body_bytes > self._max_body_bytes:
-            self._forget(next(iter(self._bodies)))
-
-    def _forget(self, pack: Pack) -> None:
-        body = self._bodies.pop(pack, None)
-        if body is not None:
-            self._body_bytes -= body.nbytes

@@ -4,24 +4,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
+from remote_server.store.bucket import reads
 from remote_server.store.bucket.headers import HeaderReads, Pending
 from remote_server.store.bucket.index import (
     BucketBlock,
     BucketIndex,
     Pack,
     PackState,
+    by_pack,
     header_of,
     make_pack,
 )
 from remote_server.store.bucket.names import KnownNames
 from remote_server.store.bucket.objects import Availability, Failure, Objects
-from remote_server.store.bucket.packs import (
-    Group,
-    object_name,
-    packs_in,
-)
+from remote_server.store.bucket.packs import Group, object_name, packs_in
 from remote_server.store.bucket.reads import PackReads
 from remote_server.store.bucket.removals import Removals
 from remote_server.store.bucket.store_clock import StoreClock
@@ -35,11 +34,10 @@ from remote_server.store.tier import OnRead, OnWritten, Written
 log = logging.getLogger(__name__)
 
 COUNTERS = (
-    "packs_written", "packs_existed", "packs_read", "packs_copied", "headers_read",
-    "headers_absent", "headers_damaged", "headers_declined", "written", "written_bytes",
-    "write_io_error", "write_cleared", "read", "read_bytes", "read_damaged", "read_failed",
-    "dropped_absent", "removed", "cleared", "expired", "declined_busy", "declined_unavailable",
-    "pauses", "listed", "sweeps", "swept_packs", "evicted",
+    *reads.COUNTERS, "packs_written", "packs_existed", "headers_read", "headers_absent",
+    "headers_damaged", "headers_declined", "written", "written_bytes", "write_io_error",
+    "write_cleared", "dropped_absent", "removed", "cleared", "expired", "declined_busy",
+    "declined_unavailable", "pauses", "listed", "sweeps", "swept_packs", "evicted",
     *(f"failed_{failure}" for failure in Failure),
 )  # fmt: skip
 """Always present, from zero. `failed_*` counts calls of the store by the reason of their failure;
@@ -55,6 +53,8 @@ class BucketTier:
     """
 
     name = "bucket"
+    window_bytes = reads.WINDOW_BYTES
+    is_remote = True
 
     def __init__(
         self,
@@ -65,12 +65,14 @@ class BucketTier:
         budget: int = 0,
         pack_bytes: int = 16 << 20,
         clock: Callable[[], float] = time.monotonic,
+        readers: Pool | None = None,
     ) -> None:
-        """`budget` is that of the whole bucket, 0 for none. `objects` and `pool` are the
-        caller's."""
+        """`budget` is that of the whole bucket, 0 for none. `objects` and `pool` are the caller's,
+        and so are `readers`, whose threads read packs: without them `pool` does."""
         self.objects = objects
         self.pack_bytes = pack_bytes
         self._pool = pool
+        self._readers = readers or pool
         self._tenant = tenant
         self._budget = budget
         self.store_clock = StoreClock(clock)
@@ -86,9 +88,10 @@ class BucketTier:
         self._headers = HeaderReads(
             objects, pool, tenant, self._names, self._pending, self._counters, self._header_read
         )
-        self._reads = PackReads(
-            objects, pool, self._counters, self._name_of, self._unpin, self._read_failed
-        )
+        self.reads = PackReads(
+            objects, self._readers, self._counters, self._name_of, self._unpin, self._read_failed,
+            self.availability, clock,
+        )  # fmt: skip
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
@@ -102,9 +105,9 @@ class BucketTier:
 
     def is_known(self, namespace: str, key: bytes) -> bool:
         """Whether the pack that `key` names is in the bucket or being written, as far as this
-        server knows."""
+        server knows, or another pack with that row."""
         return (
-            self._index.pack(namespace, key) is not None
+            self._index.row(namespace, key) is not None
             or (namespace, key) in self._pending.rows
             or self._names.has(namespace, key)
         )
@@ -145,7 +148,7 @@ class BucketTier:
 
     @property
     def busy(self) -> bool:
-        return self._pool.busy
+        return self._pool.busy or self._readers.busy
 
     @property
     def num_names(self) -> int:
@@ -231,13 +234,16 @@ class BucketTier:
     def _unpin(self, block: BucketBlock) -> None:
         block.pack.pins -= 1
 
+    together = staticmethod(by_pack)
+
     def read(
-        self, blocks: Sequence[BucketBlock], views: Sequence[memoryview], on_read: OnRead
-    ) -> None:
-        self._reads.read(blocks, views, on_read)
+        self, blocks: Sequence[BucketBlock], views: Sequence[memoryview], on_read: OnRead,
+        deadline: float = inf,
+    ) -> None:  # fmt: skip
+        self.reads.read(blocks, views, on_read, deadline)
 
     def verify(self, blocks: Sequence[BucketBlock], on_read: OnRead) -> None:
-        self._reads.read(blocks, [None] * len(blocks), on_read)
+        self.reads.verify(blocks, on_read)
 
     def _read_failed(self, pack: Pack, failure: Failure | None) -> None:
         """A pack's bytes did not come, or were damaged (no `failure`)."""
@@ -354,7 +360,8 @@ class BucketTier:
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 
     def finish_jobs(self) -> None:
-        self._pool.finish_jobs()
+        for pool in {self._pool, self._readers}:
+            pool.finish_jobs()
 
     def num_blocks(self, namespace: str) -> int:
         return len(self._index.rows(namespace))

@@ -28,14 +28,6 @@ class Want(NamedTuple):
     """None: the row is verified and copied nowhere."""
 
 
-class ReadBody(NamedTuple):
-    """The rows of a pack as they came, or why they did not."""
-
-    body: memoryview | None
-    intact: list[bool]
-    failure: Failure | None = None
-
-
 def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> ReadHeader:
     """The header of the pack `name`, checked."""
     try:
@@ -53,20 +45,6 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
     except layout.PackDamaged as error:
         return ReadHeader(None, damage=str(error))
     return ReadHeader(header, head.modified)
-
-
-def read_rows(objects: Objects, name: str, wants: Sequence[Want]) -> ReadBody:
-    """The bytes of all rows of a pack, and the rows of `wants` in their views."""
-    rows = wants[0].block.pack.rows
-    begin, end = rows[0].offset, rows[-1].offset + rows[-1].length
-    if begin == end:  # rows without bytes
-        body = memoryview(b"")
-    else:
-        try:
-            body = objects.read(name, begin, end)
-        except BucketError as error:
-            return ReadBody(None, [False] * len(wants), error.failure)
-    return ReadBody(body, copy_rows(body, begin, wants))
 
 
 def copy_rows(body: memoryview, begin: int, wants: Sequence[Want]) -> list[bool]:

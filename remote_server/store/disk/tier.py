@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from remote_server.protocol import KeyState, Stretch, TierStats
 from remote_server.store.disk.allocator import SegmentAllocator
@@ -22,7 +23,7 @@ from remote_server.store.disk.segments import (
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
 from remote_server.store.policies import POLICIES
-from remote_server.store.tier import OnRead, OnWritten
+from remote_server.store.tier import OnRead, OnWritten, Together
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class DiskTier:
     """
 
     name = "disk"
+    window_bytes = 16 << 20
+    is_remote = False
 
     def __init__(
         self,
@@ -241,15 +244,21 @@ class DiskTier:
         one is the most recently used."""
         return self._reading.pin_all(namespace, keys)
 
+    def together(self, blocks: Sequence[DiskBlock]) -> Sequence[Together[DiskBlock]]:
+        """All at one time, and nothing else: each block is read by itself, or with neighbours that
+        are wanted too."""
+        return (Together(blocks),)
+
     def read(
-        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead
-    ) -> None:
+        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead,
+        deadline: float = inf,
+    ) -> None:  # fmt: skip
         """Fill `views`, writable and as long as their blocks, which must be pinned.
 
         `on_read` is called once: whether each view holds its block's bytes. From then on `views`
         are the caller's again, and each block's pin is released. A block whose bytes do not arrive
         intact is a miss, and is removed. At least one block. The caller's memory bounds the reads
-        under way.
+        under way. None takes long enough to regard `deadline`.
         """
         self._reading.read(blocks, views, on_read)
 

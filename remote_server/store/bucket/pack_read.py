@@ -1,0 +1,141 @@
+"""One read of a pack, by one call of the store or by two of which the first good answer wins.
+
+Rows wait for it on the loop; calls run on threads. A row's view is written once, by the call that
+has won, and only while the row waits. So a row can be given up at any time before that, and a call
+that comes back late finds nothing to write into.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from remote_server.store.bucket.index import Pack
+from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.transfers import Want, copy_rows
+
+
+class Waiter(NamedTuple):
+    """A row that is wanted, until when, and the function that gets whether it came intact."""
+
+    want: Want
+    ends_at: float
+    on_end: Callable[[bool], None]
+
+
+class Answer(NamedTuple):
+    """The end of one call, for the loop."""
+
+    num_bytes: int = 0
+    took_s: float = 0.0
+    """0 for a call that was not made, or failed."""
+    waiters: Sequence[Waiter] = ()
+    """Those whose views this call has filled, or tried to."""
+    intact: Sequence[bool] = ()
+    failure: Failure | None = None
+    skipped: bool = False
+    """No row waited any more when a thread was free, so the store was not called."""
+
+
+class PackRead:
+    """The rows that wait for the bytes from `begin` to `end` of one pack, and the calls for them.
+
+    `run` is called on a thread for each call. All other methods belong to the loop.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        begin: int,
+        end: int,
+        clock: Callable[[], float],
+        copying: threading.Semaphore,
+    ) -> None:
+        """`copying` is taken while views are filled."""
+        self.pack = pack
+        self.begin = begin
+        self.end = end
+        self.num_calls = 0
+        """Calls that were begun or wait for a thread."""
+        self.is_hedged = False
+        self.is_stuck = False
+        self.began_at: float | None = None
+        """When the first call was made; None while it waits for a thread."""
+        self._clock = clock
+        self._copying = copying
+        self._lock = threading.Lock()
+        self._waiters: list[Waiter] = []
+        self._is_won = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def is_won(self) -> bool:
+        """Whether a call has the bytes: the rows it fills wait no longer than a copy takes."""
+        return self._is_won
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)
+
+    def add(self, waiters: Sequence[Waiter]) -> bool:
+        """Have `waiters` wait for it too; False when it is too late for them, or when a row is not
+        among the bytes that are read."""
+        for (block, _), _, _ in waiters:
+            if block.length and not self.begin <= block.offset <= self.end - block.length:
+                return False
+        with self._lock:
+            if self._is_won:
+                return False
+            self._waiters += waiters
+        return True
+
+    def take_late(self, now: float) -> list[Waiter]:
+        """The waiters whose time is over; they wait no more, and their views stay as they are."""
+        with self._lock:
+            if self._is_won or not any(each.ends_at <= now for each in self._waiters):
+                return []
+            late = [each for each in self._waiters if each.ends_at <= now]
+            self._waiters = [each for each in self._waiters if each.ends_at > now]
+            return late
+
+    def take_all(self) -> list[Waiter]:
+        """All that still wait: the last call has failed, or the read is stuck."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+            return [] if self._is_won else waiters
+
+    # ── on a thread ──────────────────────────────────────────────────────────────────────
+
+    def run(self, objects: Objects, name: str) -> Answer:
+        """One call: read the bytes, and fill the views unless another call has."""
+        began_at = self._clock()
+        if not self._begins(began_at):
+            return Answer(skipped=True)
+        try:
+            body = objects.read(name, self.begin, self.end) if self.num_bytes else memoryview(b"")
+        except BucketError as error:
+            return Answer(failure=error.failure)
+        took_s = self._clock() - began_at
+        with self._copying:
+            waiters = self._win()
+            intact = copy_rows(body, self.begin, [each.want for each in waiters])
+        return Answer(body.nbytes, took_s, waiters, intact)
+
+    def _begins(self, now: float) -> bool:
+        with self._lock:
+            if self._is_won or all(each.ends_at <= now for each in self._waiters):
+                return False
+            if self.began_at is None:
+                self.began_at = now
+            return True
+
+    def _win(self) -> list[Waiter]:
+        """The rows to fill, for the first call that has bytes; none for the second."""
+        with self._lock:
+            if self._is_won or not self._waiters:
+                return []
+            self._is_won = True
+            waiters, self._waiters = self._waiters, []
+            return waiters
