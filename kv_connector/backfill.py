@@ -18,7 +18,8 @@ from vllm.v1.kv_offload.tiering.base import ParentManager
 from kv_connector import metrics
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places, PoolRows
-from kv_connector.tier_transfers import Ended, Transfers
+from kv_connector.tier_transfers import Transfers
+from kv_connector.transfer_ends import Ended
 from remote_server.protocol import KeyState
 
 # About 250 bytes each: at most 32 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.

@@ -70,7 +70,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     load_stall_ms: Milliseconds = 50
     """A load that receives nothing for this long, or for most of a step as above, ends; blocks
-    received until then are used."""
+    received until then are used. Not for loads with blocks in the server's bucket."""
 
     load_timeout_ms: Milliseconds = 2_000
     """A load ends after this long, whatever its speed."""

@@ -5,7 +5,7 @@ returns RETRY. `LookupState` reduces that to one query per prompt and one time b
 It uses no socket and no clock. Only the scheduler thread uses it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ class Missed(StrEnum):
     LOAD_FAILED = auto()  # a load of this key has failed; a second query would loop
     EVICTED_AGAIN = auto()  # loaded, and evicted from the pool before it was used, several times
     BREAK_EVEN = auto()  # it would take longer to load than to compute
+    BUCKET_SLOW = auto()  # the same, because the server has it in its object store only
     BYPASS = auto()  # this request does not use the server (a LoRA adapter)
 
 
@@ -76,6 +77,10 @@ class LookupState:
     """Whether a query was sent, so that break-even has accepted its wait."""
     judged: bool = False
     """Whether break-even was applied to the blocks that the replies found."""
+    bucket_judged: bool = False
+    """Whether it was applied to those in the server's object store."""
+    in_bucket: set[bytes] = field(default_factory=set)
+    """Keys that the server has in its object store only."""
     admitted: bool = False
     """Whether its wait was observed. The engine may lack the blocks for it all the same."""
     scheduled: bool = False
@@ -173,6 +178,12 @@ class LookupState:
         """The keys that the server holds readable."""
         return [key for key, state in self.states.items() if state is KeyState.READABLE]
 
+    def bucket_share(self, keys: Collection[bytes]) -> float:
+        """The share of `keys` that the server has in its object store only."""
+        if not self.in_bucket:
+            return 0.0
+        return sum(key in self.in_bucket for key in keys) / max(1, len(keys))
+
     # ── queries and answers ────────────────────────────────────────────────────────────
 
     def take(self, answer: "Answer") -> None:
@@ -182,6 +193,8 @@ class LookupState:
             return
         if kind is Kind.AGAIN:
             self.queried_again = False
+        for first, number in zip(answer.remote[::2], answer.remote[1::2], strict=False):
+            self.in_bucket.update(keys[first : first + number])
         if kind is Kind.AWAITED and states is not None:
             self.answered(keys, states, answer.ended_s)
         elif kind is Kind.AWAITED:
@@ -264,7 +277,8 @@ class LookupState:
         self.states, self.wanted, self.wanted_ends = {}, [], []
         self.generation += 1
         self.queries, self._owed_since_s = 0, None
-        self.queried = self.judged = self.held = False
+        self.queried = self.judged = self.bucket_judged = self.held = False
+        self.in_bucket = set()
         self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None
         self.missed_for_now, self.queried_again = {}, False
@@ -299,3 +313,5 @@ class Answer(NamedTuple):
     """The server's reply, one state a key; None without a reply."""
     reason: Missed
     """Why there was no reply."""
+    remote: Sequence[int] = ()
+    """Of the reply: see `protocol.Found`."""

@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
+from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
-from kv_connector.link import BreakEven, LookupBreaker, Patience, Queries
+from kv_connector.judge import Judge
+from kv_connector.link import LookupBreaker, Patience, Queries
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRoom, PoolRows, Room
@@ -52,7 +54,7 @@ class Lookups:
         self._rows = rows
         self._config = config
         self._counters = counters
-        self._break_even = break_even
+        self._judge = Judge(rows, break_even)
         self._clock = clock
         self._waits: dict[str, LookupState] = {}
         self._past: dict[str, States] = {}
@@ -184,6 +186,12 @@ class Lookups:
         wait = self._waits.get(request_id)
         return -1 if wait is None else wait.reused
 
+    def bucket_share(self, request_id: str, keys: Collection[bytes]) -> float:
+        """The share of `keys` that the server had in its object store only, by its replies to this
+        request."""
+        wait = self._waits.get(request_id)
+        return 0.0 if wait is None else wait.bucket_share(keys)
+
     def lacked(self, request_id: str, keys: Collection[bytes]) -> bool:
         """Whether the server lacks all of `keys`, by its replies to this request: it reported each
         of them absent, or did not report it and reported another one absent, behind which the
@@ -299,7 +307,10 @@ class Lookups:
             if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
                 wait.give_up(readable, Missed.POOL_BUSY)
             return
-        if not wait.judged and not self._worth_fetching(wait, readable, round_trips=1):
+        readable = self._judge.without_slow(wait, readable)
+        if not readable:
+            return
+        if not wait.judged and not self._judge.is_worth(wait, readable, round_trips=1):
             wait.give_up(readable, Missed.BREAK_EVEN)
         elif wait.loads_too_often:
             wait.give_up(readable, Missed.EVICTED_AGAIN)
@@ -359,7 +370,7 @@ class Lookups:
         keys, ends = wait.take_wanted()
         if namespace is None:
             wait.give_up(keys, Missed.UNAVAILABLE)
-        elif not wait.queried and not self._worth_fetching(wait, keys, round_trips=2):
+        elif not wait.queried and not self._judge.is_worth(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
             chain = wait.chain(self._rows, keys, ends)
@@ -375,10 +386,3 @@ class Lookups:
             wait.queried_again = True
             chain = wait.chain(self._rows, keys, [*map(wait.position, keys)])
             self._queries.send(namespace, Kind.AGAIN, keys, wait, chain)
-
-    def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
-        if wait.prefetch:
-            return True
-        num_bytes = len(keys) * self._rows.block_bytes
-        num_tokens = self._rows.tokens_of(len(keys))
-        return self._break_even.admits(num_bytes, num_tokens, round_trips=round_trips)

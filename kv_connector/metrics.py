@@ -46,6 +46,7 @@ BACKFILL_WAITING = "kvferry_backfill_waiting"
 WAIT_SECONDS = "kvferry_wait_seconds"
 WAIT_STEPS = "kvferry_wait_steps"
 LINK_SPEED = "kvferry_link_bytes_per_second"
+BUCKET_SPEED = "kvferry_bucket_bytes_per_second"
 LOOKUP_SECONDS = "kvferry_lookup_seconds"
 PREFILL_SPEED = "kvferry_prefill_tokens_per_second"
 LOOKUP_DURATION = "kvferry_lookup_duration_seconds"
@@ -137,6 +138,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512),
     ),
     LINK_SPEED: OffloadingGaugeMetadata("Bytes a second of recent loads, once it is known."),
+    BUCKET_SPEED: OffloadingGaugeMetadata(
+        "Bytes a second of recent loads from the server's object store, once it is known."
+    ),
     LOOKUP_SECONDS: OffloadingGaugeMetadata("Seconds of a recent lookup, once it is known."),
     PREFILL_SPEED: OffloadingGaugeMetadata(
         "Prompt tokens a second of the engine's recent steps, once it is known."

@@ -15,7 +15,7 @@ from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, Stretch
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
 
-    from kv_connector.link import LinkSpeed
+    from kv_connector.break_even import LinkSpeed
 
 Place = tuple[int | None, int]
 """Where the tokens of a key end in its prompt, and the class of the request that put it: see

@@ -35,13 +35,15 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Backlog, Recency
+from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
-from kv_connector.link import BreakEven, Patience
+from kv_connector.link import Patience
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
-from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
+from kv_connector.tier_transfers import UNAVAILABLE, Transfers
+from kv_connector.transfer_ends import Ended
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES
@@ -257,7 +259,12 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
-        self._transfers.load(self._namespace, job_metadata)
+        share = self._bucket_share(job_metadata)
+        self._transfers.load(self._namespace, job_metadata, bucket_share=share)
+
+    @never_raises(lambda: 0.0)
+    def _bucket_share(self, job: TransferJob) -> float:
+        return self.lookups.bucket_share(job.req_context.req_id, job.keys)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
@@ -297,7 +304,9 @@ class RemoteTier(SecondaryTierManager):
             duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
             self.counters.observe(duration, result.transfer_time)
         if ended.link_s is not None:
-            self.break_even.link.load_took(result.transfer_bytes or 0, ended.link_s)
+            num_bytes = result.transfer_bytes or 0
+            share = ended.bucket_share
+            self.break_even.load_took(num_bytes, ended.link_s, bucket_share=share)
         if ended.namespace != self._namespace:
             ended = ended._replace(held=(), unsent=())
         elif ended.epoch != self._epoch:
@@ -311,7 +320,7 @@ class RemoteTier(SecondaryTierManager):
         """Offer the server the blocks that it lacks, once it is ready."""
         ready, epoch = self._client.ready, self._client.epoch
         if ready and not self._was_ready:
-            self.break_even.link.forget()
+            self.break_even.forget()
             self.lookups.breaker.forget()
             self._backfill.server_came_back()
         self._was_ready = ready
@@ -378,6 +387,7 @@ class RemoteTier(SecondaryTierManager):
             metrics.LOOKUPS_PAUSED: int(self.lookups.breaker.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
+            metrics.BUCKET_SPEED: self.break_even.bucket.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Thread
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,8 @@ from kv_connector import guarded, kept_from_engine, metrics
 from kv_connector.config import RemoteConfig
 from kv_connector.link import Patience
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
+from kv_connector.pool_rows import Places, PoolRows, places_of
+from kv_connector.transfer_ends import BucketLoads, Ended
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome, Stretch, select
 
@@ -41,30 +41,6 @@ OVERDUE_AFTER_CHECKS = 10
 
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
-
-
-class Ended(NamedTuple):
-    """A job that has ended, with its effect on the server's keys and its measure of the link."""
-
-    result: JobResult
-    lost: Sequence[OffloadKey] = ()
-    """Keys whose load failed."""
-
-    held: Sequence[OffloadKey] = ()
-    """Keys that the server holds, in the boot `epoch`."""
-
-    unsent: Sequence[OffloadKey] = ()
-    """Keys not put for lack of a server or of room, which a later put may store."""
-
-    places: Places = NO_PLACES
-    """Of `held` and `unsent`, as far as they are known."""
-
-    namespace: str | None = None
-    epoch: str | None = None
-    is_load: bool = False
-    link_s: float | None = None
-    """Seconds for which the link served this load; None if the server did not serve it. Loads are
-    served one after the other, so the time behind an earlier load is excluded."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +106,7 @@ class Transfers:
     _draining: bool = False
     _last_load_ended_s: float = -inf
     """Only the client's I/O thread uses it."""
+    _from_bucket: BucketLoads = field(default_factory=BucketLoads)
 
     @property
     def num_loads(self) -> int:
@@ -154,23 +131,32 @@ class Transfers:
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
-    def load(self, namespace: str | None, job: TransferJob) -> None:
-        """Get the job's keys into its rows; keys that do not land in time are lost."""
+    def load(self, namespace: str | None, job: TransferJob, *, bucket_share: float = 0.0) -> None:
+        """Get the job's keys into its rows; keys that do not land in time are lost.
+
+        `bucket_share` of them are in the server's object store. Its first byte takes longer than a
+        stall, so such a load has no limit but its timeout.
+        """
         keys: list[OffloadKey] = []  # filled once the job is registered
         try:
             timeout_s = self.config.load_timeout_ms / 1000
             self._begin(job, _Open(is_load=True, lost=keys), timeout_s)
             keys += job.keys
             self._loading.update(keys)
-            begun = Ended(_failed(job.job_id), keys, places=places_of(job), namespace=namespace)
+            begun = Ended(
+                _failed(job.job_id), keys, places=places_of(job), namespace=namespace,
+                bucket_share=bucket_share,
+            )  # fmt: skip
             if namespace is None:
                 self._end_load(begun)
                 return
+            if bucket_share:
+                self._from_bucket.began(job.job_id)
             got = self.client.get(
                 namespace,
                 keys,
                 self.rows.at(job.chunk_ids),
-                stall_s=self.patience.load_stall_s,
+                stall_s=timeout_s if bucket_share else self.patience.load_stall_s,
                 timeout_s=timeout_s,
             )
             got.add_done_callback(partial(self._on_got, begun, keys, self.clock()))
@@ -191,7 +177,9 @@ class Transfers:
             ended_s = self.clock()
             link_s = ended_s - max(started_s, self._last_load_ended_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
+            served &= bool(begun.bucket_share) or not self._from_bucket.any_since(started_s)
             self._last_load_ended_s = ended_s
+            self._from_bucket.ended(job_id, ended_s)
             result = JobResult(
                 job_id,
                 success=not lost,
@@ -382,6 +370,7 @@ class Transfers:
         # Before anything that could raise: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
         self._load_has_ended = True
+        self._from_bucket.ended(job_id, self.clock())
         kept_from_engine(self.counters, hook)
 
 

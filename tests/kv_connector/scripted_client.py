@@ -29,11 +29,14 @@ class Asked:
     reply: "Future[Any]" = field(default_factory=Future)
     on_late: Callable[[Found], None] | None = None
     chain: Sequence[Stretch] = ()
+    stall_s: float = 0.0
 
-    def found(self, *states: KeyState) -> None:
+    def found(self, *states: KeyState, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
         prefix = next((i for i, s in enumerate(states) if s != KeyState.READABLE), len(states))
-        found = Found(request_id=1, epoch="e", prefix=prefix, states=bytes(list(states)))
+        found = Found(
+            request_id=1, epoch="e", prefix=prefix, states=bytes(list(states)), remote=[*remote]
+        )
         if not self.reply.done():
             self.reply.set_result(found)
         elif self.on_late is not None:
@@ -99,7 +102,9 @@ class ScriptedClient:
     def get(
         self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float
     ) -> "Future[Any]":
-        return self._ask("get", namespace, keys, rows)
+        reply = self._ask("get", namespace, keys, rows)
+        self.asked[-1].stall_s = stall_s
+        return reply
 
     def put(
         self,

@@ -8,8 +8,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.config import PREFETCH_KEY
-from kv_connector.link import (
+from kv_connector.break_even import (
     KEPT_SAMPLES,
     LEAST_SAMPLES,
     PROBE_AFTER_S,
@@ -17,10 +16,11 @@ from kv_connector.link import (
     BreakEven,
     EngineSpeed,
     LinkSpeed,
-    Patience,
     Recent,
     worth_loading,
 )
+from kv_connector.config import PREFETCH_KEY
+from kv_connector.link import Patience
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState

@@ -1,0 +1,211 @@
+"""The decision to fetch or to compute, by measured speeds: of the link, of the server's object
+store, and of the engine."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+KEPT_SAMPLES = 9
+LEAST_SAMPLES = 5
+
+# Steps below these limits do not measure prompt speed: the fixed cost of a step or its decoding
+# requests dominate.
+LEAST_PROMPT_TOKENS = 64
+LEAST_PROMPT_SHARE = 0.5
+
+# Most steps in flight in vLLM, with pipelined workers. More means that an end was missed.
+MOST_STEPS_UNDER_WAY = 8
+
+
+@dataclass
+class Recent:
+    """Median of the last `KEPT_SAMPLES` values; needs at least `LEAST_SAMPLES`."""
+
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+
+    def add(self, sample: float) -> None:
+        self._samples.append(sample)
+
+    def forget(self) -> None:
+        """Drop all samples, as after an outage."""
+        self._samples.clear()
+
+    @property
+    def value(self) -> float | None:
+        """None below `LEAST_SAMPLES`."""
+        return median(self._samples) if len(self._samples) >= LEAST_SAMPLES else None
+
+
+@dataclass
+class LinkSpeed:
+    """Link speed, from the engine's own loads and lookups. Other users of the link lower it."""
+
+    _bytes_per_s: Recent = field(default_factory=Recent)
+    _round_trip_s: Recent = field(default_factory=Recent)
+
+    def lookup_took(self, seconds: float) -> None:
+        """A lookup ended after `seconds`, with a reply or at its deadline."""
+        self._round_trip_s.add(seconds)
+
+    def load_took(self, num_bytes: int, seconds: float) -> None:
+        """A load ended after `seconds` with `num_bytes` landed; 0 is allowed.
+
+        One round trip is subtracted, but at most half: a small load is mostly round trip.
+        """
+        flowing_s = max(seconds - (self._round_trip_s.value or 0.0), seconds / 2, 1e-6)
+        self._bytes_per_s.add(num_bytes / flowing_s)
+
+    def forget(self) -> None:
+        """Drop all samples after an outage: another server may answer now."""
+        self._bytes_per_s.forget()
+        self._round_trip_s.forget()
+
+    def beyond(self) -> "LinkSpeed":
+        """The speed of a store behind this link: its round trips are the same."""
+        return LinkSpeed(_round_trip_s=self._round_trip_s)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self._bytes_per_s.value
+
+    @property
+    def round_trip_s(self) -> float | None:
+        return self._round_trip_s.value
+
+
+@dataclass
+class EngineSpeed:
+    """Duration of the engine's recent steps, and prompt tokens computed a second."""
+
+    _tokens_per_s: Recent = field(default_factory=Recent)
+    _step_s: Recent = field(default_factory=Recent)
+    _under_way: deque[tuple[int, float]] = field(default_factory=deque)
+    _last_end_s: float = float("-inf")
+
+    def step_began(self, tokens_by_request: Iterable[int], now_s: float) -> None:
+        """The scheduler planned a step with these numbers of tokens."""
+        counts = list(tokens_by_request)
+        prompt = sum(count for count in counts if count > 1)
+        telling = prompt >= max(LEAST_PROMPT_TOKENS, LEAST_PROMPT_SHARE * sum(counts))
+        if len(self._under_way) == MOST_STEPS_UNDER_WAY:
+            self._under_way.clear()
+        self._under_way.append((prompt if telling else 0, now_s))
+
+    def step_ended(self, now_s: float) -> None:
+        """The oldest step in flight ended. A pipelined step began when the one before it ended."""
+        if self._under_way:
+            tokens, planned_s = self._under_way.popleft()
+            took_s = now_s - max(planned_s, self._last_end_s)
+            self._step_s.add(took_s)
+            if tokens and took_s > 0:
+                self._tokens_per_s.add(tokens / took_s)
+        self._last_end_s = now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """Includes steps that computed nothing: an engine that only waits for a server takes short
+        steps."""
+        return self._step_s.value
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens_per_s.value
+
+
+# While prefixes are declined, every `PROBE_EVERY`th is fetched all the same, and the first after
+# `PROBE_AFTER_S`. Five such probes can turn the median around.
+PROBE_EVERY = 16
+PROBE_AFTER_S = 10.0
+
+
+def worth_loading(
+    num_bytes: int, num_tokens: int, link: LinkSpeed, engine: EngineSpeed, *, round_trips: int
+) -> bool:
+    """Whether loading `num_bytes` is at least as fast as computing `num_tokens`.
+
+    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. True when a speed
+    is unknown: only a fetch can measure it.
+    """
+    bytes_per_s, round_trip_s, tokens_per_s = (
+        link.bytes_per_s, link.round_trip_s, engine.tokens_per_s
+    )  # fmt: skip
+    if bytes_per_s is None or round_trip_s is None or tokens_per_s is None:
+        return True
+    if bytes_per_s <= 0:
+        return False
+    if tokens_per_s <= 0:
+        return True
+    return round_trips * round_trip_s + num_bytes / bytes_per_s <= num_tokens / tokens_per_s
+
+
+@dataclass
+class Probes:
+    """Which of the prefixes that break-even declines are fetched all the same, to measure again."""
+
+    clock: Callable[[], float]
+    _declined: int = 0
+    _last_probe_s: float | None = None
+
+    def is_due(self) -> bool:
+        """Whether this one is to be fetched. To be called once for each."""
+        now_s = self.clock()
+        if self._last_probe_s is None:
+            self._last_probe_s = now_s
+        self._declined += 1
+        if self._declined < PROBE_EVERY and now_s - self._last_probe_s < PROBE_AFTER_S:
+            return False
+        self._declined, self._last_probe_s = 0, now_s
+        return True
+
+
+@dataclass
+class BreakEven:
+    """The decision of one engine. Only the scheduler thread calls it.
+
+    Blocks in the server's object store have a speed of their own, all the way from there: the
+    server reads them while it sends them.
+    """
+
+    clock: Callable[[], float]
+    enabled: bool = True
+    link: LinkSpeed = field(default_factory=LinkSpeed)
+    engine: EngineSpeed = field(default_factory=EngineSpeed)
+    bucket: LinkSpeed = field(init=False)
+    _probes: Probes = field(init=False)
+    _bucket_probes: Probes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bucket = self.link.beyond()
+        self._probes, self._bucket_probes = Probes(self.clock), Probes(self.clock)
+
+    def admits(self, num_bytes: int, num_tokens: int, *, round_trips: int) -> bool:
+        """Whether to fetch this prefix: fetching is faster, or a probe is due."""
+        speeds = self.link, self.engine
+        return (
+            not self.enabled
+            or worth_loading(num_bytes, num_tokens, *speeds, round_trips=round_trips)
+            or self._probes.is_due()
+        )
+
+    def admits_bucket(self, num_bytes: int, num_tokens: int) -> bool:
+        """The same for blocks in the server's object store, which a lookup has found."""
+        speeds = self.bucket, self.engine
+        return (
+            not self.enabled
+            or worth_loading(num_bytes, num_tokens, *speeds, round_trips=1)
+            or self._bucket_probes.is_due()
+        )
+
+    def load_took(self, num_bytes: int, seconds: float, *, bucket_share: float) -> None:
+        """A load ended. `bucket_share` of its blocks came from the object store: it measures that
+        from one half on, and the link without any."""
+        if bucket_share >= 0.5:
+            self.bucket.load_took(num_bytes, seconds)
+        elif not bucket_share:
+            self.link.load_took(num_bytes, seconds)
+
+    def forget(self) -> None:
+        """Drop all speeds of the server after an outage: another one may answer now."""
+        self.link.forget()
+        self.bucket.forget()

@@ -1,0 +1,175 @@
+"""Blocks in the server's object store have a speed of their own, and are computed where that is
+faster."""
+
+from unittest.mock import MagicMock
+
+import pytest
+from scripted_client import BLOCK_BYTES, Engine
+from test_break_even import measured
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+
+from kv_connector import metrics
+from kv_connector.break_even import LEAST_SAMPLES, PROBE_EVERY
+from kv_connector.config import PREFETCH_KEY, RemoteConfig
+from remote_server.protocol import KeyState
+
+ABSENT, PENDING, READABLE = KeyState
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """32 ms to compute a block, 10 ms to load it from the server's memory."""
+    engine = Engine()
+    measured(engine, load_s=0.010)
+    return engine
+
+
+def look(
+    engine: Engine, name: str, num: int, *remote: int, **params: object
+) -> tuple[ReqContext, list[OffloadKey]]:
+    """The lookup of a request of `num` blocks, which the server has: those of the runs `remote` in
+    its object store."""
+    context, keys = engine.request(name, num, **params)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(*[READABLE] * num, remote=remote)
+    return context, keys
+
+
+def load(engine: Engine, name: str, seconds: float, *remote: int) -> None:
+    """A load of two blocks."""
+    context, keys = look(engine, name, 2, *remote)
+    assert engine.lookup(context, keys) == ["HIT"] * 2
+    engine.tier.submit_load(engine.job(context, keys, [0, 1]))
+    engine.clock.now += seconds
+    engine.client.last("get").landed(0, 1)
+    engine.finished()
+    engine.step()
+
+
+def measure_bucket(engine: Engine, seconds: float) -> None:
+    """Loads of two blocks in the object store take `seconds`."""
+    for number in range(LEAST_SAMPLES):
+        load(engine, f"bucket {number}", seconds, 0, 2)
+
+
+def missed(engine: Engine, reason: str) -> float:
+    return engine.tier.counters.totals().get((metrics.MISSED_BLOCKS, reason), 0)
+
+
+def test_a_prompt_that_would_come_more_slowly_from_the_bucket_is_computed(engine: Engine):
+    measure_bucket(engine, 0.200)
+    context, keys = look(engine, "r", 8, 0, 8)
+    assert engine.lookup(context, keys) == ["MISS"] * 8
+    assert missed(engine, "bucket_slow") == 8
+    assert missed(engine, "break_even") == 0
+
+
+def test_the_same_blocks_in_memory_are_loaded(engine: Engine):
+    measure_bucket(engine, 0.200)
+    context, keys = look(engine, "r", 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
+
+
+def test_the_blocks_before_the_bucket_s_are_loaded_all_the_same(engine: Engine):
+    measure_bucket(engine, 0.200)
+    context, keys = look(engine, "r", 8, 5, 3)
+    assert engine.lookup(context, keys) == ["HIT"] * 5 + ["MISS"] * 3
+    assert missed(engine, "bucket_slow") == 3
+
+
+def test_a_bucket_that_is_faster_than_computing_is_read(engine: Engine):
+    measure_bucket(engine, 0.040)
+    context, keys = look(engine, "r", 8, 0, 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
+
+
+def test_a_bucket_that_was_never_measured_is_read(engine: Engine):
+    context, keys = look(engine, "r", 8, 0, 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
+
+
+def test_one_prompt_in_so_many_is_read_all_the_same_to_measure_again(engine: Engine):
+    measure_bucket(engine, 0.200)
+    states = []
+    for number in range(2 * PROBE_EVERY):
+        context, keys = look(engine, f"probe {number}", 2, 0, 2)
+        states.append(engine.lookup(context, keys)[0])
+        engine.step()
+    assert states.count("HIT") == 2
+
+
+def test_a_request_that_prefetches_reads_a_slow_bucket(engine: Engine):
+    measure_bucket(engine, 0.200)
+    context, keys = look(engine, "r", 8, 0, 8, **{PREFETCH_KEY: True})
+    assert engine.lookup(context, keys) == ["HIT"] * 8
+
+
+def test_loads_from_the_bucket_do_not_slow_the_link_and_mixed_ones_measure_neither(
+    engine: Engine,
+):
+    link = engine.tier.break_even.link.bytes_per_s
+    measure_bucket(engine, 0.200)
+    assert engine.tier.break_even.link.bytes_per_s == link
+    bucket = engine.tier.break_even.bucket.bytes_per_s
+    assert bucket == pytest.approx(2 * BLOCK_BYTES / 0.2, rel=0.01)
+    context, keys = look(engine, "mixed", 3, 2, 1)
+    assert engine.lookup(context, keys) == ["HIT"] * 2 + ["MISS"]
+    assert engine.tier.break_even.bucket.bytes_per_s == bucket
+
+
+def test_a_load_beside_one_from_the_bucket_does_not_measure_the_link(engine: Engine):
+    slow = look(engine, "slow", 2, 0, 2)
+    assert engine.lookup(*slow) == ["HIT"] * 2
+    engine.tier.submit_load(engine.job(*slow, [0, 1]))
+    from_bucket = engine.client.last("get")
+    link = engine.tier.break_even.link
+    samples = len(link._bytes_per_s._samples)
+    fast = look(engine, "fast", 2)
+    engine.tier.submit_load(engine.job(*fast, [2, 3]))
+    engine.clock.now += 1.0
+    engine.client.last("get").landed(0, 1)
+    from_bucket.landed(0, 1)
+    engine.finished()
+    assert len(link._bytes_per_s._samples) == samples
+
+
+def test_a_load_from_the_bucket_may_be_silent_for_as_long_as_it_may_take(engine: Engine):
+    load(engine, "memory", 0.01)
+    stall_s = engine.client.last("get").stall_s
+    load(engine, "bucket", 0.01, 0, 2)
+    assert stall_s < 1.0 < engine.client.last("get").stall_s
+    assert engine.client.last("get").stall_s == RemoteConfig().load_timeout_ms / 1000
+
+
+def test_blocks_that_turn_up_in_the_bucket_later_are_judged_then(engine: Engine):
+    """Their pack's header was being read at the first lookup."""
+    measure_bucket(engine, 0.200)
+    context, keys = engine.request("r", 4)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE, PENDING, PENDING)
+    assert engine.lookup(context, keys) == ["HIT", "HIT", "RETRY", "RETRY"]
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE, remote=[0, 2])
+    assert engine.lookup(context, keys)[2:] == ["MISS", "MISS"]
+
+
+def test_a_server_that_comes_back_has_another_bucket(engine: Engine):
+    measure_bucket(engine, 0.200)
+    for ready in (False, True):
+        engine.client.ready = ready
+        engine.tier.serve_external_requests(MagicMock())
+    context, keys = look(engine, "r", 2, 0, 2)
+    assert engine.lookup(context, keys) == ["HIT", "HIT"]
+
+
+def test_the_speed_of_the_bucket_is_a_gauge_once_it_is_known(engine: Engine):
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    assert metrics.BUCKET_SPEED not in stats.data["data"]
+    measure_bucket(engine, 0.200)
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    speed = stats.data["data"][metrics.BUCKET_SPEED][()]
+    assert speed == pytest.approx(2 * BLOCK_BYTES / 0.2, rel=0.01)
