@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from remote_server.protocol import KeyState, Stretch, select
+from remote_server.protocol import KeyState, Stretch
 from remote_server.store.policies import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
@@ -65,8 +65,14 @@ class Gets:
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = ()
     ) -> KeyStates:
         """The state of each of `keys`. Not a use of any block."""
+        packs = self._tier_stack.expect(namespace, keys, chain)
+        found = self._look_up(namespace, keys)
+        self._tier_stack.looked_up(namespace, packs, found.states)
+        return found
+
+    def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         self._expiry.expire(namespace, keys)
-        states, remote = self._tier_stack.look_up(namespace, keys, chain)
+        states, remote = self._tier_stack.look_up(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
         self._counters["lookup_keys"] += len(keys)
@@ -86,11 +92,10 @@ class Gets:
         prefix = 0
         remote: list[int] = []
         fields: list[Stretch] = []
+        packs = self._tier_stack.expect(namespace, keys, chain)  # a step may end within one
         for part in parts(keys, LOOKUP_KEYS_PER_STEP):
-            if states:
-                yield
-            places = range(len(states), len(states) + len(part))
-            found = self.lookup(namespace, part, select(chain, places))
+            yield
+            found = self._look_up(namespace, part)
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
             for first, number in zip(found.remote[::2], found.remote[1::2], strict=True):
@@ -98,6 +103,7 @@ class Gets:
             states += found.states
             if explain:
                 fields += [self._tier_stack.chain_of(namespace, key) for key in part]
+        self._tier_stack.looked_up(namespace, packs, states)
         return KeyStates(states, prefix, remote), fields
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:

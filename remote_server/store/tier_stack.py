@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
+from remote_server.store.bucket.packs import Group
 from remote_server.store.fetches import Fetch, Hits, OnFetched, Purpose, Reading
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
@@ -15,6 +16,9 @@ from remote_server.store.states import Lookup, best, better, runs_beyond
 from remote_server.store.tier import Tier, Together
 from remote_server.store.write_behind import WayDown
 from remote_server.turns import Guard
+
+Packs = Sequence[tuple[WayDown, Sequence[Group]]]
+"""Of one lookup, for each tier below memory."""
 
 COUNTERS = ("promoted", "promote_no_slot", "promote_failed", "lost")
 """Of each tier below memory, beside those of its write-behind and its own."""
@@ -70,17 +74,21 @@ class TierStack:
         """The best of the tiers' states of each key, one byte each."""
         return self._near_and_all(namespace, keys)[1]
 
-    def look_up(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> tuple[bytes, list[int]]:
-        """`lookup_all` for a client, with the chain fields of `keys`, or none: tiers whose blocks
-        form packs learn which packs they are. Also the runs of keys that are readable only across
-        a network: the first one's index and their number, of each."""
-        packs = [(each, each.expect(namespace, keys, chain)) for each in self.below]
-        near, states = self._near_and_all(namespace, keys)
+    def expect(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> Packs:
+        """A client looks up `keys`, with these chain fields, or none: tiers whose blocks form packs
+        learn which packs they are. The caller passes the result to `looked_up`."""
+        return [(each, each.expect(namespace, keys, chain)) for each in self.below]
+
+    def looked_up(self, namespace: str, packs: Packs, states: bytes) -> None:
+        """The lookup found `states`, one for each of its keys."""
         for each, groups in packs:
             if groups:
                 each.looked_up(namespace, groups, states)
+
+    def look_up(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, list[int]]:
+        """`lookup_all` for a client, and the runs of keys that are readable only across a network:
+        the first one's index and their number, of each."""
+        near, states = self._near_and_all(namespace, keys)
         return states, runs_beyond(near, states)
 
     def remote(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:

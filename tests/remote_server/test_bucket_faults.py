@@ -6,9 +6,10 @@ from wire_peer import block, key
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
 from remote_server.store.bucket.names import ABSENT_S
 from remote_server.store.bucket.objects import Availability, Failure
-from remote_server.store.bucket.packs import object_name, packs_in
+from remote_server.store.bucket.packs import object_name, pack_id, packs_in
 
 ROWS = 8
 KEYS = [key(number) for number in range(ROWS)]
@@ -118,8 +119,6 @@ def test_a_pack_that_is_gone_after_the_list_is_dropped_by_its_first_lookup(objec
 
 
 def bucket_id() -> int:
-    from remote_server.store.bucket.packs import pack_id
-
     return pack_id("ns", KEYS[-1])
 
 
@@ -219,6 +218,25 @@ def test_a_pack_of_another_server_keeps_its_own_bytes(objects, clock):
         assert objects.bytes_of(NAME) == before
         look(bucket)
         assert read(bucket) == DATA
+
+
+def test_all_known_packs_of_a_long_prompt_are_pending_and_few_unknown_ones_are_asked_for(
+    objects, clock
+):
+    """A prompt of a large model is hundreds of packs: one that stopped at a limit would be computed
+    from there on."""
+    keys = [b"%d" % n for n in range(3 * MAX_HEADERS_PER_LOOKUP)]
+    known = keys[: 2 * MAX_HEADERS_PER_LOOKUP]
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        bucket.tier.listed({"ns": sorted(pack_id("ns", key) for key in known)}, now=0.0)
+        bucket.tier.expect("ns", [*packs_in(keys, [], ROW_BYTES, ROW_BYTES)])
+        states = bucket.tier.lookup_all("ns", keys)
+        assert states == bytes([KeyState.PENDING]) * len(known) + bytes(MAX_HEADERS_PER_LOOKUP)
+        bucket.drain()
+        assert bucket.tier.counters()["headers_absent"] == len(keys)
+        bucket.tier.expect("ns", [*packs_in([b"x%d" % n for n in range(99)], [], 1, 1)])
+        bucket.drain()
+        assert objects.num_calls == len(keys) + MAX_HEADERS_PER_LOOKUP
 
 
 def test_what_was_absent_is_asked_for_again_after_a_while(bucket, objects, clock):

@@ -10,7 +10,7 @@ from remote_server.store.bucket.packs import Group, object_name
 from remote_server.store.bucket.transfers import ReadHeader, read_header
 from remote_server.store.disk.pool import Job, Pool, Priority
 
-# Headers that one lookup has read: of the first packs that it names.
+# Headers of packs that are not known by name which one lookup has read: of the first it names.
 MAX_HEADERS_PER_LOOKUP = 64
 
 # Headers that are being read for all clients together.
@@ -59,19 +59,18 @@ class HeaderReads:
         self._reading: set[tuple[str, bytes]] = set()
 
     def read(self, namespace: str, groups: Iterable[Group]) -> None:
-        """Read the headers of the first `MAX_HEADERS_PER_LOOKUP` packs of `groups` that are not
-        known to be absent."""
+        """Read the headers of those packs of `groups` that are known to be there, and of the first
+        `MAX_HEADERS_PER_LOOKUP` that may be."""
         num = 0
         for group in groups:
-            if (namespace, group.name) not in self._reading and self._begin(namespace, group):
-                num += 1
-                if num == MAX_HEADERS_PER_LOOKUP:
-                    return
+            if (namespace, group.name) in self._reading:
+                continue
+            if self._names.has(namespace, group.name):
+                self._begin(namespace, group, is_known=True)
+            elif num < MAX_HEADERS_PER_LOOKUP and not self._names.is_absent(namespace, group.name):
+                num += self._begin(namespace, group, is_known=False)
 
-    def _begin(self, namespace: str, group: Group) -> bool:
-        is_known = self._names.has(namespace, group.name)
-        if not is_known and self._names.is_absent(namespace, group.name):
-            return False
+    def _begin(self, namespace: str, group: Group, *, is_known: bool) -> bool:
         if len(self._reading) >= MAX_HEADERS:
             self._counters["headers_declined"] += 1
             return False
