@@ -51,6 +51,7 @@ from kv_connector.metrics import (
     without_what_was_not_sent,
 )
 from kv_connector.pool import sweep_dead_pools
+from kv_connector.pool_rows import windows_of
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
 from kv_connector.self_test import Outcome, Report, run_self_test
@@ -130,6 +131,8 @@ class KVFerryConnector(OffloadingConnector):
         tiers = [tier for tier in manager.secondary_tiers if isinstance(tier, RemoteTier)]
         if tiers:
             self._remote = tiers[0]
+            with guarded(self, "_windows"):
+                tiers[0].windows_are(windows_of(self.scheduler.config.kv_group_configs))
             self._introduction = self._introduce(tiers[0])
 
     def _introduce(self, remote: RemoteTier) -> Introduction:

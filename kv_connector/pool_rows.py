@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
-from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, Stretch
+from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, MAX_WINDOW, Stretch
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+        GroupOffloadConfig,
+    )
     from vllm.v1.kv_offload.base import OffloadingSpec
 
     from kv_connector.break_even import LinkSpeed
@@ -32,6 +35,20 @@ def places_of(job: TransferJob, known: int = -1) -> Places:
     """The places of the job's keys in its prompt, for a request of the class `known`."""
     position = job.req_context.get_offload_key_position
     return {key: (position(key), known) for key in job.keys}
+
+
+def windows_of(groups: Iterable["GroupOffloadConfig"]) -> dict[int, int]:
+    """`Stretch.window` of the rows of each group that has a window, by the group's number."""
+    groups = [*groups]
+    # A hit ends a row earlier where a draft model gives up its last one. A single state is at one
+    # end or the other, and no second one helps.
+    spare = any(group.is_eagle_group for group in groups)
+    windows = {group.group_idx: group.sliding_window_size_in_chunks for group in groups}
+    return {
+        number: min(window + (spare and window > 1), MAX_WINDOW)
+        for number, window in windows.items()
+        if window is not None
+    }
 
 
 # The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
@@ -68,6 +85,8 @@ class PoolRows:
             group.group_id: group.tokens_per_block * spec.blocks_per_chunk
             for group in spec.config.groups
         }
+        self.windows: Mapping[int, int] = {}
+        """By the number of each group with a window: `Stretch.window` of its rows."""
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
         """Rows that waiting prompts may fill with blocks of the server."""
         self.rows_for_puts = max(1, int(self.count * POOL_SHARE_FOR_PUTS))
@@ -105,7 +124,8 @@ class PoolRows:
             ((group, step),) = self._tokens_of_group.items()
             stop = first + len(ends) * step
             if first >= step and stop <= MAX_TOKENS and ends == [*range(first, stop, step)]:
-                return [Stretch(len(ends), group, first - step, step, known[0])]
+                window = self.windows.get(group, 0)
+                return [Stretch(len(ends), group, first - step, step, known[0], False, window)]
         return self._stretches(keys, ends, known)  # type: ignore[arg-type]  # no None in it
 
     def chain_at(self, keys: Sequence[OffloadKey], places: Places) -> list[Stretch]:
@@ -122,7 +142,9 @@ class PoolRows:
 
         def end_stretch() -> None:
             if before is not None:
-                stretches.append(Stretch(rows, before[0], first, *before[1:], step < 0))
+                group, size, request = before
+                window = self.windows.get(group, 0)
+                stretches.append(Stretch(rows, group, first, size, request, step < 0, window))
 
         for key, end, request in zip(keys, ends, known, strict=True):
             group = get_offload_group_idx(OffloadKey(key))

@@ -8,7 +8,7 @@ with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `nam
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import log_through_vllm, refuse_unsupported
@@ -143,6 +143,10 @@ class RemoteTier(SecondaryTierManager):
         if bare is not None:
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
+
+    def windows_are(self, windows: Mapping[int, int]) -> None:
+        """The windows of the model's groups, by their numbers."""
+        self._rows.windows = windows
 
     # ── identity ─────────────────────────────────────────────────────────────────────────
 

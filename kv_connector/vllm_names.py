@@ -62,6 +62,7 @@ vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler
     RequestOffloadState.max_load_tokens .max_offload_tokens: keeps a request from the pool
     GroupOffloadConfig.tokens_per_chunk: the keys of a prefix, by its tokens
     GroupOffloadConfig.sliding_window_size_in_chunks: groups that hold all of a prefix
+    GroupOffloadConfig.is_eagle_group: how many rows of a window a hit needs
     RequestOffloadState.group_states: the keys of a request's prefix
     RequestOffloadState.num_locally_computed_tokens .load_key_ranges: tokens by level
     RequestGroupState.offload_keys: the keys of a request's prefix

@@ -208,7 +208,8 @@ def lowest_start(chain: Sequence[Stretch]) -> int:
 
 def to_words(block: Stretch) -> tuple[int, int]:
     """The fields of one block as two words of 63 bits; two zeros for `UNKNOWN`."""
-    return block.start << 32 | block.start + block.tokens, (block.known + 1) << 32 | block.group
+    request = (block.known + 1) << 32 | block.window << 16 | block.group
+    return block.start << 32 | block.start + block.tokens, request
 
 
 def from_words(place: int, request: int) -> Stretch:
@@ -216,7 +217,8 @@ def from_words(place: int, request: int) -> Stretch:
     start, end = place >> 32, place & 0xFFFFFFFF
     if start >= end:
         return UNKNOWN
-    return Stretch(1, request & 0xFFFFFFFF, start, end - start, (request >> 32) - 1)
+    group, window = request & 0xFFFF, request >> 16 & 0xFFFF
+    return Stretch(1, group, start, end - start, (request >> 32) - 1, False, window)
 
 
 _NUMBERS = np.arange(MAX_KEYS_PER_MESSAGE)

@@ -60,6 +60,9 @@ MAX_TOKENS = (1 << 31) - 1
 
 MAX_GROUPS = 1 << 16
 
+MAX_WINDOW = (1 << 16) - 1
+"""Limit of a window, in blocks."""
+
 # A prompt has one stretch for each group. Checking as many as this takes half a millisecond.
 MAX_STRETCHES = 1024
 
@@ -84,6 +87,9 @@ class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     one before it ends, or `backwards` ends where the one before it begins. `known` is the class of
     the request: how many tokens of its prompt were found in any level, 0 for a first turn, -1 when
     that is not known. A stretch of one block without tokens is `UNKNOWN`.
+
+    `window` is how many blocks of the group, up to the end of a prefix, an engine loads for it: few
+    where a group has a sliding window, one where it has a recurrent state, 0 for all of them.
     """
 
     rows: Annotated[int, Meta(ge=1, le=MAX_KEYS_PER_MESSAGE)]
@@ -92,6 +98,7 @@ class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     tokens: Tokens
     known: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] = -1
     backwards: bool = False
+    window: Annotated[int, Meta(ge=0, le=MAX_WINDOW)] = 0
 
     @property
     def end(self) -> int:
@@ -107,7 +114,9 @@ class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
         if rows == self.rows:
             return self
         start = self.start + first * self.step
-        return Stretch(rows, self.group, start, self.tokens, self.known, self.backwards)
+        return Stretch(
+            rows, self.group, start, self.tokens, self.known, self.backwards, self.window
+        )
 
 
 UNKNOWN = Stretch(1, 0, 0, 0)

@@ -16,20 +16,35 @@ from remote_server import protocol
 from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.errors import RequestRefused
-from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, UNKNOWN, Stretch, check_chain, select
+from remote_server.protocol import (
+    MAX_STRETCHES,
+    MAX_TOKENS,
+    MAX_WINDOW,
+    UNKNOWN,
+    Stretch,
+    check_chain,
+    select,
+)
 from remote_server.protocol.codec import ChainTable, from_words, to_words
 from remote_server.shm.mapping import Arena
 from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack_slot_header
 from remote_server.store.memory_tier import MemoryTier
 
-ROWS = [Stretch(5, 0, 320, 32, 320), Stretch(4, 1, 640, 16, 320, True), Stretch(2, 0, 480, 32, 0)]
+ROWS = [
+    Stretch(5, 0, 320, 32, 320), Stretch(4, 1, 640, 16, 320, True, 9), Stretch(2, 0, 480, 32, 0)
+]  # fmt: skip
 
 
 def blocks_of(chain):
     """The fields of each block, made one by one."""
     return [
         Stretch(
-            1, s.group, s.start + n * (-s.tokens if s.backwards else s.tokens), s.tokens, s.known
+            1,
+            s.group,
+            s.start + n * (-s.tokens if s.backwards else s.tokens),
+            s.tokens,
+            s.known,
+            window=s.window,
         )
         for s in chain
         for n in range(s.rows)
@@ -78,7 +93,8 @@ def test_a_table_returns_the_fields_of_each_slot_wherever_it_is(slots):
 
 
 def test_the_largest_fields_survive_their_words():
-    for block in (Stretch(1, 65535, MAX_TOKENS - 1, 1, MAX_TOKENS), Stretch(1, 0, 0, 1), UNKNOWN):
+    largest = Stretch(1, 65535, MAX_TOKENS - 1, 1, MAX_TOKENS, False, MAX_WINDOW)
+    for block in (largest, Stretch(1, 0, 0, 1), UNKNOWN):
         assert from_words(*to_words(block)) == block
     assert from_words(5 << 32 | 5, 0) == UNKNOWN, "no block ends where it begins"
 

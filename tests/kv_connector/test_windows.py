@@ -1,0 +1,119 @@
+"""The windows of a hybrid model's groups in its lookups, on vLLM's own scheduler half."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from real_connector import BLOCK, FULL, RECURRENT, Layers, group_of, real_connector, request_of
+from scripted_client import STEP_END, ScriptedClient
+from test_hit_sources import LONGER, WINDOW
+
+from kv_connector.pool_rows import windows_of
+from remote_server.protocol import MAX_WINDOW, KeyState, Stretch
+from remote_server.store.bucket.packs import packs_in
+
+PROMPT = 80
+"""Blocks of 32 tokens: two packs of 32, and a tail of 16."""
+
+ROWS_OF_A_PACK = 32
+
+
+def looked_up(
+    model: Path, folder: Path, patch: pytest.MonkeyPatch, groups: list[Layers], readable: Any
+) -> tuple[Any, int]:
+    """The first lookup of a prompt, and the tokens of the hit where the server holds those blocks
+    that `readable` accepts, by their group and the token they end at."""
+    with real_connector(model, folder, patch, groups, break_even=False, cpu_pool="64MiB") as made:
+        tier: Any = made._remote
+        tier.declare("model", {"model": "m"})
+        request = request_of(made, "r", PROMPT * BLOCK + 1)
+        made.on_new_request(request)
+        first: Any = None
+        for _ in range(6):
+            tokens, _ = made.get_num_new_matched_tokens(request, 0)
+            if tokens is not None:
+                break
+            made.scheduler.manager.on_schedule_end(STEP_END)
+            for asked in ScriptedClient.latest.asked:
+                if not asked.reply.done() and asked.operation == "lookup":
+                    first = first or asked
+                    asked.found(*states_of(asked, readable))
+                elif not asked.reply.done():
+                    asked.landed(*range(len(asked.keys)))
+        assert tokens is not None
+        return first, tokens
+
+
+def states_of(asked: Any, readable: Any) -> list[KeyState]:
+    states = [
+        KeyState.READABLE if readable(stretch.group, stretch.start + n * stretch.step + BLOCK)
+        else KeyState.ABSENT
+        for stretch in asked.chain
+        for n in range(stretch.rows)
+    ]  # fmt: skip
+    assert len(states) == len(asked.keys)
+    return states
+
+
+STATE = 50
+"""The one block of which a recurrent group has kept its state."""
+
+
+def in_packs(group: int, windows: dict[int, int]) -> list[range]:
+    """The blocks of a group in each of its packs."""
+    if windows.get(group) == 1:
+        return [range(STATE, STATE + 1)]
+    rows = min(windows.get(group) or ROWS_OF_A_PACK, ROWS_OF_A_PACK)
+    ends = range(ROWS_OF_A_PACK, PROMPT + 1, ROWS_OF_A_PACK)
+    return [range(end - rows, end) for end in ends]
+
+
+HYBRIDS = {
+    "a window": ([group_of(0, FULL), group_of(1, WINDOW)], {1: 2}),
+    "two windows": ([group_of(0, FULL), group_of(1, LONGER), group_of(2, WINDOW)], {1: 3, 2: 2}),
+    "a window longer than a pack": (
+        [group_of(0, FULL), group_of(1, replace(WINDOW, sliding_window=40 * BLOCK))], {1: 40},
+    ),
+    "a recurrent state": ([group_of(0, FULL), group_of(1, RECURRENT)], {1: 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "windows"), HYBRIDS.values(), ids=list(HYBRIDS))
+def test_what_packs_hold_of_a_hybrid_model_is_a_hit_of_the_engine(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[Layers],
+    windows: dict[int, int],
+):
+    """Where the bucket has the packs of a prompt and nothing else, it is found up to the end of the
+    last one, or up to the state: a pack of a window has enough rows, and ends where one of full
+    attention does."""
+
+    def readable(group: int, end: int) -> bool:
+        number = end // BLOCK - 1
+        return any(number in rows for rows in in_packs(group, windows))
+
+    first, tokens = looked_up(model, tmp_path / "e", monkeypatch, groups, readable)
+    assert {stretch.group: stretch.window for stretch in first.chain} == {0: 0, **windows}
+    full = first.chain[0]
+    assert full == Stretch(PROMPT, 0, 0, BLOCK, 0)
+    assert all(stretch.backwards for stretch in first.chain[1:])
+    assert tokens == BLOCK * (STATE + 1 if 1 in windows.values() else 2 * ROWS_OF_A_PACK)
+    found = {len(group.keys) for group in packs_in(first.keys, first.chain, 4096, 16 << 20)}
+    assert found == {ROWS_OF_A_PACK, *(min(w, ROWS_OF_A_PACK) for w in windows.values())}
+
+
+def test_a_window_has_a_row_to_spare_where_a_draft_model_gives_up_the_last_one_of_a_hit():
+    def groups(*, drafts: bool) -> list[Any]:
+        return [
+            SimpleNamespace(
+                group_idx=n, sliding_window_size_in_chunks=w, is_eagle_group=drafts and not n
+            )
+            for n, w in enumerate([None, 4, 1, MAX_WINDOW + 1])
+        ]
+
+    assert windows_of(groups(drafts=False)) == {1: 4, 2: 1, 3: MAX_WINDOW}
+    assert windows_of(groups(drafts=True)) == {1: 5, 2: 1, 3: MAX_WINDOW}
