@@ -8,12 +8,16 @@ from test_server_process import Process
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
-from remote_server.protocol import Clear
+from remote_server.protocol import Clear, Stretch
+from remote_server.turns import LOOKUP_KEYS_PER_STEP
 
 ROWS = 20
 """Two packs of eight rows, and a tail of four."""
 
 PACKED = 16
+
+STEPS = 3
+"""Of the server, for one long lookup."""
 
 
 def fill(peer: Peer, *, lookups: int = 2) -> None:
@@ -76,6 +80,26 @@ def test_what_is_looked_up_once_is_not_written_and_with_all_it_is(url, context):
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
 
 
+def test_a_long_lookup_is_served_in_steps_and_no_pack_is_cut_in_two(url, context):
+    """The engine has the first hundred rows itself, so that packs do not begin where steps do."""
+    numbers, chain = range(100, 100 + STEPS * LOOKUP_KEYS_PER_STEP), [
+        Stretch(STEPS * LOOKUP_KEYS_PER_STEP, 0, 100 * 16, 16)
+    ]  # fmt: skip
+    packs = (numbers.stop - 128) // 64
+    with bucket_server(url) as first:
+        (peer := Peer(context, first.endpoint)).hello()
+        peer.lookup(numbers, chain=chain)
+        peer.put(numbers, chain=chain)
+        peer.lookup(numbers, chain=chain)
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == packs)
+    with bucket_server(url) as second:
+        (peer := Peer(context, second.endpoint)).hello()
+        peer.stats_once(lambda s: s.counters["bucket_names"] == packs)
+        peer.lookup(numbers, chain=chain)
+        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == packs)
+        assert peer.lookup(numbers, chain=chain).states.count(2) == 64 * packs
+
+
 def test_packs_are_put_together_from_disk_where_memory_has_lost_a_row(url, context, tmp_path):
     with bucket_server(url, memory=1 << 20, disk=str(tmp_path / "disk")) as server:
         peer = hello(Peer(context, server.endpoint))
@@ -86,6 +110,17 @@ def test_packs_are_put_together_from_disk_where_memory_has_lost_a_row(url, conte
             peer.put([number], length=ROW_BYTES, chain=chain_of(1, number))
         peer.lookup(range(8), chain=chain_of(8))
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+
+
+def test_rows_whose_put_had_no_places_are_not_written_under_a_packs_name(url, context):
+    """An older engine put them. An object of one row there would hide the pack for a week."""
+    with bucket_server(url) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.put(range(ROWS), length=ROW_BYTES)
+        peer.lookup(range(ROWS), chain=chain_of(ROWS))
+        stats = peer.stats_once(lambda s: s.counters["bucket_demote_declined"] == PACKED)
+        assert stats.counters["bucket_declined_incomplete"] == PACKED
+        assert stats.counters["bucket_packs_written"] == stats.counters["bucket_names"] == 0
 
 
 def test_cleared_blocks_are_gone_from_the_bucket_too(url, context):

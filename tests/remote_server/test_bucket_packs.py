@@ -73,12 +73,33 @@ def test_groups_of_a_model_have_packs_of_their_own():
     assert groups_of(keys, chain) == [keys[:8], keys[8:]]
 
 
+def test_a_pack_of_a_group_with_a_window_has_the_rows_that_a_hit_up_to_its_end_loads():
+    keys = [key(n) for n in range(20)]
+    last_rows = [keys[5:8], keys[13:16]]
+    assert groups_of(keys, [Stretch(20, 1, 0, 128, window=3)]) == last_rows
+    back = Stretch(20, 1, 19 * 128, 128, -1, True, window=3)
+    assert groups_of(keys[::-1], [back]) == last_rows[::-1], "as vLLM looks them up"
+    assert groups_of(keys[5:8], [Stretch(3, 1, 5 * 128, 128, window=3)]) == last_rows[:1]
+    assert (
+        groups_of(keys[5:8], [Stretch(1, 1, n * 128, 128, window=3) for n in (5, 6, 7)])
+        == (last_rows[:1])
+    ), "from rows as they are stored"
+    assert groups_of(keys[6:8], [Stretch(2, 1, 6 * 128, 128, window=3)]) == []
+    long_window = [Stretch(20, 1, 0, 128, window=11)]
+    assert groups_of(keys, long_window) == groups_of(keys, [Stretch(20, 1, 0, 128)])
+
+
+def test_rows_of_a_recurrent_group_are_packs_of_their_own():
+    keys = [key(n) for n in range(10)]
+    assert groups_of(keys, [Stretch(10, 1, 0, 128, window=1)]) == [[each] for each in keys]
+
+
 stretches = st.builds(
-    lambda rows, start, tokens, back: Stretch(
-        rows, 0, (start + (rows - 1) * back) * tokens, tokens, -1, bool(back)
+    lambda rows, start, tokens, back, window: Stretch(
+        rows, 0, (start + (rows - 1) * back) * tokens, tokens, -1, bool(back), window
     ),
     st.integers(1, 40), st.integers(0, 40), st.sampled_from([16, 48, 128, 256, 1024]),
-    st.integers(0, 1),
+    st.integers(0, 1), st.sampled_from([0, 0, 1, 2, 5, 70]),
 )  # fmt: skip
 
 
@@ -91,10 +112,11 @@ def test_packs_are_aligned_whole_and_the_same_however_the_stretches_are_cut(chai
     for group in found:
         places = [fields[place] for place in group.places]
         first, last = places[0], places[-1]
-        size = rows_per_pack(first.tokens, MiB, 16 * MiB)
-        assert len(places) == size and first.start % (size * first.tokens) == 0
+        size = rows_per_pack(first.tokens, MiB, 16 * MiB) if first.window != 1 else 1
+        assert len(places) == ((first.window and min(first.window, size)) or size)
+        assert last.end % (size * first.tokens) == 0
         assert [one.start for one in places] == [
-            first.start + n * first.tokens for n in range(size)
+            first.start + n * first.tokens for n in range(len(places))
         ], "in the order of their tokens"
         if size > 1:
             assert first.start // MAX_PACK_TOKENS == (last.end - 1) // MAX_PACK_TOKENS

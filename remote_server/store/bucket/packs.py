@@ -3,6 +3,10 @@
 A pack holds all rows of one aligned stretch of a chain, a power of two of them. Keys are chained:
 a row's key names all tokens before its end. So the key of a pack's last row names all its rows,
 and servers that never met choose the same name for the same tokens.
+
+Of a group with a window a hit loads the last rows alone, and an engine keeps few others. There a
+pack has only those rows of its stretch that a hit up to its end loads. Where that is one row, a
+recurrent state, engines keep it at any place: each is a pack of its own.
 """
 
 import re
@@ -12,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from remote_server.protocol import Stretch
+from remote_server.protocol import UNKNOWN, Stretch
 
 MAX_PACK_TOKENS = 1024
 """A run of the fleet's placement begins at a multiple of this: no pack crosses two runs."""
@@ -32,6 +36,13 @@ class Group(NamedTuple):
     places: range
     """Their indices in the message: descending where it runs backwards."""
     keys: list[bytes]
+    fields: Stretch = UNKNOWN
+    """Its chain fields, in the order of their tokens."""
+
+    @property
+    def end(self) -> int:
+        """The end of its last row, in tokens."""
+        return self.fields.start + self.fields.rows * self.fields.tokens
 
     @property
     def name(self) -> bytes:
@@ -65,8 +76,8 @@ def packs_in(
 ) -> Iterator[Group]:
     """The packs all of whose rows are in `keys`, which have the chain fields `chain`.
 
-    A row without chain fields is a pack of its own. The rows of a tail are in no pack; `with_tails`
-    they too are packs of their own.
+    A row without chain fields is a pack of its own. The rows of a tail, and those before a window,
+    are in no pack; `with_tails` they too are packs of their own.
     """
     begin = 0
     for stretch in _joined(chain):
@@ -74,7 +85,11 @@ def packs_in(
         for places in _aligned(begin, stretch, row_bytes, pack_bytes):
             if with_tails:
                 yield from _singles(keys, first, min(places))
-            yield Group(places, [keys[place] for place in places])
+            start = stretch.start + (places[0] - begin) * stretch.step
+            fields = msgspec.structs.replace(
+                stretch, rows=len(places), start=start, backwards=False
+            )
+            yield Group(places, [keys[place] for place in places], fields)
             first = max(places) + 1
         begin += stretch.rows
         if with_tails or not stretch.tokens:
@@ -100,7 +115,7 @@ def _continues(last: Stretch, stretch: Stretch) -> bool:
     return (
         not last.backwards
         and not stretch.backwards
-        and last.group == stretch.group
+        and (last.group, last.window) == (stretch.group, stretch.window)
         and last.tokens == stretch.tokens > 0
         and last.start + last.rows * last.tokens == stretch.start
     )
@@ -113,13 +128,14 @@ def _aligned(begin: int, stretch: Stretch, row_bytes: int, pack_bytes: int) -> I
     number, rest = divmod(stretch.start, stretch.tokens)
     if rest:
         return
-    rows = rows_per_pack(stretch.tokens, row_bytes, pack_bytes)
+    step = rows_per_pack(stretch.tokens, row_bytes, pack_bytes) if stretch.window != 1 else 1
+    rows = min(stretch.window or step, step)
     end = begin + stretch.rows
     if stretch.backwards:
-        for first in range(begin + (number + 1) % rows, end - rows + 1, rows):
+        for first in range(begin + (number + 1) % step, end - rows + 1, step):
             yield range(first + rows - 1, first - 1, -1)
     else:
-        for first in range(begin + -number % rows, end - rows + 1, rows):
+        for first in range(begin + (step - rows - number) % step, end - rows + 1, step):
             yield range(first, first + rows)
 
 

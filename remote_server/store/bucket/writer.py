@@ -5,19 +5,23 @@ finds is wanted a second time: it is written then, behind all requests. Where ev
 it is written as soon as puts have completed it.
 """
 
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
-from remote_server.store.bucket.packs import Group, packs_in
+from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, packs_in
 from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.bucket.windows import loadable, whole
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admit, WriteBudget
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Written
 from remote_server.store.write_behind import RecencyBuffer, checksum_of
+
+log = logging.getLogger(__name__)
 
 # Packs that wait to be written. Further ones are offered again by the lookup that wants them next.
 MAX_WAITING = 4096
@@ -27,8 +31,11 @@ MAX_AWAITED_ROWS = 1 << 16
 
 COUNTERS = (
     "demoted", "demote_declined", "declined_write_rate", "declined_waiting", "declined_incomplete",
+    "declined_no_window",
 )  # fmt: skip
-"""In rows. `declined_incomplete`: a row was gone from the tiers above when its pack was due."""
+"""In rows. `declined_incomplete`: when its pack was due, a row was gone from the tiers above, or
+was put with another place. `declined_no_window`: its model is a hybrid one, and no hit could end at
+or behind the pack."""
 
 OnFetched = Callable[[list[Block | None]], None]
 Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
@@ -61,6 +68,8 @@ class PackWriter:
         self._awaited_in_order: deque[_Awaited] = deque()
         self._fetching = False
         self._num_writing = 0
+        self._hybrids: dict[str, bool] = {}
+        """Namespaces with windows, and whether the log has that nothing of it is written."""
 
     @property
     def num_waiting(self) -> int:
@@ -77,8 +86,7 @@ class PackWriter:
     def expect(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
     ) -> Sequence[Group]:
-        """A lookup of `keys` follows. Returns the packs of it that the bucket is not known to
-        have, for `looked_up`."""
+        """A lookup of `keys` follows. Returns its packs, for `looked_up`."""
         if namespace.startswith(protocol.SELF_TESTS):
             return ()
         try:
@@ -87,18 +95,43 @@ class PackWriter:
             return ()
         groups = [*packs_in(keys, chain, block_bytes, self.tier.pack_bytes)]
         self.tier.expect(namespace, groups)
-        return [group for group in groups if not self.tier.is_known(namespace, group.name)]
+        return groups
 
     def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
         """The states of all keys of the lookup, whose packs `expect` returned."""
-        block_bytes = self._block_bytes_of(namespace) if groups else 0
-        for group in groups:
-            wanted = _Wanted(namespace, block_bytes, group.keys)
-            if all(states[place] == KeyState.READABLE for place in group.places):
-                self._offer(wanted)
-            elif self._admit is Admit.ALL:
-                self._await(wanted, group.places, states)
+        if any(group.fields.window for group in groups):
+            self._hybrids.setdefault(namespace, False)
+        unknown = [group for group in groups if not self.tier.is_known(namespace, group.name)]
+        if not unknown:
+            return
+        block_bytes = self._block_bytes_of(namespace)
+        if namespace in self._hybrids:
+            wanted = self._loadable(namespace, groups, unknown, states)
+        else:
+            wanted = whole(unknown, states)
+            if self._admit is Admit.ALL:
+                self._await_rest(namespace, block_bytes, unknown, states)
+        for group in wanted:
+            self._offer(_Wanted(namespace, block_bytes, group.keys))
         self.write_some()
+
+    def _loadable(
+        self, namespace: str, groups: Sequence[Group], unknown: Sequence[Group], states: bytes
+    ) -> list[Group]:
+        """Those of `unknown`, packs of a hybrid model, that a hit could load. Where that is none of
+        them the log has the reason, once."""
+        names = {group.name for group in unknown}
+        wanted = [group for group in loadable(groups, states) if group.name in names]
+        num_left = sum(len(group.keys) for group in whole(unknown, states))
+        num_left -= sum(len(group.keys) for group in wanted)
+        self._declined(num_left, "declined_no_window")
+        if num_left and not wanted and not self._hybrids[namespace]:
+            self._hybrids[namespace] = True
+            log.warning(
+                "bucket: %s keeps no window where a pack ends: nothing of it is written; start its "
+                "engines with --prefix-cache-retention-interval %d", namespace, MAX_PACK_TOKENS,
+            )  # fmt: skip
+        return wanted
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The bucket removes other copies of
@@ -121,6 +154,8 @@ class PackWriter:
 
     def clear(self, namespace: str | None) -> None:
         """Drop the packs that wait."""
+        for name in [*self._hybrids] if namespace is None else [namespace]:
+            self._hybrids.pop(name, None)
         gone = [each for each in self._waiting if namespace in (None, each[0])]
         for each in gone:
             del self._waiting[each]
@@ -138,12 +173,19 @@ class PackWriter:
             return
         self._waiting[name] = wanted
 
-    def _await(self, wanted: "_Wanted", places: range, states: bytes) -> None:
-        """Offer the pack when puts have made its missing rows readable."""
-        left = {
-            key for key, place in zip(wanted.keys, places, strict=True)
-            if states[place] != KeyState.READABLE
-        }  # fmt: skip
+    def _await_rest(
+        self, namespace: str, block_bytes: int, groups: Sequence[Group], states: bytes
+    ) -> None:
+        """Offer each of `groups` when puts have made its missing rows readable."""
+        for group in groups:
+            left = {
+                key for key, place in zip(group.keys, group.places, strict=True)
+                if states[place] != KeyState.READABLE
+            }  # fmt: skip
+            if left:
+                self._await(_Wanted(namespace, block_bytes, group.keys), left)
+
+    def _await(self, wanted: "_Wanted", left: set[bytes]) -> None:
         awaited = _Awaited(wanted, left)
         self._awaited.update({(wanted.namespace, key): awaited for key in left})
         self._awaited_in_order.append(awaited)
@@ -197,7 +239,8 @@ class PackWriter:
             [checksum_of(self._memory, block) for block in blocks],
             [block.chain for block in blocks],
         )
-        if len(rows) < len(blocks):
+        # Rows whose puts had other chain fields than the lookup form other packs.
+        if len(rows) < len(blocks) or rows[0].pack is not rows[-1].pack:
             for row in rows:
                 self.tier.fail_put(row)
             self._memory.unpin_all(blocks)
