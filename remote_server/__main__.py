@@ -52,9 +52,10 @@ def _say_ready(admin: Admin, server: Server) -> None:
     tiers = server.tiers()
     memory = tiers["memory"]
     disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""
+    bucket = f"bucket {plain(server.config.bucket)}  " if "bucket" in tiers else ""
     print(
         f"remote_server ready on {server.endpoint}  "
-        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}"
+        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}{bucket}"
         f"epoch {server.store.epoch}" + (f"  admin {admin.url}" if admin.url else ""),
         flush=True,
     )

@@ -218,3 +218,9 @@ def test_the_flags_of_settings_have_no_reading_of_their_own():
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
     assert all(action.type is None for action in parser._actions)
+
+
+@pytest.mark.parametrize("folder", ["file://tmp/blocks", "/tmp/blocks"])
+def test_a_bucket_in_a_folder_has_three_slashes(refused, folder):
+    """With two of them the first part is a host, and the server would use the folder `/blocks`."""
+    assert "file:///tmp/blocks" in refused("bucket", *QUIET, "--bucket", folder)

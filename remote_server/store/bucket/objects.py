@@ -210,8 +210,11 @@ class Availability:
 
 def check_url(url: str) -> None:
     """Raise `ConfigError` unless `url` may be a bucket."""
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
+    parts = urlsplit(url)
+    if url.startswith("/") or (parts.scheme == "file" and parts.netloc):
+        folder = f"/{parts.netloc}{parts.path}" if parts.netloc else parts.path
+        raise ConfigError(f"bucket: {url}: three slashes begin a folder's path: file://{folder}")
+    if parts.scheme not in SCHEMES:
         raise ConfigError(f"bucket: {url}: write s3://, gs://, az:// or file:///, a name, a prefix")
 
 
