@@ -3,10 +3,12 @@
     make demo
 
 A cache server and `vllm serve` engines with the connector run on this machine. The same long
-prompt is sent seven times: cold, from the engine's own prefix cache, from the CPU pool, from the
+prompt is sent eight times: cold, from the engine's own prefix cache, from the CPU pool, from the
 server after a restart of the engine, to a second engine on the same server, from the server's disk
-after kill -9 and a restart of both, and once more without a server. Exits with 0 only if every
-answer is equal and every token came from the expected level.
+after kill -9 and a restart of both, once more without a server, and to an engine and a server that
+have nothing of the others but their bucket, a folder. That last one needs `obstore`, and is left
+out where it is not installed. Exits with 0 only if every answer is equal and every token came from
+the expected level.
 """
 
 import argparse
@@ -15,9 +17,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,11 +32,16 @@ from examples.progress import step
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
 from remote_server.protocol import StatsReply
+from remote_server.store.bucket.packs import MAX_PACK_TOKENS
 
 Process = TypeVar("Process", bound=LoggedProcess)
 
 BLOCK_TOKENS = 32
 ANSWER_TOKENS = 16
+PACK_TOKENS = MAX_PACK_TOKENS
+"""Of a pack of the model's blocks: its bytes are below `--pack`."""
+
+TIERS = ("disk", "bucket")
 LEVELS = {"computed": "computed", "engine": "engine", "pool": "CPU pool", "server": "server"}
 
 
@@ -45,8 +54,8 @@ class Row:
     tokens: dict[str, int]
     expected: dict[str, int]
     served_blocks: int  # the server's count of blocks sent for this case
-    from_disk: int  # those of them that only its disk had
-    expected_from_disk: int
+    from_tiers: dict[str, int]  # those of them that only its disk had, or its bucket
+    expected_from_tiers: dict[str, int]
 
     def wrong(self, cold: "Row") -> list[str]:
         """All differences of this row from the expected values."""
@@ -64,42 +73,64 @@ class Row:
                 f"{self.case}: the engine counts {self.tokens['server']} tokens from the "
                 f"server, which counts {self.served_blocks} blocks sent"
             )
-        if self.from_disk != self.expected_from_disk:
-            found.append(
-                f"{self.case}: {self.from_disk} blocks from the server's disk, expected "
-                f"{self.expected_from_disk}"
-            )
+        for tier in TIERS:
+            if self.from_tiers[tier] != self.expected_from_tiers[tier]:
+                found.append(
+                    f"{self.case}: {self.from_tiers[tier]} blocks from the server's {tier}, "
+                    f"expected {self.expected_from_tiers[tier]}"
+                )
         return found
 
 
 class Demo:
-    """The seven cases, in order, on processes that have ended when `run` returns."""
+    """The cases, in order, on processes that have ended when `run` returns."""
 
-    def __init__(self, model: Path, prompt: list[int], logs: Path) -> None:
+    def __init__(
+        self, model: Path, prompt: list[int], logs: Path, *, with_bucket: bool = True
+    ) -> None:
         self._model = model
         self._prompt = prompt
         self._logs = logs
+        self._with_bucket = with_bucket
         self._engines = self._servers = 0
         self._rows: list[Row] = []
         self._client: RemoteClient | None = None
 
     def run(self) -> list[Row]:
-        full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
-        with tempfile.TemporaryDirectory(prefix="kvferry-demo-disk-") as disk:
-            with self._server("starting the cache server", disk) as server:
-                self._with_server(server, full)
-                with step("killing the server with kill -9"):
-                    server.stop(kill=True)
-            with self._server("starting it again", disk) as server:
-                with step("waiting until what its disk holds was verified"):
-                    self._wait_for_blocks("disk", full // BLOCK_TOKENS)
-                with self._engine("restarting the engine", server.endpoint) as engine:
-                    self._ask(engine, "server's disk", server_tokens=full, from_disk=True)
-                    with step("killing the server, emptying the engine's caches"):
-                        server.stop(kill=True)
-                        engine.reset_prefix_cache(external=True)
-                    self._ask(engine, "server killed")
+        with tempfile.TemporaryDirectory(prefix="kvferry-demo-") as folder:
+            first, second = Path(folder, "disk"), Path(folder, "another disk")
+            bucket = ["--bucket", f"file://{folder}/bucket"] if self._with_bucket else []
+            self._on_one_machine(first, [*bucket, "--bucket-admit", "all"] if bucket else [])
+            if bucket:
+                shutil.rmtree(first)
+                with self._server("starting another machine's server", second, bucket) as server:
+                    self._on_another_machine(server)
         return self._rows
+
+    def _on_one_machine(self, disk: Path, bucket: list[str]) -> None:
+        """The cases until the end of all that the machine has."""
+        full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        with self._server("starting the cache server", disk, bucket) as server:
+            self._with_server(server, full)
+            with step("killing the server with kill -9"):
+                server.stop(kill=True)
+        with self._server("starting it again", disk) as server:
+            with step("waiting until what its disk holds was verified"):
+                self._wait_for_blocks("disk", full // BLOCK_TOKENS)
+            with self._engine("restarting the engine", server.endpoint) as engine:
+                self._ask(engine, "server's disk", server_tokens=full, tier="disk")
+                with step("killing the server, emptying the engine's caches"):
+                    server.stop(kill=True)
+                    engine.reset_prefix_cache(external=True)
+                self._ask(engine, "server killed")
+
+    def _on_another_machine(self, server: RemoteServer) -> None:
+        """Whole packs are in the bucket; the blocks behind the last one are computed."""
+        packed = len(self._prompt) // PACK_TOKENS * PACK_TOKENS
+        with step("waiting until it has listed the bucket"):
+            self._wait_for_packs("bucket_names", packed // PACK_TOKENS)
+        with self._engine("starting another machine's engine", server.endpoint) as engine:
+            self._ask(engine, "another machine, bucket", server_tokens=packed, tier="bucket")
 
     def _with_server(self, server: RemoteServer, full: int) -> None:
         """The cases until the server's end."""
@@ -111,17 +142,19 @@ class Demo:
             with step("waiting until the server can read every block"):
                 self._wait_for_blocks("memory", full // BLOCK_TOKENS)
                 self._wait_for_blocks("disk", full // BLOCK_TOKENS)
+                if self._with_bucket:
+                    self._wait_for_packs("bucket_packs_written", full // PACK_TOKENS)
         with self._engine("restarting the engine", server.endpoint) as engine:
             self._ask(engine, "server, engine restarted", server_tokens=full)
         with self._engine("starting a second engine", server.endpoint) as engine:
             self._ask(engine, "server, second engine", server_tokens=full)
 
     @contextmanager
-    def _server(self, label: str, disk: str) -> Iterator[RemoteServer]:
-        """A server over `disk`, and the demo's own client of it."""
+    def _server(self, label: str, disk: Path, bucket: Sequence[str] = ()) -> Iterator[RemoteServer]:
+        """A server over `disk`, and the demo's own client of it. `bucket` are flags."""
         self._servers += 1
         server = RemoteServer(
-            "1GiB", args=["--disk", disk, "--disk-bytes", "1GiB"],
+            "1GiB", args=["--disk", str(disk), "--disk-bytes", "1GiB", *bucket],
             log=self._logs / f"server-{self._servers}.log",
         )  # fmt: skip
         with started(label, server), ExitStack() as cleanup:
@@ -154,11 +187,12 @@ class Demo:
         engine_tokens: int = 0,
         pool_tokens: int = 0,
         server_tokens: int = 0,
-        from_disk: bool = False,
+        tier: str = "memory",
     ) -> None:
+        """Send the prompt. Of the server's tokens all come from this `tier`."""
         before = engine.cached_by_level()
         # An engine's own test block, at its start, has been sent as well.
-        served_before, promoted_before = self._handed_out(case)
+        handed_out = self._handed_out(case)
         with step(case):
             answer = engine.complete(self._prompt, ANSWER_TOKENS)
         after = engine.cached_by_level()
@@ -166,21 +200,27 @@ class Demo:
         tokens["computed"] = answer.prompt_tokens - sum(tokens.values())
         cached = {"engine": engine_tokens, "pool": pool_tokens, "server": server_tokens}
         expected = cached | {"computed": len(self._prompt) - sum(cached.values())}
-        served, promoted = self._handed_out(case)
-        of_disk = server_tokens // BLOCK_TOKENS if from_disk else 0
+        served = self._handed_out(case) - handed_out
+        from_tier = {each: server_tokens // BLOCK_TOKENS * (each == tier) for each in TIERS}
         self._rows.append(
             Row(
-                case, answer, tokens, expected, served - served_before,
-                promoted - promoted_before, of_disk,
+                case, answer, tokens, expected, served["get_hit"],
+                {each: served[f"{each}_promoted"] for each in TIERS}, from_tier,
             )
         )  # fmt: skip
 
-    def _handed_out(self, case: str) -> tuple[int, int]:
-        """Blocks that the server has sent, and read from disk, since its start."""
-        if case == "server killed":
-            return 0, 0
-        counters = self._stats().counters
-        return counters["get_hit"], counters["disk_promoted"]
+    def _handed_out(self, case: str) -> Counter[str]:
+        """What the server has counted since its start: blocks that it has sent, and read from disk
+        or its bucket."""
+        return Counter() if case == "server killed" else Counter(self._stats().counters)
+
+    def _wait_for_packs(self, counter: str, count: int) -> None:
+        """Wait until this counter of the server is `count`."""
+        deadline = time.monotonic() + 30
+        while (found := self._stats().counters[counter]) < count:
+            if time.monotonic() > deadline:
+                raise StartFailed(f"{counter} is {found} and not {count} after 30 s")
+            time.sleep(0.05)
 
     def _wait_for_blocks(self, name: str, count: int) -> None:
         """Wait for `count` blocks in the server's tier of this name."""
@@ -230,8 +270,11 @@ def started(label: str, process: Process) -> Iterator[Process]:
 
 def run(model: Path, prompt: list[int], logs: Path) -> int:
     """Run the demo and print its table; 0 when all values are as expected."""
-    rows = Demo(model, prompt, logs).run()
+    with_bucket = find_spec("obstore") is not None
+    rows = Demo(model, prompt, logs, with_bucket=with_bucket).run()
     print(f"\n{table(rows)}\n")
+    if not with_bucket:
+        print("Without another machine that has the bucket alone: pip install 'kvferry[bucket]'.\n")
     wrong = [line for row in rows for line in row.wrong(rows[0])]
     for line in wrong:
         print(f"WRONG  {line}")
