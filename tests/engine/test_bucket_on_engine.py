@@ -37,7 +37,7 @@ NUM_PROMPTS = 4
 POOL_ROWS = 256
 """Fewer than all prompts have: each comes from the server when it is its turn again."""
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Bucket(NamedTuple):

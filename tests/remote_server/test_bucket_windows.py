@@ -7,7 +7,7 @@ from wire_peer import Peer, block, key
 
 from remote_server.protocol import Found, StatsReply, Stretch
 from remote_server.store.bucket.packs import packs_in
-from remote_server.store.bucket.windows import loadable
+from remote_server.store.bucket.windows import can_end, shows_every_end
 
 WINDOW = 3
 """Rows that a hit loads of a group with a sliding window."""
@@ -49,15 +49,13 @@ def url(tmp_path):
     ("window", "kept", "found", "packs"),
     [
         (WINDOW, [5, 6, 7, 13, 14, 15, 17, 18, 19], [5, 6, 7, 13, 14, 15], 4),
-        (WINDOW, [5, 6, 7, 14, 15], [5, 6, 7], 2),
+        (WINDOW, [5, 6, 7, 14, 15], [5, 6, 7], 3),
         (WINDOW, [*range(ROWS)], [5, 6, 7, 13, 14, 15], 4),
-        (STATE, [3, 11, 19], [3, 11], 4),
-        (STATE, [5, 18], [5], 2),
+        (STATE, [3, 11, 19], [3, 11, 19], 5),
     ],
 )
 def test_a_prompt_is_found_where_a_hit_can_end(url, context, window, kept, found, packs):
-    """Rows of windows and states behind the last pack of full attention are not written, nor packs
-    of full attention behind the last window."""
+    """Of a window, the rows in front of a pack's end; each recurrent state."""
     with bucket_server(url) as first:
         fill(peer := hello(Peer(context, first.endpoint)), window, kept)
         written(peer, packs)
@@ -67,8 +65,7 @@ def test_a_prompt_is_found_where_a_hit_can_end(url, context, window, kept, found
         look_up(peer, window)
         peer.stats_once(lambda s: s.counters["bucket_headers_read"] == packs)
         states = look_up(peer, window).states
-        last = found[-1] // 8 * 8 + 8
-        assert [n for n in range(ROWS) if states[n]] == [*range(last)]
+        assert [n for n in range(ROWS) if states[n]] == [*range(PACKED)]
         assert [n for n, state in enumerate(states[: ROWS - 1 : -1]) if state] == found
         rows = range(100 + found[-1], 100 + found[-1] + 1)
         assert read(peer, rows) == [block(rows[0], ROW_BYTES)]
@@ -82,8 +79,19 @@ def test_rows_that_do_not_divide_a_run_are_objects_of_their_own_wherever_a_windo
     groups = [*packs_in(keys, [Stretch(ROWS, 0, 0, 48), back], ROW_BYTES, 16 << 20)]
     kept = {2 * ROWS - 1 - n for n in range(6, 9)}  # rows 6 to 8, in the order of the lookup
     states = bytes(2 if place < ROWS or place in kept else 0 for place in range(2 * ROWS))
-    found = sorted(place for group in loadable(groups, states) for place in group.places)
-    assert found == [*range(9), *sorted(kept)]
+    assert can_end(groups, states) and shows_every_end(groups)
+    assert {len(group.keys) for group in groups} == {1}
+
+
+def test_what_an_engine_keeps_is_known_of_its_namespace_where_a_lookup_shows_a_part(url, context):
+    """The engine's own pool may answer for the windows, and the server is asked for the rest."""
+    with bucket_server(url) as server:
+        fill(peer := hello(Peer(context, server.endpoint)), WINDOW, [5, 6, 7])
+        written(peer, 3)
+        full = [200 + n for n in range(8)]
+        peer.put(full, length=ROW_BYTES, chain=chain_of(8))
+        peer.lookup(full, chain=chain_of(8))
+        written(peer, 4)
 
 
 @pytest.mark.parametrize("window", [WINDOW, STATE])

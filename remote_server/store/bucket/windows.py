@@ -1,7 +1,7 @@
-"""Hybrid models: which packs of a prompt a hit from the bucket alone could load.
+"""Hybrid models: whether a hit from the bucket alone could end anywhere in a prompt.
 
-Of a group with a window engines keep rows at few places, by vLLM's default at the ends of prompts
-alone. Packs of full attention in front of no such place would be written, and never read.
+Of a group with a window engines keep rows at few places, by vLLM's default at the ends of prompts.
+Where no pack of full attention reaches such a place, all packs would be written and never read.
 """
 
 from collections.abc import Sequence
@@ -20,35 +20,45 @@ def _is_whole(places: range, states: bytes) -> bool:
     return states.count(KeyState.READABLE, first, last + 1) == len(places)
 
 
-def loadable(groups: Sequence[Group], states: bytes) -> list[Group]:
-    """Those of `whole` that lie before, or at, a place where a hit can end: there every group with
-    a window has its rows, and packs of every other group reach it. None where `groups` have no
-    group with a window: this lookup does not show such a place."""
-    here = whole(groups, states)
+def can_end(groups: Sequence[Group], states: bytes) -> bool:
+    """Whether the lookup of `groups` shows a place where a hit can end: there every group with a
+    window has its rows, and packs of every other group reach it."""
+    windowed, dense = _numbers(groups)
+    ends = {number: set[int]() for number in windowed}
+    packs: dict[int, list[Group]] = {number: [] for number in dense}
+    for group in whole(groups, states):
+        if group.fields.window:
+            ends[group.fields.group].add(group.end)
+        else:
+            packs[group.fields.group].append(group)
+    places = set.intersection(*ends.values()) if ends else set()
+    for some in packs.values():
+        places = _reached(places, some)
+    return bool(places)
+
+
+def shows_every_end(groups: Sequence[Group]) -> bool:
+    """Whether the lookup of `groups` names the rows of all windows where packs of full attention
+    end. One that a level above the server has answered in part does not."""
+    windowed, _ = _numbers(groups)
+    dense_ends = {group.end for group in groups if not group.fields.window}
+    ends = {number: set[int]() for number in windowed}
+    for group in groups:
+        if group.fields.window:
+            ends[group.fields.group].add(group.end)
+    return bool(windowed) and all(dense_ends <= some for some in ends.values())
+
+
+def _numbers(groups: Sequence[Group]) -> tuple[set[int], set[int]]:
+    """The numbers of the groups with a window, and of the others."""
     windowed = {group.fields.group for group in groups if group.fields.window}
-    if not windowed:
-        return []
-    ends = _common_ends([group for group in here if group.fields.window], windowed)
-    for dense in {group.fields.group for group in groups} - windowed:
-        ends = _covered(ends, [group for group in here if group.fields.group == dense])
-    last = max(ends, default=0)
-    return [
-        group for group in here
-        if (group.end in ends if group.fields.window else group.fields.start < last)
-    ]  # fmt: skip
+    return windowed, {group.fields.group for group in groups} - windowed
 
 
-def _common_ends(here: Sequence[Group], windowed: set[int]) -> set[int]:
-    by_group: dict[int, set[int]] = {number: set() for number in windowed}
-    for group in here:
-        by_group[group.fields.group].add(group.end)
-    return set.intersection(*by_group.values())
-
-
-def _covered(ends: set[int], packs: Sequence[Group]) -> set[int]:
-    """Those of `ends` that are in one of `packs`, which are equally long."""
+def _reached(places: set[int], packs: Sequence[Group]) -> set[int]:
+    """Those of `places` that are in one of `packs`, which are equally long."""
     if not packs:
         return set()
     tokens = packs[0].end - packs[0].fields.start
     numbers = {(pack.end - 1) // tokens for pack in packs}
-    return {end for end in ends if (end - 1) // tokens in numbers}
+    return {place for place in places if (place - 1) // tokens in numbers}

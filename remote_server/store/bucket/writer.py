@@ -14,7 +14,7 @@ from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
 from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, packs_in
 from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.bucket.windows import loadable, whole
+from remote_server.store.bucket.windows import can_end, shows_every_end, whole
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admit, WriteBudget
 from remote_server.store.slabs import Block, BlockState
@@ -34,8 +34,8 @@ COUNTERS = (
     "declined_no_window",
 )  # fmt: skip
 """In rows. `declined_incomplete`: when its pack was due, a row was gone from the tiers above, or
-was put with another place. `declined_no_window`: its model is a hybrid one, and no hit could end at
-or behind the pack."""
+was put with another place. `declined_no_window`: no hit of the hybrid model's packs could end
+anywhere."""
 
 OnFetched = Callable[[list[Block | None]], None]
 Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
@@ -68,8 +68,9 @@ class PackWriter:
         self._awaited_in_order: deque[_Awaited] = deque()
         self._fetching = False
         self._num_writing = 0
-        self._hybrids: dict[str, bool] = {}
-        """Namespaces with windows, and whether the log has that nothing of it is written."""
+        self._hybrids: dict[str, bool | None] = {}
+        """Namespaces with windows: whether a hit of packs can end anywhere. None: no lookup has
+        shown it. False: the log has it."""
 
     @property
     def num_waiting(self) -> int:
@@ -100,13 +101,13 @@ class PackWriter:
     def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
         """The states of all keys of the lookup, whose packs `expect` returned."""
         if any(group.fields.window for group in groups):
-            self._hybrids.setdefault(namespace, False)
+            self._hybrids.setdefault(namespace, None)
         unknown = [group for group in groups if not self.tier.is_known(namespace, group.name)]
         if not unknown:
             return
         block_bytes = self._block_bytes_of(namespace)
         if namespace in self._hybrids:
-            wanted = self._loadable(namespace, groups, unknown, states)
+            wanted = self._wanted_of_hybrid(namespace, groups, unknown, states)
         else:
             wanted = whole(unknown, states)
             if self._admit is Admit.ALL:
@@ -115,23 +116,24 @@ class PackWriter:
             self._offer(_Wanted(namespace, block_bytes, group.keys))
         self.write_some()
 
-    def _loadable(
+    def _wanted_of_hybrid(
         self, namespace: str, groups: Sequence[Group], unknown: Sequence[Group], states: bytes
     ) -> list[Group]:
-        """Those of `unknown`, packs of a hybrid model, that a hit could load. Where that is none of
-        them the log has the reason, once."""
-        names = {group.name for group in unknown}
-        wanted = [group for group in loadable(groups, states) if group.name in names]
-        num_left = sum(len(group.keys) for group in whole(unknown, states))
-        num_left -= sum(len(group.keys) for group in wanted)
-        self._declined(num_left, "declined_no_window")
-        if num_left and not wanted and not self._hybrids[namespace]:
+        """Those of `unknown`, packs of a hybrid model, that are wanted: none until a lookup has
+        shown that a hit can end where packs reach. The log has it once where none can."""
+        wanted = whole(unknown, states)
+        if not self._hybrids[namespace] and can_end(groups, states):
             self._hybrids[namespace] = True
+        if self._hybrids[namespace]:
+            return wanted
+        self._declined(sum(len(group.keys) for group in wanted), "declined_no_window")
+        if wanted and self._hybrids[namespace] is None and shows_every_end(groups):
+            self._hybrids[namespace] = False
             log.warning(
                 "bucket: %s keeps no window where a pack ends: nothing of it is written; start its "
                 "engines with --prefix-cache-retention-interval %d", namespace, MAX_PACK_TOKENS,
             )  # fmt: skip
-        return wanted
+        return []
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The bucket removes other copies of
