@@ -30,6 +30,7 @@ from remote_server.errors import (
     RequestRefused,
     ServerUnavailable,
 )
+from remote_server.protocol import Stretch
 
 SLACK_S = 5.0
 """What a busy machine may add to a deadline before a request counts as hung."""
@@ -162,8 +163,11 @@ class ChaosClient:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    def lookup(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
-        future = self.client.lookup(ns.name, _keys(ns, numbers), timeout_s=timeout_s)
+    def lookup(
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0,
+        chain: Sequence[Stretch] = (),
+    ) -> Request:  # fmt: skip
+        future = self.client.lookup(ns.name, _keys(ns, numbers), timeout_s=timeout_s, chain=chain)
         return Request("lookup", future, time.monotonic() + timeout_s, ns, numbers)
 
     def touch(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
@@ -180,14 +184,14 @@ class ChaosClient:
 
     def put(
         self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0, *,
-        force: bool = False, deferred: bool = False,
+        force: bool = False, deferred: bool = False, chain: Sequence[Stretch] = (),
     ) -> Request:  # fmt: skip
         piece, rows = self._take(ns, len(numbers))
         for number, row in zip(numbers, rows, strict=True):
             row[:] = content(ns, number)
         future = self.client.put(
             ns.name, _keys(ns, numbers), rows,
-            deferred=deferred, force=force, timeout_s=timeout_s,
+            deferred=deferred, force=force, timeout_s=timeout_s, chain=chain,
         )  # fmt: skip
         op = "force" if force else "put"
         return Request(op, future, time.monotonic() + timeout_s, ns, numbers, rows, piece)

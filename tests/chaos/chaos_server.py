@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -35,6 +35,10 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def num_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
 def resident_bytes(pid: int) -> int:
     """What the process occupies, the shared memory that it has touched included."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
@@ -52,13 +56,16 @@ class ChaosServer:
     what a proxy's `target` is for."""
 
     def __init__(
-        self, memory: str = "32MiB", disk: Path | None = None, disk_bytes: str = "256MiB"
-    ) -> None:
+        self, memory: str = "32MiB", disk: Path | None = None, disk_bytes: str = "256MiB", *,
+        args: Sequence[str] = (), env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`args` and `env` are added to those of the process."""
         self.memory = memory
         self.disk = disk
         flags = ["--disk", str(disk), "--disk-bytes", disk_bytes, "--disk-write-rate", "0"]
-        self._flags = flags if disk is not None else []
-        self._server = RemoteServer(memory, args=self._flags)
+        self._flags = [*(flags if disk is not None else []), *args]
+        self._env = env
+        self._server = RemoteServer(memory, args=self._flags, env=env)
 
     def start(self) -> Self:
         self._server.start()
@@ -85,7 +92,7 @@ class ChaosServer:
         it finds on disk."""
         if self._server.running:
             self.kill()
-        self._server = RemoteServer(self.memory, args=self._flags)
+        self._server = RemoteServer(self.memory, args=self._flags, env=self._env)
         self._server.start()
 
     def freeze(self) -> None:

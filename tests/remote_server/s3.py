@@ -1,62 +1,90 @@
-"""A real S3 dialect on loopback: moto's server in a process of its own."""
+"""A real S3 dialect on loopback: moto's server in a process of its own, or one that is given."""
 
 import os
-import socket
-import subprocess
+import signal
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
+from store_process import store_process, until_answered
 
-PATIENCE_S = 60.0
+GIVEN = "KVFERRY_TEST_S3"
+"""`http://HOST:PORT/BUCKET`: tests run over the bucket of this store, which exists, with the
+credentials of the environment. Each test has a folder of its own there, and removes it."""
+
+GIVEN_PID = "KVFERRY_TEST_S3_PID"
+"""The process of that store, for the tests that stop it for a while."""
 
 
 class S3(NamedTuple):
-    """A running server with one empty bucket."""
+    """A running server with one bucket; `url` is an empty folder there."""
 
     url: str
-    environment: Mapping[str, str]
-    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    pid: int = 0
+    is_ours: bool = True
+
+    @property
+    def address(self) -> str:
+        """Its host and port."""
+        return urlsplit(self.environment["AWS_ENDPOINT"]).netloc
+
+    def freeze(self) -> None:
+        """SIGSTOP, until `thaw`."""
+        if not self.pid:
+            pytest.skip(f"{GIVEN_PID} has no process of the store that is given")
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have it go on, if it stands still."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if not self.is_ours:
+            pytest.skip("the store that is given is not ours to kill")
+        os.kill(self.pid, signal.SIGKILL)
 
 
 @contextmanager
 def s3_server() -> Iterator[S3]:
-    """Started, and killed at the end."""
+    """Started, and killed at the end; or a new folder of the one that is given."""
+    if GIVEN in os.environ:
+        yield from _given(os.environ[GIVEN])
+        return
     pytest.importorskip("moto", reason="moto is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,
-    )  # fmt: skip
-    endpoint = f"http://127.0.0.1:{port}"
-    try:
-        _make_bucket(f"{endpoint}/blocks", process)
-        yield S3(
-            "s3://blocks/kv",
-            {
-                "AWS_ENDPOINT": endpoint, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test",
-                "AWS_SECRET_ACCESS_KEY": "test", "AWS_ALLOW_HTTP": "true",
-            },
-            process,
-        )  # fmt: skip
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}"]
+    with store_process(command) as (port, process):
+        endpoint = f"http://127.0.0.1:{port}"
+        until_answered(lambda: _make_bucket(f"{endpoint}/blocks"), process)
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        yield S3("s3://blocks/kv", _environment(endpoint) | keys, process.pid)
 
 
-def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline, "moto does not answer"
-        try:
-            request = urllib.request.Request(url, method="PUT")
-            urllib.request.urlopen(request, timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.05)
+def _environment(endpoint: str) -> dict[str, str]:
+    return {"AWS_ENDPOINT": endpoint, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+
+
+def _given(address: str) -> Iterator[S3]:
+    from remote_server.store.bucket.objects import Objects
+
+    parts = urlsplit(address)
+    bucket, environment = parts.path.strip("/"), _environment(f"{parts.scheme}://{parts.netloc}")
+    url = f"s3://{bucket}/kvferry-tests/{uuid.uuid4().hex}"
+    pid = int(os.environ.get(GIVEN_PID, 0))
+    yield S3(url, environment, pid, is_ours=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        objects = Objects(url)
+        for chunk in objects.listing(""):
+            objects.remove([one.name for one in chunk])
+
+
+def _make_bucket(url: str) -> None:
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=5).close()

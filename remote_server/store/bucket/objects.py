@@ -90,7 +90,7 @@ class Objects:
                 return False
             raise BucketError(Failure.OTHER, _words(error)) from error
         except Exception as error:
-            raise _failed(error) from error
+            raise _failed(error, absent=Failure.OTHER) from error
         return True
 
     def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
@@ -158,7 +158,7 @@ class Objects:
                     Listed(m["path"], int(m["size"]), m["last_modified"].timestamp()) for m in chunk
                 ]
         except Exception as error:
-            raise _failed(error) from error
+            raise _failed(error, absent=Failure.OTHER) from error
 
     def folders(self, prefix: str) -> list[str]:
         """The folders directly below `prefix`."""
@@ -167,7 +167,7 @@ class Objects:
         try:
             return [*obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]]
         except Exception as error:
-            raise _failed(error) from error
+            raise _failed(error, absent=Failure.OTHER) from error
 
 
 class Availability:
@@ -251,10 +251,12 @@ def _open(url: str) -> "ObjectStore":
 _OPTIONS: dict[str, Any] = {"s3": {"config": {"unsigned_payload": "true"}}}
 
 
-def _failed(error: Exception) -> BucketError:
+def _failed(error: Exception, absent: Failure = Failure.ABSENT) -> BucketError:
+    """`absent` is the reason of a 404: where no object is asked for, the bucket is missing."""
     if isinstance(error, BucketError):
         return error
-    return BucketError(_reason(error), _words(error))
+    failure = _reason(error)
+    return BucketError(absent if failure is Failure.ABSENT else failure, _words(error))
 
 
 def _reason(error: Exception) -> Failure:
@@ -268,22 +270,48 @@ def _reason(error: Exception) -> Failure:
         return Failure.ABSENT
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Failure.FORBIDDEN
-    words = str(error).lower()
-    for failure, pattern in _WORDS.items():
-        if pattern.search(words):
-            return failure
-    return Failure.OTHER
+    words = str(error)
+    status = _STATUS.search(words)
+    if status is not None and int(status[1]) in _STATUS_REASONS:
+        return _STATUS_REASONS[int(status[1])]
+    if _CREDENTIAL.search(words):
+        return Failure.FORBIDDEN
+    kind = _KIND.search(words)
+    if kind is not None:
+        return _KIND_REASONS.get(kind[1], Failure.OTHER)
+    return Failure.SHORT if _RANGE.search(words) else Failure.OTHER
 
 
-_WORDS = {
-    Failure.THROTTLED: re.compile(r"\b(429|503)\b|slow ?down|too many requests"),
-    Failure.FORBIDDEN: re.compile(r"\b(401|403)\b|credential|forbidden|expiredtoken"),
-    Failure.TIMEOUT: re.compile(r"timed? ?out|timeout|deadline"),
-    Failure.UNREACHABLE: re.compile(r"connect|refused|reset|unreachable|dns|resolve|broken pipe"),
-    Failure.SHORT: re.compile(r"end of file|eof|incomplete|decoding response body|decode"),
+# The words of an error have the client's own settings in them too, `retry_timeout` among them, and
+# its address.
+_STATUS = re.compile(r"status code: (\d{3})")
+_STATUS_REASONS = {
+    401: Failure.FORBIDDEN,
+    403: Failure.FORBIDDEN,
+    404: Failure.ABSENT,
+    408: Failure.TIMEOUT,
+    416: Failure.SHORT,  # the object ends before the range begins
+    429: Failure.THROTTLED,
+    503: Failure.THROTTLED,
 }
+_CREDENTIAL = re.compile(r"(?i)credential|expired_?token|169\.254\.169\.254")
+_KIND = re.compile(r"HttpError \{ kind: (\w+)".replace(" ", r"\s*"))
+_KIND_REASONS = {
+    "Timeout": Failure.TIMEOUT,
+    "Connect": Failure.UNREACHABLE,
+    "Interrupted": Failure.UNREACHABLE,  # in the middle of a body: the object may be whole
+    "Request": Failure.UNREACHABLE,
+}
+_RANGE = re.compile(r"(?i)wanted range|range .*invalid|invalid .*range|fill whole buffer")
+
+_CAUSE = re.compile(r'message: "([^"]+)"')
+_MARKUP = re.compile(r"<.*", re.DOTALL)
+_SAID = re.compile(r"<(?:Code|Message)>([^<]+)<")
 
 
 def _words(error: Exception) -> str:
-    """The words of the store, in one line."""
-    return re.sub(r"\s+", " ", str(error)).strip()[:300]
+    """The words of the store, in one line, without its markup, and the cause at their end."""
+    words, _, source = str(error).partition("Debug source:")
+    cause = _CAUSE.search(source)
+    parts = [_MARKUP.sub("", words), *_SAID.findall(words), *([cause[1]] if cause else [])]
+    return re.sub(r"\s+", " ", " ".join(parts)).strip()[:400]
