@@ -233,7 +233,8 @@ class Tenant:
     def _open_bucket(
         self, server_config: ServerConfig, bucket: SharedBucket, wake: Callable[[], None]
     ) -> OpenBucket:
-        limits = Limits(server_config.bucket_bytes, server_config.bucket_days * 86_400)
+        ages = [age_s for age_s in (server_config.bucket_days * 86_400, self.config.ttl_s) if age_s]
+        limits = Limits(server_config.bucket_bytes, min(ages, default=0.0))
         return OpenBucket(
             bucket, self.config.name, server_config.pack, limits, wake, self._guard, self._clock
         )

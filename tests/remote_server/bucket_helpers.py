@@ -3,7 +3,9 @@ a bucket."""
 
 import queue
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,12 +58,13 @@ ROW_TOKENS = 128
 """Eight rows are a pack."""
 
 
-def bucket_server(url: str, **settings: Any) -> Server:
+def bucket_server(url: str, clock: Callable[[], float] = time.monotonic, **settings: Any) -> Server:
     """A server with 16 MiB of memory above `url`."""
     settings = {"memory": 16 << 20} | settings
-    return Server(
-        ServerConfig(bind="tcp://127.0.0.1:*", populate=False, admin="off", bucket=url, **settings)
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", populate=False, admin="off", bucket=url, **settings
     )
+    return Server(config, clock)
 
 
 def hello(peer: Peer) -> Peer:

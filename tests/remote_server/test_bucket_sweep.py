@@ -2,14 +2,14 @@
 
 import time
 
-from bucket_helpers import ROW_BYTES, RealBucket, folder_url
-from wire_peer import block, key
+from bucket_helpers import ROW_BYTES, RealBucket, bucket_server, chain_of, folder_url, hello
+from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.store.bucket.objects import Listed
-from remote_server.store.bucket.packs import parse_name, tenant_prefix
+from remote_server.store.bucket.packs import PARTITIONS, parse_name, tenant_prefix
 from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.sweep import PARTITIONS, Limits, sweep_one, too_many
+from remote_server.store.bucket.sweep import LEAST_PACKS, Limits, one_round, sweep, too_many
 
 DAY_S = 86_400.0
 
@@ -25,6 +25,47 @@ def test_what_is_too_old_goes_and_then_the_oldest_until_the_share_is_kept():
     assert too_many(found, Limits(max_age_s=7.5 * DAY_S), now) == found[:3]
     assert too_many(found, Limits(num_bytes=450 * PARTITIONS), now) == found[:6]
     assert too_many(found, Limits(450 * PARTITIONS, 2.5 * DAY_S), now) == found[:8]
+    assert too_many(found, Limits(num_bytes=150 * PARTITIONS), now, 3) == found[:6]
+
+
+def test_a_round_has_each_partition_once_and_no_two_are_alike():
+    for limits in (Limits(max_age_s=DAY_S), Limits(num_bytes=4 * PARTITIONS), Limits(1 << 60)):
+        groups = one_round(limits, 1)
+        assert sorted(number for group in groups for number in group) == [*range(PARTITIONS)]
+    orders = [tuple(one_round(Limits(), 1)) for _ in range(4)]
+    assert len({*orders}) == 4 and len(orders[0]) == PARTITIONS
+
+
+def test_partitions_are_swept_together_where_one_has_no_room_for_packs():
+    assert len(one_round(Limits(num_bytes=LEAST_PACKS * PARTITIONS), 1)) == PARTITIONS
+    assert len(one_round(Limits(num_bytes=LEAST_PACKS * PARTITIONS - 1), 1)) == PARTITIONS // 2
+    assert len(one_round(Limits(num_bytes=4), 1)) == 1
+
+
+def test_a_budget_of_few_packs_keeps_the_newest_that_it_has_room_for(tmp_path):
+    budget = 16 * 2 * ROW_BYTES
+    with RealBucket(folder_url(tmp_path)) as bucket:
+        fill(bucket, 64)
+        for group in one_round(Limits(num_bytes=budget), ROW_BYTES):
+            bucket.tier.swept(
+                sweep(bucket.objects, tenant_prefix(""), group, Limits(num_bytes=budget))
+            )
+        sizes = {one.name: one.num_bytes for chunk in bucket.objects.listing("") for one in chunk}
+        assert budget // 2 < sum(sizes.values()) <= budget + 3, "and the clock"
+
+
+def test_a_sweep_shows_what_other_servers_have_written_and_removed(tmp_path):
+    url = folder_url(tmp_path)
+    with RealBucket(url) as ours, RealBucket(url) as other:
+        fill(ours, 40)
+        fill(other, 50)
+        other.objects.remove(packs(other)[::2])
+        for group in one_round(Limits(max_age_s=DAY_S), ROW_BYTES):
+            ours.tier.swept(sweep(ours.objects, tenant_prefix(""), group, Limits(max_age_s=DAY_S)))
+        assert ours.tier.num_names == len(packs(ours)) == 25
+        for name in packs(ours):
+            named = parse_name(name)
+            assert ours.tier.is_known(named.namespace, named.key)
 
 
 def fill(bucket: RealBucket, count: int, namespace: str = "ns") -> None:
@@ -47,9 +88,10 @@ def test_all_partitions_swept_leave_the_budget_and_what_went_is_forgotten(tmp_pa
         fill(bucket, 64)
         fill(bucket, 64, "other")
         for number in range(PARTITIONS):
-            swept = sweep_one(
-                bucket.objects, tenant_prefix(""), f"{number:02x}", Limits(num_bytes=budget)
-            )
+            swept = sweep(
+                bucket.objects, tenant_prefix(""), range(number, number + 1),
+                Limits(num_bytes=budget),
+            )  # fmt: skip
             assert swept.num_bytes <= budget // PARTITIONS
             bucket.tier.swept(swept)
         left = packs(bucket)
@@ -63,7 +105,7 @@ def test_objects_that_are_no_packs_are_left_alone(tmp_path):
         bucket.objects.put("v1/=/ns/00/readme.txt", memoryview(b"mine"))
         bucket.objects.put("elsewhere/00/aa", memoryview(b"mine"))
         time.sleep(0.01)
-        swept = sweep_one(bucket.objects, tenant_prefix(""), "00", Limits(max_age_s=0.001))
+        swept = sweep(bucket.objects, tenant_prefix(""), range(1), Limits(max_age_s=0.001))
         assert swept.removed == [] and len(bucket.names()) == 3, "and the clock"
 
 
@@ -73,9 +115,10 @@ def test_the_age_is_by_the_clock_of_the_store(tmp_path, monkeypatch):
         fill(bucket, 4)
         monkeypatch.setattr(time, "time", lambda ours=time.time: ours() + 365 * DAY_S)
         for number in range(PARTITIONS):
-            swept = sweep_one(
-                bucket.objects, tenant_prefix(""), f"{number:02x}", Limits(max_age_s=DAY_S)
-            )
+            swept = sweep(
+                bucket.objects, tenant_prefix(""), range(number, number + 1),
+                Limits(max_age_s=DAY_S),
+            )  # fmt: skip
             assert swept.removed == []
         assert len(packs(bucket)) == 4
 
@@ -104,3 +147,32 @@ def test_lookups_expire_packs_by_the_clock_of_the_store(tmp_path, monkeypatch):
         bucket.tier.store_clock.set(bucket.tier.store_clock.date() + DAY_S)
         bucket.tier.expire("ns", [key(n) for n in range(3)], max_age_s=DAY_S)
         assert bucket.tier.stats().blocks == 1
+
+
+class LeapingClock:
+    """The monotonic clock, and as much as it has leapt."""
+
+    leapt = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.leapt
+
+
+def test_a_monotonic_clock_that_leaps_removes_nothing_from_the_bucket(tmp_path, context):
+    """As of a machine that was moved: what this server held is too old for it, and the packs of
+    all servers stay."""
+    url, clock = folder_url(tmp_path), LeapingClock()
+    limits = {"ttl_s": DAY_S, "bucket_bytes": 64 << 20}
+    with bucket_server(url, clock, bucket_admit="all", **limits) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.lookup(range(8), chain=chain_of(8))
+        peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+        clock.leapt = 30.0 * DAY_S
+        assert not any(peer.lookup(range(8), chain=chain_of(8)).states)
+        peer.stats_once(lambda s: s.counters["bucket_expired"] == 8)
+        peer.stats_once(lambda s: s.counters["bucket_sweeps"] > 0)
+        assert peer.stats().counters["bucket_swept_packs"] == 0
+    with bucket_server(url) as other:
+        peer = hello(Peer(context, other.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == 1)

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from remote_server.store.bucket.packs import pack_id
+from remote_server.store.bucket.packs import ids_in, pack_id
 
 MAX_ABSENT = 1 << 16
+
+MAX_LEARNED = 4 << 20
+"""Names that are taken up from lists of the bucket; a lookup asks for others."""
 
 ABSENT_S = 60.0
 """The time for which a pack that was not there is not asked for again."""
@@ -50,6 +53,18 @@ class Names:
         self._sorted = array("Q", merged.tobytes())
         self._new.difference_update(names)
         self._gone.difference_update(names)
+
+    def replace(self, first: int, last: int, names: Sequence[int], *, learn: bool) -> None:
+        """Of the names from `first` to `last` have `names` alone, which are sorted; without `learn`
+        only those of them that are known."""
+        self._merge()
+        known = np.frombuffer(self._sorted, np.uint64)
+        begin = np.searchsorted(known, np.uint64(first))
+        end = np.searchsorted(known, np.uint64(last), side="right")
+        there = np.array(names, np.uint64)
+        if not learn:
+            there = np.intersect1d(known[begin:end], there, assume_unique=True)
+        self._sorted = array("Q", np.concatenate([known[:begin], there, known[end:]]).tobytes())
 
     def discard(self, name: int) -> None:
         if name in self._new:
@@ -129,6 +144,16 @@ class KnownNames:
         """All of these are there: by namespace, their sorted `pack_id`."""
         for namespace, some in names.items():
             self._there.setdefault(namespace, Names()).add_all(some)
+
+    def replace(self, partitions: range, names: Mapping[str, Sequence[int]]) -> None:
+        """In `partitions` exactly these are there: by namespace, their sorted `pack_id`. A pack
+        that was written meanwhile is found again by the lookup that asks for it."""
+        learn = len(self) < MAX_LEARNED
+        for namespace in {*self._there, *names}:
+            known = self._there.setdefault(namespace, Names())
+            known.replace(*ids_in(partitions), names.get(namespace, ()), learn=learn)
+            if not len(known):
+                del self._there[namespace]
 
     def clear(self, namespace: str | None) -> None:
         """Forget the names of one namespace, or all."""

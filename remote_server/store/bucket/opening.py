@@ -1,15 +1,15 @@
 """The start of a bucket tier: its client, its threads, the list of what is there, its sweeps."""
 
 import logging
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from remote_server.store.bucket.names import MAX_LEARNED
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
 from remote_server.store.bucket.reads import NUM_READERS
-from remote_server.store.bucket.sweep import CLOCK, PARTITIONS, Limits, Swept, sweep_one
+from remote_server.store.bucket.sweep import CLOCK, Limits, Swept, one_round, sweep
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
 from remote_server.turns import Guard
@@ -19,11 +19,9 @@ log = logging.getLogger(__name__)
 NUM_THREADS = 8
 """Calls of the store at a time, beside reads of packs. Each holds a pack in memory at most."""
 
-MAX_LISTED = 4 << 20
-"""Packs that the list at the start takes up; a lookup asks for others."""
-
 SWEEP_EVERY_S = 60.0
-"""One partition of 256 is swept each time: all of them in some hours, by each server."""
+"""One partition of 256 is swept each time, or more of them together where the budget is small: all
+of them in some hours, by each server."""
 
 
 class SharedBucket:
@@ -77,6 +75,8 @@ class OpenBucket:
         self._clock = clock
         self._swept_at = clock()
         self._sweeping = False
+        self._round: list[range] = []
+        """The partitions that this round has not swept yet."""
         self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
         self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
@@ -105,8 +105,10 @@ class OpenBucket:
         if not is_due or self._sweeping or not self.tier.availability.is_open:
             return
         self._sweeping, self._swept_at = True, now
-        partition = f"{random.randrange(PARTITIONS):02x}"
-        work = partial(sweep_one, self._objects, self._prefix, partition, self._limits)
+        if not self._round:
+            self._round = one_round(self._limits, self.tier.pack_bytes)
+        partitions = self._round.pop()
+        work = partial(sweep, self._objects, self._prefix, partitions, self._limits)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._swept))
 
     def _swept(self, swept: Swept | None) -> None:
@@ -131,7 +133,7 @@ def _list_all(objects: Objects, prefix: str) -> Listing:
                     identity = pack_id(named.namespace, named.key)
                     names.setdefault(named.namespace, []).append(identity)
             num += len(chunk)
-            if num >= MAX_LISTED:
+            if num >= MAX_LEARNED:
                 break
     except BucketError as error:
         return Listing({}, error=str(error))

@@ -26,6 +26,8 @@ MAX_ROWS = 1024
 
 ROOT = "v1"
 
+PARTITIONS = 256
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@+")
 _ESCAPED = re.compile("=([0-9A-F]{2})")
 
@@ -144,8 +146,15 @@ def _singles(keys: Sequence[bytes], begin: int, end: int) -> Iterator[Group]:
 
 
 def pack_id(namespace: str, key: bytes) -> int:
-    """64 bits that stand for a pack's name, where a set of all names is kept."""
-    return xxhash.xxh3_64_intdigest(key, seed=xxhash.xxh3_64_intdigest(namespace.encode()))
+    """64 bits that stand for a pack's name, where a set of all names is kept. The first eight are
+    its partition."""
+    name = xxhash.xxh3_64_intdigest(key, seed=xxhash.xxh3_64_intdigest(namespace.encode()))
+    return _partition(key) << 56 | name >> 8
+
+
+def ids_in(partitions: range) -> tuple[int, int]:
+    """The lowest and the highest `pack_id` in `partitions`, which are neighbours."""
+    return partitions[0] << 56, (partitions[-1] + 1 << 56) - 1
 
 
 def tenant_prefix(tenant: str) -> str:
@@ -160,7 +169,11 @@ def namespace_prefix(tenant: str, namespace: str) -> str:
 
 def partition_of(key: bytes) -> str:
     """Two hexadecimal digits: object stores limit requests for each prefix."""
-    return f"{xxhash.xxh3_64_intdigest(key) & 0xFF:02x}"
+    return f"{_partition(key):02x}"
+
+
+def _partition(key: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key) % PARTITIONS
 
 
 def object_name(tenant: str, namespace: str, key: bytes) -> str:

@@ -1,15 +1,20 @@
 """Removal from the bucket, without a leader: each server sweeps partitions in random order.
 
-What is too old goes. Then, in a partition above its share of the budget, the oldest goes. Ages are
-those of the store's own clock. Two servers that sweep the same partition remove the same packs.
+What is too old goes. Then, in partitions above their share of the budget, the oldest goes. Ages are
+those of the store's own clock. Two servers that sweep the same partitions remove the same packs.
 """
 
+import random
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from remote_server.store.bucket.objects import BucketError, Failure, Listed, Objects
-from remote_server.store.bucket.packs import parse_name
+from remote_server.store.bucket.packs import PARTITIONS, pack_id, parse_name
 
-PARTITIONS = 256
+LEAST_PACKS = 32
+"""Partitions are swept together until their share of the budget has room for so many packs: that of
+one partition alone may be smaller than a pack, and would never keep one."""
 
 REMOVED_AT_ONCE = 256
 
@@ -35,33 +40,38 @@ class Swept(NamedTuple):
 
     removed: list[tuple[str, bytes]]
     """Namespace and key of each pack that was removed."""
-    num_packs: int = 0
-    """Those that stay in the partition."""
+    partitions: range = range(0)
+    names: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """By namespace, the sorted `pack_id` of the packs that stay in the partitions."""
     num_bytes: int = 0
     failure: Failure | None = None
     now: float = 0.0
     """The store's clock."""
 
 
-def sweep_one(
-    objects: Objects,
-    prefix: str,
-    partition: str,
-    limits: Limits,
-) -> Swept:
-    """Sweep the packs of one partition in all namespaces below `prefix`."""
-    gone: list[Listed] = []
+def one_round(limits: Limits, pack_bytes: int) -> list[range]:
+    """All partitions in random order, in neighbouring groups that are swept together."""
+    size, least = 1, LEAST_PACKS * pack_bytes
+    while limits.num_bytes and size < PARTITIONS and _share(limits, size) < least:
+        size *= 2
+    groups = [range(first, first + size) for first in range(0, PARTITIONS, size)]
+    random.shuffle(groups)
+    return groups
+
+
+def sweep(objects: Objects, prefix: str, partitions: range, limits: Limits) -> Swept:
+    """Sweep the packs of `partitions` in all namespaces below `prefix`."""
     try:
         found = [
             listed
-            for folder in objects.folders(prefix)
-            for chunk in objects.listing(f"{folder}/{partition}")
+            for folder in _folders(objects, prefix, partitions)
+            for chunk in objects.listing(folder)
             for listed in chunk
             if parse_name(listed.name) is not None
         ]
-        found.sort(key=lambda listed: listed.modified)
+        found.sort(key=lambda listed: (listed.modified, listed.name))
         now = objects.time(f"{prefix}/{CLOCK}")
-        gone = too_many(found, limits, now)
+        gone = too_many(found, limits, now, len(partitions))
         for start in range(0, len(gone), REMOVED_AT_ONCE):
             objects.remove([each.name for each in gone[start : start + REMOVED_AT_ONCE]])
     except BucketError as error:
@@ -70,13 +80,32 @@ def sweep_one(
     left = found[len(gone) :]
     return Swept(
         [(named.namespace, named.key) for named in names if named is not None],
-        len(left), sum(each.num_bytes for each in left), now=now,
+        partitions, ids_of(left), sum(each.num_bytes for each in left), now=now,
     )  # fmt: skip
 
 
-def too_many(found: list[Listed], limits: Limits, now: float) -> list[Listed]:
-    """Those of one partition, the oldest first, that must go."""
-    share = limits.num_bytes // PARTITIONS
+def _folders(objects: Objects, prefix: str, partitions: range) -> list[str]:
+    namespaces = objects.folders(prefix)
+    if len(partitions) == PARTITIONS:
+        return namespaces
+    return [f"{folder}/{number:02x}" for folder in namespaces for number in partitions]
+
+
+def ids_of(found: Sequence[Listed]) -> dict[str, list[int]]:
+    """By namespace, the sorted `pack_id` of those of `found` that are packs."""
+    ids: dict[str, list[int]] = {}
+    for each in found:
+        named = parse_name(each.name)
+        if named is not None:
+            ids.setdefault(named.namespace, []).append(pack_id(named.namespace, named.key))
+    return {namespace: sorted(some) for namespace, some in ids.items()}
+
+
+def too_many(
+    found: list[Listed], limits: Limits, now: float, num_partitions: int = 1
+) -> list[Listed]:
+    """Those of `num_partitions` partitions, the oldest first, that must go."""
+    share = _share(limits, num_partitions)
     total = sum(each.num_bytes for each in found)
     num = 0
     for each in found:
@@ -86,3 +115,7 @@ def too_many(found: list[Listed], limits: Limits, now: float) -> list[Listed]:
         total -= each.num_bytes
         num += 1
     return found[:num]
+
+
+def _share(limits: Limits, num_partitions: int) -> int:
+    return limits.num_bytes * num_partitions // PARTITIONS

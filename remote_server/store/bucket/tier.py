@@ -289,7 +289,8 @@ class BucketTier:
         self._names.add_all(names)
 
     def swept(self, swept: Swept) -> None:
-        """A sweep has ended: what it removed is forgotten."""
+        """A sweep has ended: what it removed is forgotten, and so are the names of packs that other
+        servers have removed from its partitions."""
         if swept.failure is not None:
             self._failed(swept.failure)
             return
@@ -302,6 +303,8 @@ class BucketTier:
                 self._counters["evicted"] += len(pack.rows)
                 self._index.drop(pack)
             self._names.is_gone(namespace, key)
+        if swept.partitions:
+            self._names.replace(swept.partitions, swept.names)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 
@@ -309,7 +312,9 @@ class BucketTier:
         """Remove the pack of `block`: a row cannot be removed from an object."""
         if block.pack.state is not PackState.READABLE:
             return False
-        self._remove(block.pack, "removed")
+        self._counters["removed"] += len(block.pack.rows)
+        self._drop(block.pack)
+        self._removals.remove(block.namespace, block.pack.key)
         return True
 
     def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
@@ -324,9 +329,12 @@ class BucketTier:
         self._expire(self._index.packs(None)[:at_most], max_age_s)
 
     def _expire(self, packs: Iterable[Pack], max_age_s: float) -> None:
+        """Forget what is too old. The objects are removed by sweeps, which ask the store for its
+        time: until the next one, a jump of this machine's clock makes packs look old."""
         for pack in packs:
             if self.store_clock.age_s(pack.modified) >= max_age_s:
-                self._remove(pack, "expired")
+                self._counters["expired"] += len(pack.rows)
+                self._drop(pack)
 
     def clear(self, namespace: str | None) -> int:
         packs = self._index.packs(namespace)
@@ -346,11 +354,6 @@ class BucketTier:
     @property
     def clearing(self) -> bool:
         return self._removals.is_awaited
-
-    def _remove(self, pack: Pack, counter: str) -> None:
-        self._counters[counter] += len(pack.rows)
-        self._drop(pack)
-        self._removals.remove(pack.namespace, pack.key)
 
     def _drop(self, pack: Pack) -> None:
         if pack.state is PackState.READABLE:
