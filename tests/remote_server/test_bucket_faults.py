@@ -100,6 +100,20 @@ def test_a_failed_read_is_a_miss_counted_by_its_reason(found, objects, failure):
     assert counters["read_failed"] == ROWS
 
 
+@pytest.mark.parametrize("failure", [Failure.TIMEOUT, Failure.UNREACHABLE, Failure.OTHER])
+def test_a_pack_that_cannot_be_read_is_promised_again_when_its_header_has_been(
+    found, objects, failure
+):
+    """Else a streamed get reads it again and again while other calls of the store go well."""
+    objects.fail("read", failure)
+    assert read(found) == [None] * ROWS
+    assert not any(found.tier.known_states("ns", KEYS))
+    objects.fail("read", None)
+    assert look(found) == bytes([KeyState.PENDING]) * ROWS
+    assert look(found) == bytes([KeyState.READABLE]) * ROWS
+    assert read(found) == DATA
+
+
 def test_a_pack_that_is_gone_is_dropped_at_once(found, objects):
     objects.remove([NAME])
     assert read(found) == [None] * ROWS
@@ -175,6 +189,7 @@ def test_a_truncated_object_is_a_miss(objects, clock, cut):
 def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, clock, failure):
     objects.fail("read", failure)
     for _ in range(Availability.THRESHOLD):
+        look(found)
         read(found)
     calls = objects.num_calls
     assert not any(look(found)), "nothing is promised meanwhile"
@@ -183,6 +198,7 @@ def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, cloc
     assert objects.num_calls == calls, "the store is not called"
     objects.fail("read", None)
     clock.now += Availability.FIRST_PAUSE_S
+    look(found)
     assert read(found) == DATA
 
 

@@ -256,6 +256,8 @@ class BucketTier:
             self._drop(pack)
             if failure is not Failure.ABSENT:
                 self._removals.remove(pack.namespace, pack.key)
+        elif pack.state is PackState.READABLE:
+            self._index.drop(pack)  # a lookup reads its header again: none promises it meanwhile
 
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
         blocks = self.pin_all(namespace, keys)
