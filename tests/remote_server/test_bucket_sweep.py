@@ -1,5 +1,6 @@
 """Removal from the bucket by servers that do not know of each other."""
 
+import os
 import time
 
 from bucket_helpers import ROW_BYTES, RealBucket, bucket_server, chain_of, folder_url, hello
@@ -9,7 +10,14 @@ from remote_server import protocol
 from remote_server.store.bucket.objects import Listed
 from remote_server.store.bucket.packs import PARTITIONS, parse_name, tenant_prefix
 from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.sweep import LEAST_PACKS, Limits, one_round, sweep, too_many
+from remote_server.store.bucket.sweep import (
+    LEAST_PACKS,
+    UNFINISHED_S,
+    Limits,
+    one_round,
+    sweep,
+    too_many,
+)
 
 DAY_S = 86_400.0
 
@@ -107,6 +115,21 @@ def test_objects_that_are_no_packs_are_left_alone(tmp_path):
         time.sleep(0.01)
         swept = sweep(bucket.objects, tenant_prefix(""), range(1), Limits(max_age_s=0.001))
         assert swept.removed == [] and len(bucket.names()) == 3, "and the clock"
+
+
+def test_what_a_killed_server_was_writing_into_a_folder_is_removed(tmp_path):
+    """Each leaves up to a pack, which no list shows and no budget counts."""
+    with RealBucket(folder_url(tmp_path)) as bucket:
+        fill(bucket, 1)
+        pack = next(tmp_path.rglob("v1/=/ns/*/*"))
+        young, old = (pack.with_name(f"{pack.name}#{number}") for number in (1, 2))
+        for path, age_s in ((young, UNFINISHED_S - 60), (old, UNFINISHED_S + 60)):
+            path.write_bytes(b"half of a pack")
+            os.utime(path, (time.time() - age_s,) * 2)
+        for number in range(PARTITIONS):
+            partition = range(number, number + 1)
+            sweep(bucket.objects, tenant_prefix(""), partition, Limits(max_age_s=DAY_S))
+        assert (pack.exists(), young.exists(), old.exists()) == (True, True, False)
 
 
 def test_the_age_is_by_the_clock_of_the_store(tmp_path, monkeypatch):

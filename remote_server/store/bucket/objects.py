@@ -4,10 +4,12 @@ Each call runs on a thread of the tier. An error becomes one of a few reasons; w
 at all while the store is away is the decision of `Availability`.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import StrEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -168,6 +170,21 @@ class Objects:
             return [*obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]]
         except Exception as error:
             raise _failed(error, absent=Failure.OTHER) from error
+
+    def remove_unfinished(self, prefix: str, before: float) -> None:
+        """Remove what writes of killed servers to a folder have left below `prefix`, if it was last
+        changed `before` this time. No list shows such files. Other stores have none."""
+        parts = urlsplit(self.url)
+        if parts.scheme != "file":
+            return
+        for path in Path(parts.path, prefix).rglob("*#*"):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if _UNFINISHED.search(path.name) and path.stat().st_mtime < before:
+                    path.unlink()
+
+
+# obstore's names of files that are being written.
+_UNFINISHED = re.compile(r"#\d+$")
 
 
 class Availability:

@@ -18,6 +18,9 @@ one partition alone may be smaller than a pack, and would never keep one."""
 
 REMOVED_AT_ONCE = 256
 
+UNFINISHED_S = 3600.0
+"""A write that takes longer has ended with its server."""
+
 CLOCK = "=clock"
 """An object without a meaning, which is no pack: its date is the store's clock."""
 
@@ -62,9 +65,10 @@ def one_round(limits: Limits, pack_bytes: int) -> list[range]:
 def sweep(objects: Objects, prefix: str, partitions: range, limits: Limits) -> Swept:
     """Sweep the packs of `partitions` in all namespaces below `prefix`."""
     try:
+        folders = _folders(objects, prefix, partitions)
         found = [
             listed
-            for folder in _folders(objects, prefix, partitions)
+            for folder in folders
             for chunk in objects.listing(folder)
             for listed in chunk
             if parse_name(listed.name) is not None
@@ -74,6 +78,8 @@ def sweep(objects: Objects, prefix: str, partitions: range, limits: Limits) -> S
         gone = too_many(found, limits, now, len(partitions))
         for start in range(0, len(gone), REMOVED_AT_ONCE):
             objects.remove([each.name for each in gone[start : start + REMOVED_AT_ONCE]])
+        for folder in folders:
+            objects.remove_unfinished(folder, now - UNFINISHED_S)
     except BucketError as error:
         return Swept([], failure=error.failure)
     names = [parse_name(each.name) for each in gone]
