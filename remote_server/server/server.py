@@ -102,7 +102,9 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
-        self._bucket = SharedBucket(self.config.bucket) if self.config.bucket else None
+        self._bucket: SharedBucket | None = None
+        if self.config.bucket:
+            self._bucket = SharedBucket(self.config.bucket, len(tenants))
         for config in tenants:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:

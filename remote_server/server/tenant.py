@@ -6,6 +6,7 @@ these serves all clients.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -85,7 +86,8 @@ class Tenant:
             below.append(Below(disk, self._admission(server_config, disk)))
         if bucket is not None:
             self.bucket = self._open_bucket(server_config, bucket, wake)
-            budget = WriteBudget(server_config.bucket_write_rate, 0, 0, clock)
+            rate = math.ceil(server_config.bucket_write_rate / bucket.num_tenants)
+            budget = WriteBudget(rate, 0, 0, clock)
             below.append(PacksBelow(self.bucket.tier, Admit(server_config.bucket_admit), budget))
         self.store = Store(tier, clock, below, config.ttl_s, guard)
         in_flight = InFlight(tier, server_config.max_inflight)
@@ -234,7 +236,8 @@ class Tenant:
         self, server_config: ServerConfig, bucket: SharedBucket, wake: Callable[[], None]
     ) -> OpenBucket:
         ages = [age_s for age_s in (server_config.bucket_days * 86_400, self.config.ttl_s) if age_s]
-        limits = Limits(server_config.bucket_bytes, min(ages, default=0.0))
+        num_bytes = math.ceil(server_config.bucket_bytes / bucket.num_tenants)
+        limits = Limits(num_bytes, min(ages, default=0.0))
         return OpenBucket(
             bucket, self.config.name, server_config.pack, limits, wake, self._guard, self._clock
         )

@@ -3,11 +3,14 @@
 import os
 import time
 
+import pytest
 from bucket_helpers import ROW_BYTES, RealBucket, bucket_server, chain_of, folder_url, hello
+from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.store.bucket.objects import Listed
+from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.packs import PARTITIONS, parse_name, tenant_prefix
 from remote_server.store.bucket.store_clock import StoreClock
 from remote_server.store.bucket.sweep import (
@@ -199,3 +202,27 @@ def test_a_monotonic_clock_that_leaps_removes_nothing_from_the_bucket(tmp_path, 
     with bucket_server(url) as other:
         peer = hello(Peer(context, other.endpoint))
         peer.stats_once(lambda s: s.counters["bucket_names"] == 1)
+
+
+@pytest.fixture
+def two_tenants(tmp_path):
+    """A server with tenants `a` and `b` is to be started on it."""
+    tenancy = Tenancy(tmp_path / "keys")
+    tenancy.write(a='memory = "4MiB"', b='memory = "4MiB"')
+    yield tenancy
+    tenancy.stop()
+    tenancy.context.destroy(linger=0)
+
+
+def test_tenants_have_an_equal_part_of_the_budget_each(tmp_path, two_tenants):
+    """The budget is that of the whole bucket."""
+    budget, clock = 16 * (ROW_BYTES + 4096), LeapingClock()
+    settings = {"bucket": folder_url(tmp_path), "bucket_admit": "all", "bucket_bytes": budget}
+    two_tenants.start(clock, **settings)
+    for name in "ab":
+        peer = hello(two_tenants.peer(name))
+        peer.lookup(range(12))
+        peer.put(range(12), length=ROW_BYTES)
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 12)
+        clock.leapt += SWEEP_EVERY_S
+        peer.stats_once(lambda s: s.counters["bucket_swept_packs"] == 4)

@@ -27,9 +27,11 @@ of them in some hours, by each server."""
 class SharedBucket:
     """The store's client and its threads, for all tenants of a server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, num_tenants: int = 1) -> None:
         """Raises `ConfigError` for a wrong address or a missing client. Nothing is called yet."""
         self.objects = Objects(url)
+        self.num_tenants = num_tenants
+        """Each has an equal part of the budgets."""
         self.threads = Threads(NUM_THREADS, "bucket")
         self.readers = Threads(NUM_READERS, "bucket-read")
 
