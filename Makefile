@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test whole fuzz chaos chaos-long soak demo docs serve peers lock clean
+.PHONY: help setup check format test test-azure whole fuzz chaos chaos-long soak demo docs serve peers lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -30,13 +30,22 @@ test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" omits those 
 whole: $(READY) ## all tests on real engines, also those that `test` omits: two thirds of an hour
 	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
 
+AZURITE := .peers/azurite/node_modules/.bin/azurite-blob
+
+$(AZURITE):
+	@command -v npm > /dev/null || { echo "test-azure: install node 20 or newer, with npm"; exit 1; }
+	npm install --no-audit --no-fund --prefix .peers/azurite azurite@3
+
+test-azure: $(READY) $(AZURITE) ## the bucket over Azure Blob; installs its emulator, Azurite, with npm
+	$(PYTHON_VENV) -m pytest tests/remote_server/test_bucket.py tests/remote_server/test_bucket_s3.py -k azure $(ARGS)
+
 MINUTES := 10
 
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earlier failures
 	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/*/test_fuzz_*.py $(ARGS)
 
 chaos: $(READY) ## kills, freezes, damages: a quarter of an hour; ARGS="--seed 7 -k random" runs one again
-	timeout --signal=INT --kill-after=20 1200 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
+	timeout --signal=INT --kill-after=20 1500 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
 
 OPERATIONS := 1000000
 

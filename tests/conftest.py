@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """For `tests/chaos`; options must be known before the folders below are read."""
     chaos = parser.getgroup("chaos")
     chaos.addoption("--whole", action="store_true", help="all tests, at full length")
+    chaos.addoption(
+        "--sharing-s",
+        type=float,
+        default=12.0,
+        help="seconds that servers share a bucket for, over each store",
+    )
     chaos.addoption("--seed", type=int, default=20, help="what all chance of it comes from")
 
 

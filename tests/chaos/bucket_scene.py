@@ -88,6 +88,7 @@ class Scene:
         self, store: S3, proxy: StoreProxy, writer: ChaosServer, server: ChaosServer
     ) -> None:
         self.store, self.proxy, self.writer, self.server = store, proxy, writer, server
+        self.through = behind(proxy, store)
         self._next = 0
         self.other = _client(writer)
         self.client = _client(server)
@@ -162,13 +163,17 @@ def _client(server: ChaosServer) -> ChaosClient:
     return client
 
 
+def behind(proxy: StoreProxy, store: S3) -> dict[str, str]:
+    """The environment of a server that reaches `store` through `proxy`."""
+    return store.environment | {"AWS_ENDPOINT": f"http://{proxy.address}"}
+
+
 @contextmanager
 def bucket_scene(store: S3, seed: int) -> Iterator[Scene]:
     """A scene above `store`, in a folder of its own."""
     with StoreProxy(store.address, seed) as proxy:
-        through = store.environment | {"AWS_ENDPOINT": f"http://{proxy.address}"}
         writer = bucket_server(store.url, store.environment, memory="64MiB")
-        server = bucket_server(store.url, through)
+        server = bucket_server(store.url, behind(proxy, store))
         with writer, server:
             scene = Scene(store, proxy, writer, server)
             yield scene

@@ -57,19 +57,27 @@ class ChaosServer:
 
     def __init__(
         self, memory: str = "32MiB", disk: Path | None = None, disk_bytes: str = "256MiB", *,
-        args: Sequence[str] = (), env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (), env: Mapping[str, str] | None = None, speed: float = 0,
     ) -> None:  # fmt: skip
-        """`args` and `env` are added to those of the process."""
+        """`args` and `env` are added to those of the process. With `speed` its clock runs so many
+        times as fast."""
         self.memory = memory
         self.disk = disk
         flags = ["--disk", str(disk), "--disk-bytes", disk_bytes, "--disk-write-rate", "0"]
         self._flags = [*(flags if disk is not None else []), *args]
         self._env = env
-        self._server = RemoteServer(memory, args=self._flags, env=env)
+        fast = ["-m", "tests.chaos.fast_server", str(speed)]
+        self._program = fast if speed else ["-m", "remote_server"]
+        self._server = self._new()
 
     def start(self) -> Self:
         self._server.start()
         return self
+
+    def _new(self) -> RemoteServer:
+        server = RemoteServer(self.memory, args=self._flags, env=self._env)
+        server.command[1:3] = self._program
+        return server
 
     @property
     def endpoint(self) -> str:
@@ -92,7 +100,7 @@ class ChaosServer:
         it finds on disk."""
         if self._server.running:
             self.kill()
-        self._server = RemoteServer(self.memory, args=self._flags, env=self._env)
+        self._server = self._new()
         self._server.start()
 
     def freeze(self) -> None:

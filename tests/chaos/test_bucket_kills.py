@@ -6,6 +6,7 @@ from bucket_scene import (
     PACKS,
     PATIENCE_S,
     ROWS,
+    behind,
     bucket_server,
     chain_of,
     prompt,
@@ -20,21 +21,23 @@ from packs_seen import bucket_of, look_at, packs_of
 from s3 import s3_server
 from store_proxy import StoreProxy
 
+pytestmark = pytest.mark.whole
+
+KILLS = 12
 PROMPTS = 2
 """Put before each kill: their packs are written at the same time."""
 
 
 @pytest.mark.timeout(300)
 def test_a_put_that_a_kill_cuts_is_never_read_and_the_next_server_offers_its_pack_again(
-    tmp_path, whole, rng, seed, capsys
+    tmp_path, rng, seed, capsys
 ):
-    kills, torn, cut = 12 if whole else 1, 0, 0
+    torn, cut = 0, 0
     with s3_server() as store, StoreProxy(store.address, seed) as proxy:
-        through = store.environment | {"AWS_ENDPOINT": f"http://{proxy.address}"}
-        server = bucket_server(store.url, through, disk=tmp_path / "disk")
+        server = bucket_server(store.url, behind(proxy, store), disk=tmp_path / "disk")
         witness = bucket_server(store.url, store.environment)
         with server, witness, bucket_of(store.url, store.environment) as objects:
-            for number in range(kills):
+            for number in range(KILLS):
                 prompts = [prompt((number * PROMPTS + n) * ROWS) for n in range(PROMPTS)]
                 proxy.set(StoreFaults(catch_put=rng.uniform(0.01, 1.0)))
                 before = proxy.counts()["caught"]
@@ -52,9 +55,9 @@ def test_a_put_that_a_kill_cuts_is_never_read_and_the_next_server_offers_its_pac
                     "all packs are in the bucket", PATIENCE_S,
                 )  # fmt: skip
             read_all(witness, prompts)
-            assert len(packs_of(objects)) == kills * PROMPTS * PACKS
+            assert len(packs_of(objects)) == KILLS * PROMPTS * PACKS
     with capsys.disabled():
-        print(f"\nkilled {kills} times in the middle of {cut} PUTs; {torn} were in the store")
+        print(f"\nkilled {KILLS} times in the middle of {cut} PUTs; {torn} were in the store")
 
 
 def fill(server, prompts) -> None:

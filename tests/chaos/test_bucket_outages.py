@@ -4,6 +4,7 @@ No wrong byte reaches a row, the fault is counted by its reason, lookups do not 
 server holds nothing when it is over.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,21 +12,27 @@ import pytest
 from bucket_scene import (
     MOST_BESIDE_MEMORY,
     PATIENCE_S,
+    ROWS,
     Held,
     Scene,
     bucket_scene,
+    bucket_server,
     chain_of,
     held_by,
     never_more,
     percentile_99,
+    put,
     states,
 )
+from chaos_client import ChaosClient
 from chaos_server import eventually
 from http_faults import Damage, StoreFaults
 from oracle import MEDIUM
 from s3 import s3_server
 
 from remote_server.store.bucket.opening import NUM_THREADS
+
+pytestmark = pytest.mark.whole
 
 LOOKUPS = 200
 """In each half of a comparison, before and during the fault."""
@@ -50,7 +57,8 @@ FAULTS = {
     "a year back": (StoreFaults(skew_s=-YEAR_S), []),
 }
 
-REMOVED_FOR_DAMAGE = ("short", "flipped", "swapped")
+STOP_S = 12.0
+"""A process that has not ended after 15 s is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +92,7 @@ def test_a_fault_of_the_store_costs_its_own_blocks_and_no_lookup(scene, name, ca
     def attempt() -> float:
         known, unknown, spare = scene.written(2), scene.written(2), scene.written(1)
         scene.learned(known)
+        failed = scene.counters()["bucket_read_failed"]
         quiet = scene.probe(LOOKUPS, known)
         with fault(scene, faults):
             during = endure(scene, known, unknown)
@@ -91,6 +100,8 @@ def test_a_fault_of_the_store_costs_its_own_blocks_and_no_lookup(scene, name, ca
                 lambda: all(grown(scene, before, reason) for reason in reasons),
                 f"{reasons} are counted", PATIENCE_S,
             )  # fmt: skip
+            failed = scene.counters()["bucket_read_failed"] - failed
+            assert failed <= ROWS * len(known + unknown), "a get reads no row again and again"
         comes_back(scene, spare[0])
         show(capsys, name, quiet, during, scene, before)
         return percentile_99(during) / percentile_99(quiet)
@@ -99,6 +110,18 @@ def test_a_fault_of_the_store_costs_its_own_blocks_and_no_lookup(scene, name, ca
     if not reasons:
         assert not any(grown(scene, before, name) for name in ("expired", "swept_packs", "removed"))
     holds_no_more(scene, held)
+
+
+def test_a_server_ends_while_its_store_does_not_answer(scene):
+    """Calls under way have their own time-outs; nothing kills it."""
+    with fault(scene, StoreFaults(hold=True)):
+        server = bucket_server(scene.store.url, scene.through, "--drain-timeout-s", "1").start()
+        with ChaosClient(server.endpoint, "tcp") as client:
+            client.wait_until_ready()
+            assert put(client, scene.new_prompt()) == "stored"
+            began = time.monotonic()
+            server.stop()
+            assert time.monotonic() - began < STOP_S
 
 
 def endure(scene: Scene, known: list[range], unknown: list[range]) -> list[float]:

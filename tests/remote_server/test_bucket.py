@@ -1,8 +1,10 @@
 """Servers above one bucket: what one wrote another finds, without a disk or memory in common."""
 
 import signal
+import uuid
 
 import pytest
+from azurite import azure_server
 from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello
 from test_server_process import Process
 from wire_peer import Peer, block, key
@@ -33,9 +35,21 @@ def read(peer: Peer, numbers: range) -> list[bytes]:
     return [data for _, data in sorted(arrived)]
 
 
-@pytest.fixture
-def url(tmp_path):
-    return folder_url(tmp_path)
+@pytest.fixture(scope="module")
+def azure():
+    with azure_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "azure"])
+def url(request, tmp_path, monkeypatch):
+    """A bucket of this test alone; that of S3 is in `test_bucket_s3.py`."""
+    if request.param == "file":
+        return folder_url(tmp_path)
+    azure = request.getfixturevalue("azure")
+    for name, value in azure.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"{azure.url}/{uuid.uuid4().hex}"
 
 
 def test_a_second_server_finds_what_the_first_one_wrote(url, context):

@@ -1,0 +1,18 @@
+"""A server whose clock runs many times as fast: `python -m tests.chaos.fast_server 60 --memory
+16MiB …` sweeps its bucket every second."""
+
+import sys
+import time
+from functools import partial
+
+from remote_server import __main__ as command
+from remote_server.server.server import Server
+
+
+def main(factor: float, arguments: list[str]) -> int:
+    command.Server = partial(Server, clock=lambda: time.monotonic() * factor)
+    return command.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
