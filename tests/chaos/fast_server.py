@@ -4,14 +4,16 @@
 import sys
 import time
 from functools import partial
+from unittest.mock import patch
 
 from remote_server import __main__ as command
 from remote_server.server.server import Server
 
 
 def main(factor: float, arguments: list[str]) -> int:
-    command.Server = partial(Server, clock=lambda: time.monotonic() * factor)
-    return command.main(arguments)
+    fast = partial(Server, clock=lambda: time.monotonic() * factor)
+    with patch.object(command, "Server", fast):
+        return command.main(arguments)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,20 @@ def test_a_truncated_object_is_a_miss(objects, clock, cut):
         assert not any(look(bucket))
 
 
+@pytest.mark.parametrize("num_bytes", [0, 40, 2000])
+def test_an_object_that_ends_in_its_header_is_removed(objects, clock, num_bytes):
+    """As a power cut may have left it on a file system. Its name is not asked for ever after."""
+    with RealBucket(objects=objects) as other:
+        write(other)
+    objects.truncate(NAME, num_bytes)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        bucket.tier.listed({"ns": [bucket_id()]}, now=0.0)
+        look(bucket)
+        assert not any(look(bucket))
+        assert bucket.names() == []
+        assert bucket.tier.counters()["headers_damaged"] == 1
+
+
 @pytest.mark.parametrize("failure", [Failure.THROTTLED, Failure.FORBIDDEN, Failure.UNREACHABLE])
 def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, clock, failure):
     objects.fail("read", failure)

@@ -41,6 +41,8 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
         if last + header.rows[-1].length > head.num_bytes:
             raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
     except BucketError as error:
+        if error.failure is Failure.SHORT:
+            return ReadHeader(None, damage=str(error))
         return ReadHeader(None, failure=error.failure)
     except layout.PackDamaged as error:
         return ReadHeader(None, damage=str(error))
