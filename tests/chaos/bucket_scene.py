@@ -15,7 +15,7 @@ from store_proxy import StoreProxy
 
 from remote_server.protocol import KeyState, Stretch
 from remote_server.store.bucket.opening import NUM_THREADS
-from remote_server.store.bucket.reads import BODY_BYTES
+from remote_server.store.bucket.reads import NUM_READERS
 from remote_server.store.bucket.writes import MAX_WRITING_BYTES
 
 ROWS = 16
@@ -76,7 +76,7 @@ def held_by(server: ChaosServer) -> Held:
     return Held(num_threads(server.pid), open_files(server.pid), resident_bytes(server.pid))
 
 
-MOST_BESIDE_MEMORY = BODY_BYTES + MAX_WRITING_BYTES + NUM_THREADS * (1 << 20)
+MOST_BESIDE_MEMORY = MAX_WRITING_BYTES + (NUM_THREADS + NUM_READERS) * (1 << 20)
 """Bytes of packs, of half a MiB here, and room for their copies."""
 
 

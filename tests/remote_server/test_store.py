@@ -106,15 +106,15 @@ def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
 )  # fmt: skip
 def test_a_lookup_answers_per_key_and_with_the_longest_prefix(store, keys, states, prefix):
     put(store, A, C)
-    assert store.gets.lookup("ns", keys) == (bytes(states), prefix)
+    assert store.gets.lookup("ns", keys)[:2] == (bytes(states), prefix)
 
 
 def test_a_pending_key_ends_the_readable_prefix(store):
     put(store, A, C)
     reserved = begin(store, B)
-    assert store.gets.lookup("ns", [A, B, C]) == (b"\2\1\2", 1)
+    assert store.gets.lookup("ns", [A, B, C])[:2] == (b"\2\1\2", 1)
     store.puts.end(reserved, [True])
-    assert store.gets.lookup("ns", [A, B, C]) == (b"\2\2\2", 3)
+    assert store.gets.lookup("ns", [A, B, C])[:2] == (b"\2\2\2", 3)
     assert counted(store, "lookup_") == {"keys": 6, "hits": 5}
 
 

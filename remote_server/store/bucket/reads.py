@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 
 from remote_server.store.bucket.hedging import Hedging
-from remote_server.store.bucket.index import BucketBlock, Pack, PackState
+from remote_server.store.bucket.index import BucketBlock, Pack
 from remote_server.store.bucket.objects import Availability, Failure, Objects
 from remote_server.store.bucket.pack_read import Answer, PackRead, Waiter
 from remote_server.store.bucket.transfers import Want
@@ -93,16 +93,6 @@ class PackReads:
             by_pack.setdefault(block.pack, []).append(waiter)
         for pack, waiters in by_pack.items():
             self._read_pack(pack, waiters)
-
-    def verify(self, blocks: Sequence[BucketBlock], on_read: OnRead) -> None:
-        """`Tier.verify`. A call that fails shows nothing about the bytes: only what is damaged or
-        gone is not there any more."""
-
-        def ended(results: list[bool]) -> None:
-            there = [block.pack.state is PackState.READABLE for block in blocks]
-            on_read([good or here for good, here in zip(results, there, strict=True)])
-
-        self.read(blocks, [None] * len(blocks), ended)
 
     def _read_pack(self, pack: Pack, waiters: list[Waiter]) -> None:
         under_way = self._reads.get(pack, ())

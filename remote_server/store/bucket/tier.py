@@ -243,7 +243,14 @@ class BucketTier:
         self.reads.read(blocks, views, on_read, deadline)
 
     def verify(self, blocks: Sequence[BucketBlock], on_read: OnRead) -> None:
-        self.reads.verify(blocks, on_read)
+        """A call that fails proves nothing about the bytes: a row is bad when it is damaged or
+        gone."""
+
+        def ended(results: list[bool]) -> None:
+            there = [self._names.has(block.namespace, block.pack.key) for block in blocks]
+            on_read([good or here for good, here in zip(results, there, strict=True)])
+
+        self.reads.read(blocks, [None] * len(blocks), ended)
 
     def _read_failed(self, pack: Pack, failure: Failure | None) -> None:
         """A pack's bytes did not come, or were damaged (no `failure`)."""
