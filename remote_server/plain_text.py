@@ -4,6 +4,7 @@ Standard library only: `kvferry doctor` imports it in a Python without other pac
 """
 
 import logging
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,18 @@ def plain(text: str) -> str:
     return "".join(
         _escaped(one) if unicodedata.category(one) in _FORBIDDEN else one for one in text
     )
+
+
+_SECRETS = re.compile(
+    r"(?<=://)[^/@\s]+(?=@)"  # the user and the password of an address
+    r"|(?<=\?)[^\s#]+"  # its query: a signature, a key
+)
+
+
+def without_secrets(text: str) -> str:
+    """`text` with `***` in place of the user, the password and the query of every address in
+    it."""
+    return _SECRETS.sub("***", text)
 
 
 class PlainFormatter(logging.Formatter):

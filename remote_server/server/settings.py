@@ -24,6 +24,7 @@ import msgspec
 
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small, toml_of
+from remote_server.plain_text import without_secrets
 from remote_server.server.config import ServerConfig
 from remote_server.values import finite_number, format_bytes, parse_bytes, whole_number
 
@@ -146,7 +147,7 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
             try:
                 values[name] = _converted(name, value, kinds[name])
             except ConfigError as error:
-                raise ConfigError(f"{error} ({origin})") from error
+                raise ConfigError(without_secrets(f"{error} ({origin})")) from error
             origins[name] = origin
     config = ServerConfig(**values)
     return Chosen(config, {name: origins.get(name, "default") for name in kinds})

@@ -136,6 +136,14 @@ def bucket_id() -> int:
     return pack_id("ns", KEYS[-1])
 
 
+def test_objects_are_removed_beside_those_that_are_gone_already(objects):
+    names = [f"a/{number}" for number in range(20)]
+    for name in names[5:]:
+        objects.put(name, memoryview(b"x"))
+    objects.remove(names)
+    assert [*objects.listing("")] == []
+
+
 @pytest.mark.parametrize("place", [0, 3, ROWS - 1])
 def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, place):
     row = found.tier.peek("ns", KEYS[place])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from remote_server.errors import ConfigError
+from remote_server.plain_text import without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -69,11 +70,12 @@ class Objects:
     """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
     raises `BucketError`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, make: bool = True) -> None:
         """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
-        under the names that each store documents. Raises `ConfigError`."""
+        under the names that each store documents. Without `make` the folder of a `file://` must
+        exist. Raises `ConfigError`."""
         self.url = url
-        self._store = _open(url)
+        self._store = _open(url, make)
 
     def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
         """Store `data` as `name`, whole or not at all. With `create` an object that is there stays,
@@ -149,6 +151,9 @@ class Objects:
             failed = _failed(error)
             if failed.failure is not Failure.ABSENT:
                 raise failed from error
+            # A folder ends at the first file that is gone: the others are still there.
+            for name in names if len(names) > 1 else ():
+                self.remove([name])
 
     def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """All objects below `prefix`, in chunks of up to `LIST_CHUNK`."""
@@ -225,17 +230,30 @@ class Availability:
         return True
 
 
+_FORM = "write s3://, gs://, az:// or file:///, a name, a prefix"
+
+
 def check_url(url: str) -> None:
-    """Raise `ConfigError` unless `url` may be a bucket."""
-    parts = urlsplit(url)
+    """Raise `ConfigError` unless `url` may be a bucket. The message has no secret of it."""
+    shown = without_secrets(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"bucket: {shown}: {_FORM}") from None
     if url.startswith("/") or (parts.scheme == "file" and parts.netloc):
         folder = f"/{parts.netloc}{parts.path}" if parts.netloc else parts.path
-        raise ConfigError(f"bucket: {url}: three slashes begin a folder's path: file://{folder}")
-    if parts.scheme not in SCHEMES:
-        raise ConfigError(f"bucket: {url}: write s3://, gs://, az:// or file:///, a name, a prefix")
+        raise ConfigError(f"bucket: {shown}: three slashes begin a folder's path: file://{folder}")
+    is_named = bool(parts.path if parts.scheme == "file" else parts.netloc)
+    if parts.scheme not in SCHEMES or not (is_named or parts.scheme == "memory"):
+        raise ConfigError(f"bucket: {shown}: {_FORM}")
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"bucket: {shown}: a credential in an address is not read, and logs would show it: "
+            "set the variables of the store, as AWS_ACCESS_KEY_ID"
+        )
 
 
-def _open(url: str) -> "ObjectStore":
+def _open(url: str, make: bool) -> "ObjectStore":
     check_url(url)
     try:
         from obstore.store import LocalStore, MemoryStore, from_url
@@ -248,7 +266,7 @@ def _open(url: str) -> "ObjectStore":
         if parts.scheme == "memory":
             return MemoryStore()
         if parts.scheme == "file":
-            return LocalStore(parts.path, mkdir=True)
+            return LocalStore(parts.path, mkdir=make)
         return from_url(
             url,
             client_options={
@@ -327,8 +345,11 @@ _SAID = re.compile(r"<(?:Code|Message)>([^<]+)<")
 
 
 def _words(error: Exception) -> str:
-    """The words of the store, in one line, without its markup, and the cause at their end."""
+    """The words of the store, in one line, without its markup and without secrets, and the cause
+    at their end. Where the store has sent its own code and message, these alone."""
     words, _, source = str(error).partition("Debug source:")
     cause = _CAUSE.search(source)
     parts = [_MARKUP.sub("", words), *_SAID.findall(words), *([cause[1]] if cause else [])]
-    return re.sub(r"\s+", " ", " ".join(parts)).strip()[:400]
+    if sent := _SAID.findall(words):
+        parts = [": ".join(sent)]
+    return without_secrets(re.sub(r"\s+", " ", " ".join(parts)).strip())[:400]
