@@ -226,3 +226,20 @@ def test_tenants_have_an_equal_part_of_the_budget_each(tmp_path, two_tenants):
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 12)
         clock.leapt += SWEEP_EVERY_S
         peer.stats_once(lambda s: s.counters["bucket_swept_packs"] == 4)
+
+
+def test_packs_that_are_not_requested_expire_whatever_place_they_have(tmp_path):
+    """Young packs that come first do not keep those behind them from the sweep of ages."""
+    with RealBucket(folder_url(tmp_path)) as bucket:
+        bucket.tier.store_clock.set(5e8)
+        fill(bucket, 8)
+        for number in range(6, 8):
+            bucket.tier.peek("ns", key(number)).pack.modified = 5e8 - 2 * DAY_S
+        for _ in range(4):
+            bucket.tier.expire_some(max_age_s=DAY_S, at_most=2)
+        assert bucket.tier.stats().blocks == 6
+        assert bucket.tier.counters()["expired"] == 2
+        bucket.tier.peek("ns", key(0)).pack.modified = 5e8 - 2 * DAY_S
+        for _ in range(4):
+            bucket.tier.expire_some(max_age_s=DAY_S, at_most=2)
+        assert bucket.tier.stats().blocks == 5, "a second round"

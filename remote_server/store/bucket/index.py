@@ -42,6 +42,11 @@ class BucketBlock(msgspec.Struct, eq=False):
         return self.pack.namespace
 
     @property
+    def parent(self) -> int:
+        """Not known: the rows of a pack are in the bucket already."""
+        return 0
+
+    @property
     def block_bytes(self) -> int:
         return self.pack.block_bytes
 
@@ -116,6 +121,8 @@ class BucketIndex:
         self._max_rows = max_rows
         self._packs: OrderedDict[tuple[str, bytes], Pack] = OrderedDict()
         self._rows: dict[str, dict[bytes, BucketBlock]] = {}
+        self._round: list[tuple[str, bytes]] = []
+        """The names of packs that `next_packs` has still to return."""
         self.num_rows = 0
         self.used_bytes = 0
 
@@ -136,6 +143,15 @@ class BucketIndex:
     def packs(self, namespace: str | None) -> list[Pack]:
         """Those of one namespace, or all."""
         return [pack for pack in self._packs.values() if namespace in (None, pack.namespace)]
+
+    def next_packs(self, at_most: int) -> list[Pack]:
+        """Up to `at_most` packs, the next ones of a round: each is returned once before any is
+        returned again."""
+        if not self._round:
+            self._round = [*self._packs]
+        names = self._round[-at_most:]
+        del self._round[-at_most:]
+        return [self._packs[name] for name in names if name in self._packs]
 
     def namespaces(self) -> dict[str, int]:
         """The block size of each namespace with rows."""

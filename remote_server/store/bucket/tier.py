@@ -335,7 +335,7 @@ class BucketTier:
         self._expire({rows[key].pack for key in keys if key in rows}, max_age_s)
 
     def expire_some(self, max_age_s: float, at_most: int) -> None:
-        self._expire(self._index.packs(None)[:at_most], max_age_s)
+        self._expire(self._index.next_packs(at_most), max_age_s)
 
     def _expire(self, packs: Iterable[Pack], max_age_s: float) -> None:
         """Forget what is too old. The objects are removed by sweeps, which ask the store for its
@@ -375,6 +375,9 @@ class BucketTier:
         for pool in {self._pool, self._readers}:
             pool.finish_jobs()
 
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        return [*self._index.rows(namespace)]
+
     def num_blocks(self, namespace: str) -> int:
         return len(self._index.rows(namespace))
 
@@ -393,7 +396,8 @@ class BucketTier:
         )
 
     def counters(self) -> dict[str, int]:
-        return dict(self._counters) | {"names": self.num_names}
+        now = {"names": self.num_names, "paused": int(not self.availability.is_open)}
+        return dict(self._counters) | now
 
     def check(self) -> None:
         self._index.check()
