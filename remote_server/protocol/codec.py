@@ -225,13 +225,24 @@ _NUMBERS = np.arange(MAX_KEYS_PER_MESSAGE)
 
 
 class ChainTable:
-    """The chain fields of the blocks in a number of slots: 16 bytes a slot, none before the first
-    block whose fields are known."""
+    """The chain fields of the blocks in a number of slots, and the rows before them: 24 bytes a
+    slot, none before the first block whose fields are known."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_parents", "_words")
 
     def __init__(self) -> None:
         self._words: npt.NDArray[np.int64] | None = None
+        self._parents: npt.NDArray[np.uint64] | None = None
+
+    def parent(self, slot: int) -> int:
+        """The number that stands for the row before the block in its prompt; 0: not known."""
+        return 0 if self._parents is None else int(self._parents[slot])
+
+    def set_parent(self, slot: int, num_slots: int, parent: int) -> None:
+        """`parent` is below 2**64."""
+        if self._parents is None:
+            self._parents = np.zeros(num_slots, np.uint64)
+        self._parents[slot] = parent
 
     def __getitem__(self, slot: int) -> Stretch:
         return UNKNOWN if self._words is None else from_words(*self._words[slot].tolist())
@@ -239,6 +250,8 @@ class ChainTable:
     def set(self, slots: Sequence[int], num_slots: int, chain: Sequence[Stretch]) -> None:
         """`chain` has the fields of the new blocks in `slots`, of `num_slots` in all; they are
         unknown when it is empty."""
+        if self._parents is not None:
+            self._parents[list(slots)] = 0
         words = self._words
         if words is None:
             if not any(stretch.tokens for stretch in chain):

@@ -67,7 +67,7 @@ class Gets:
         """The state of each of `keys`. Not a use of any block."""
         packs = self._tier_stack.expect(namespace, keys, chain)
         found = self._look_up(namespace, keys)
-        self._tier_stack.looked_up(namespace, packs, found.states)
+        self._tier_stack.looked_up(namespace, keys, chain, packs, found.states)
         return found
 
     def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
@@ -103,7 +103,7 @@ class Gets:
             states += found.states
             if explain:
                 fields += [self._tier_stack.chain_of(namespace, key) for key in part]
-        self._tier_stack.looked_up(namespace, packs, states)
+        self._tier_stack.looked_up(namespace, keys, chain, packs, states)
         return KeyStates(states, prefix, remote), fields
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:

@@ -82,6 +82,14 @@ class Block(msgspec.Struct, eq=False, gc=False):
         """Its chain fields."""
         return self.slab.chains[self.slot]
 
+    @property
+    def parent(self) -> int:
+        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+        return self.slab.chains.parent(self.slot)
+
+    def set_parent(self, parent: int) -> None:
+        self.slab.chains.set_parent(self.slot, self.slab.num_slots, parent)
+
 
 class PendingWrites:
     """Pending writes. A key can have several: a forced put does not wait for the one before."""

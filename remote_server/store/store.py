@@ -244,6 +244,7 @@ class Puts:
             seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
         blocks = self._memory.begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
+        self._tier_stack.reserved(namespace, blocks, chain)
         if refused := indices[len(blocks) :]:
             at_quota = self._memory.at_quota(namespace, block_bytes)
             reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)

@@ -40,6 +40,10 @@ class TierBlock(Protocol):
     def chain(self) -> Stretch:
         """Its chain fields."""
 
+    @property
+    def parent(self) -> int:
+        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+
 
 B = TypeVar("B", bound=TierBlock)
 
@@ -196,6 +200,9 @@ class Tier(Protocol[B]):
 
     def finish_jobs(self) -> None:
         """Run the callbacks of what has ended."""
+
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        """Of all readable blocks of one namespace."""
 
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""

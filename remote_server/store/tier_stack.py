@@ -79,11 +79,15 @@ class TierStack:
         learn which packs they are. The caller passes the result to `looked_up`."""
         return [(each, each.expect(namespace, keys, chain)) for each in self.below]
 
-    def looked_up(self, namespace: str, packs: Packs, states: bytes) -> None:
-        """The lookup found `states`, one for each of its keys."""
+    def looked_up(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], packs: Packs,
+        states: bytes,
+    ) -> None:  # fmt: skip
+        """The lookup of `keys` found `states`: puts may bring those that are not readable."""
         for each, groups in packs:
             if groups:
                 each.looked_up(namespace, groups, states)
+            each.missed(namespace, keys, chain, states)
 
     def look_up(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """`lookup_all` for a client, and the runs of keys that are readable only across a network:
@@ -192,6 +196,11 @@ class TierStack:
 
         for tier in self.tiers:
             tier.when_gone(one_is_gone)
+
+    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
+        """A put has room in memory for `blocks`, the first of those that `chain` describes."""
+        for each in self.below:
+            each.reserved(namespace, blocks, chain)
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put."""
@@ -363,6 +372,8 @@ class TierStack:
         for target, source in zip(targets, sources, strict=False):
             self._reading[namespace, target.key] = Reading(tier.name)
             target.created_at = now - tier.age_s(source)
+            if source.parent:
+                target.set_parent(source.parent)
         return [*zip(targets, sources, strict=False)]
 
     def _not_here(self, namespace: str, blocks: Sequence[Any]) -> Sequence[Any]:

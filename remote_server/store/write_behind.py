@@ -61,6 +61,14 @@ class WayDown(Protocol):
     def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
         """The lookup found `states`, one for each of its keys."""
 
+    def missed(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
+    ) -> None:
+        """A lookup of `keys`, with these chain fields, found `states`."""
+
+    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
+        """A put has room for `blocks`, the first of those that `chain` describes."""
+
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory."""
 
@@ -132,6 +140,14 @@ class WriteBehind:
 
     def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
         """Nothing to do: a lookup is not a use."""
+
+    def missed(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
+    ) -> None:
+        """Nothing to do: this tier has blocks and no packs."""
+
+    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
+        """Nothing to do: this tier has blocks and no packs."""
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The tier removes other copies of
@@ -210,6 +226,9 @@ class WriteBehind:
             [block.chain for block in blocks],
         )
         taken = blocks[: len(places)]
+        for block, place in zip(taken, places, strict=True):
+            if block.parent:
+                place.set_parent(block.parent)
         self.counters["demote_declined"] += len(blocks) - len(taken)
         self._admission.not_written(sum(map(self._stored_bytes, blocks[len(taken) :])))
         if not self.tier.has_room_of_its_own(namespace, block_bytes):

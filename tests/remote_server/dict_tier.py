@@ -21,6 +21,11 @@ class DictBlock(msgspec.Struct, eq=False):
     chain: Stretch = UNKNOWN
     data: bytes = b""
     pins: int = 0
+    parent: int = 0
+
+    def set_parent(self, parent: int) -> None:
+        self.parent = parent
+
     is_readable: bool = False
     is_cleared: bool = False
 
@@ -224,6 +229,9 @@ class DictTier:
 
     def _of(self, namespace: str) -> list[DictBlock]:
         return [block for block in self._blocks.values() if block.namespace == namespace]
+
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        return [block.key for block in self._of(namespace)]
 
     def num_blocks(self, namespace: str) -> int:
         return len(self._of(namespace))

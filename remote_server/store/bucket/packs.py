@@ -82,7 +82,7 @@ def packs_in(
     are in no pack; `with_tails` they too are packs of their own.
     """
     begin = 0
-    for stretch in _joined(chain):
+    for stretch in joined(chain):
         first = begin
         for places in _aligned(begin, stretch, row_bytes, pack_bytes):
             if with_tails:
@@ -99,7 +99,7 @@ def packs_in(
     yield from _singles(keys, begin, len(keys))
 
 
-def _joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
+def joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
     """`chain` with stretches that continue each other as one: stored rows have one each."""
     last: Stretch | None = None
     for stretch in chain:
@@ -123,6 +123,22 @@ def _continues(last: Stretch, stretch: Stretch) -> bool:
     )
 
 
+def place_in_pack(fields: Stretch, row_bytes: int, pack_bytes: int) -> tuple[int, int]:
+    """The place of a row with these chain fields in its pack, and how many rows that has. The place
+    is negative for a row that is in none."""
+    if not fields.tokens:
+        return 0, 1
+    number, rest = divmod(fields.start, fields.tokens)
+    step, rows = _step_and_rows(fields, row_bytes, pack_bytes)
+    return (-1 if rest else number % step - (step - rows)), rows
+
+
+def _step_and_rows(stretch: Stretch, row_bytes: int, pack_bytes: int) -> tuple[int, int]:
+    """A pack has the last so many rows of each so many."""
+    step = rows_per_pack(stretch.tokens, row_bytes, pack_bytes) if stretch.window != 1 else 1
+    return step, min(stretch.window or step, step)
+
+
 def _aligned(begin: int, stretch: Stretch, row_bytes: int, pack_bytes: int) -> Iterator[range]:
     """The places of the rows of each whole pack of `stretch`, which begins at `begin`."""
     if not stretch.tokens:
@@ -130,8 +146,7 @@ def _aligned(begin: int, stretch: Stretch, row_bytes: int, pack_bytes: int) -> I
     number, rest = divmod(stretch.start, stretch.tokens)
     if rest:
         return
-    step = rows_per_pack(stretch.tokens, row_bytes, pack_bytes) if stretch.window != 1 else 1
-    rows = min(stretch.window or step, step)
+    step, rows = _step_and_rows(stretch, row_bytes, pack_bytes)
     end = begin + stretch.rows
     if stretch.backwards:
         for first in range(begin + (number + 1) % step, end - rows + 1, step):
@@ -155,6 +170,11 @@ def pack_id(namespace: str, key: bytes) -> int:
 def ids_in(partitions: range) -> tuple[int, int]:
     """The lowest and the highest `pack_id` in `partitions`, which are neighbours."""
     return partitions[0] << 56, (partitions[-1] + 1 << 56) - 1
+
+
+def row_id(key: bytes) -> int:
+    """64 bits that stand for a row as the one before another; never 0."""
+    return xxhash.xxh3_64_intdigest(key) or 1
 
 
 def tenant_prefix(tenant: str) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
 from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, packs_in
+from remote_server.store.bucket.parents import Parents
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.windows import can_end, shows_every_end, whole
 from remote_server.store.memory_tier import MemoryTier
@@ -63,14 +64,24 @@ class PackWriter:
         self._admit = admit
         self._budget = budget
         self._block_bytes_of = block_bytes_of
-        self._waiting: OrderedDict[tuple[str, bytes], _Wanted] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, bytes], Wanted] = OrderedDict()
         self._awaited: dict[tuple[str, bytes], _Awaited] = {}
         self._awaited_in_order: deque[_Awaited] = deque()
         self._fetching = False
         self._num_writing = 0
+        self._parents = Parents()
         self._hybrids: dict[str, bool | None] = {}
         """Namespaces with windows: whether a hit of packs can end anywhere. None: no lookup has
         shown it. False: the log has it."""
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the rows of a pack are being read into memory: one pack at a time."""
+        return self._fetching
+
+    def is_worthless(self, namespace: str) -> bool:
+        """Whether lookups have shown that no hit can end where its packs do."""
+        return self._hybrids.get(namespace, True) is False
 
     @property
     def num_waiting(self) -> int:
@@ -113,7 +124,7 @@ class PackWriter:
             if self._admit is Admit.ALL:
                 self._await_rest(namespace, block_bytes, unknown, states)
         for group in wanted:
-            self._offer(_Wanted(namespace, block_bytes, group.keys))
+            self._offer(Wanted(namespace, block_bytes, group.keys))
         self.write_some()
 
     def _wanted_of_hybrid(
@@ -134,6 +145,16 @@ class PackWriter:
                 "engines with --prefix-cache-retention-interval %d", namespace, MAX_PACK_TOKENS,
             )  # fmt: skip
         return []
+
+    def missed(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
+    ) -> None:
+        """A lookup of `keys`, with these chain fields, found `states`."""
+        self._parents.looked_up(namespace, keys, chain, states)
+
+    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
+        """A put has room for `blocks`, the first of those that `chain` describes."""
+        self._parents.reserved(namespace, blocks, chain)
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The bucket removes other copies of
@@ -166,7 +187,7 @@ class PackWriter:
             if namespace not in (None, each[0])
         }  # fmt: skip
 
-    def _offer(self, wanted: "_Wanted") -> None:
+    def _offer(self, wanted: "Wanted") -> None:
         name = wanted.namespace, wanted.keys[-1]
         if name in self._waiting or self.tier.is_known(*name):
             return
@@ -185,9 +206,9 @@ class PackWriter:
                 if states[place] != KeyState.READABLE
             }  # fmt: skip
             if left:
-                self._await(_Wanted(namespace, block_bytes, group.keys), left)
+                self._await(Wanted(namespace, block_bytes, group.keys), left)
 
-    def _await(self, wanted: "_Wanted", left: set[bytes]) -> None:
+    def _await(self, wanted: "Wanted", left: set[bytes]) -> None:
         awaited = _Awaited(wanted, left)
         self._awaited.update({(wanted.namespace, key): awaited for key in left})
         self._awaited_in_order.append(awaited)
@@ -211,7 +232,12 @@ class PackWriter:
             if not self.tier.is_known(wanted.namespace, wanted.keys[-1]):
                 self._fetch(wanted)
 
-    def _fetch(self, wanted: "_Wanted") -> None:
+    def write_now(self, wanted: "Wanted", on_end: "OnEnd") -> None:
+        """Write a pack whatever its lookups and the write rate. The tier must have room for it, and
+        no other pack may be being fetched."""
+        self._fetch(wanted, on_end)
+
+    def _fetch(self, wanted: "Wanted", on_end: "OnEnd | None" = None) -> None:
         """Pin all rows of a pack in memory, and write it: one pack at a time."""
         self._fetching = True
 
@@ -219,24 +245,26 @@ class PackWriter:
             self._fetching = False
             here = [block for block in blocks if block is not None]
             if len(here) == len(blocks):
-                self._write(here, wanted.block_bytes)
-            else:
-                self._memory.unpin_all(here)
-                self._declined(len(blocks), "declined_incomplete")
+                self._write(here, wanted, on_end)
+                return
+            self._memory.unpin_all(here)
+            self._declined(len(blocks), "declined_incomplete")
+            if on_end is not None:
+                on_end(wanted, 0)
 
         self._fetch_all(wanted.namespace, wanted.keys, came)
 
-    def _write(self, blocks: list[Block], block_bytes: int) -> None:
+    def _write(self, blocks: list[Block], wanted: "Wanted", on_end: "OnEnd | None") -> None:
         """Write the pack of `blocks`, which are pinned."""
         num_bytes = sum(self.tier.stored_bytes(block.length) for block in blocks)
-        if not self._budget.take(num_bytes):
+        if on_end is None and not self._budget.take(num_bytes):
             self._memory.unpin_all(blocks)
             self._declined(len(blocks), "declined_write_rate")
             return
         rows = self.tier.begin_puts(
             blocks[0].namespace,
             [block.key for block in blocks],
-            block_bytes,
+            wanted.block_bytes,
             [block.length for block in blocks],
             [checksum_of(self._memory, block) for block in blocks],
             [block.chain for block in blocks],
@@ -246,8 +274,11 @@ class PackWriter:
             for row in rows:
                 self.tier.fail_put(row)
             self._memory.unpin_all(blocks)
-            self._budget.give_back(num_bytes)
             self._declined(len(blocks), "declined_incomplete")
+            if on_end is None:
+                self._budget.give_back(num_bytes)
+            else:
+                on_end(wanted, None)
             return
         self._num_writing += len(blocks)
         views = [self._memory.view(block) for block in blocks]
@@ -260,6 +291,8 @@ class PackWriter:
             good = sum(result is Written.OK for result in results)
             self.counters["demoted"] += good
             self.counters["demote_declined"] += len(results) - good
+            if on_end is not None:
+                on_end(wanted, num_bytes if good == len(results) else None)
 
         self.tier.write(rows, views, written)
 
@@ -282,7 +315,7 @@ class PacksBelow(NamedTuple):
         return PackWriter(memory, *self, block_bytes_of, fetch)
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """A pack that is to be written; `keys` are its rows in the order of their tokens."""
 
     namespace: str
@@ -290,9 +323,14 @@ class _Wanted(NamedTuple):
     keys: list[bytes]
 
 
+OnEnd = Callable[[Wanted, int | None], None]
+"""Gets a pack and the bytes of its rows that were written; 0 when a row was gone, None when the
+tier failed."""
+
+
 class _Awaited:
     """A pack some of whose rows are still to be put."""
 
-    def __init__(self, wanted: _Wanted, left: set[bytes]) -> None:
+    def __init__(self, wanted: Wanted, left: set[bytes]) -> None:
         self.wanted = wanted
         self.left = left

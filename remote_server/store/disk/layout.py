@@ -34,9 +34,11 @@ _BODY = PAGE - _CHECKSUM.size
 # Before the checksum of a slot header. Earlier servers wrote zeros there, and ignore it.
 _CHAIN = struct.Struct("<QQ")
 _CHAIN_AT = _BODY - _CHAIN.size
+_PARENT = struct.Struct("<Q")
+_PARENT_AT = _CHAIN_AT - _PARENT.size
 
 assert _SEGMENT.size + 4 * MAX_NAMESPACE_CHARS <= _BODY
-assert _SLOT.size + MAX_KEY_BYTES <= _CHAIN_AT
+assert _SLOT.size + MAX_KEY_BYTES <= _PARENT_AT
 
 
 class SegmentHeader(NamedTuple):
@@ -57,6 +59,7 @@ class SlotHeader(NamedTuple):
     checksum: int  # `protocol.checksum` of the block's bytes
     generation: int
     chain: Stretch = UNKNOWN
+    parent: int = 0  # stands for the row before it in its prompt; 0: not known
 
 
 def slot_bytes_for(block_bytes: int) -> int:
@@ -122,8 +125,8 @@ def pack_slot_header(header: SlotHeader, slot: int, incarnation: int) -> bytes:
         SLOT_MAGIC, FORMAT_VERSION, len(header.key), slot, incarnation, header.length,
         header.checksum, header.generation,
     )  # fmt: skip
-    chain = _CHAIN.pack(*to_words(header.chain))
-    return _sealed((fields + header.key).ljust(_CHAIN_AT, b"\0") + chain)
+    place = _PARENT.pack(header.parent) + _CHAIN.pack(*to_words(header.chain))
+    return _sealed((fields + header.key).ljust(_PARENT_AT, b"\0") + place)
 
 
 def unpack_slot_header(
@@ -140,7 +143,8 @@ def unpack_slot_header(
         return None
     key = bytes(page[_SLOT.size : _SLOT.size + key_length])
     chain = from_words(*_CHAIN.unpack_from(page, _CHAIN_AT))
-    return SlotHeader(key, length, checksum, generation, chain)
+    (parent,) = _PARENT.unpack_from(page, _PARENT_AT)
+    return SlotHeader(key, length, checksum, generation, chain, parent)
 
 
 def holds_nothing(page: bytes | memoryview) -> bool:

@@ -84,6 +84,8 @@ class DiskRecoveryIndex:
             found.slot, self._tick, 0, BlockState.UNVERIFIED,
         )  # fmt: skip
         segment.chains.set((found.slot,), segment.num_slots, (header.chain,))
+        if header.parent:
+            segment.chains.set_parent(found.slot, segment.num_slots, header.parent)
         self._segments.place(block)
         if segment.retired:
             self._segments.free_slot(block)

@@ -80,8 +80,18 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
         return self.segment.chains[self.slot]
 
     @property
+    def parent(self) -> int:
+        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+        return self.segment.chains.parent(self.slot)
+
+    def set_parent(self, parent: int) -> None:
+        self.segment.chains.set_parent(self.slot, self.segment.num_slots, parent)
+
+    @property
     def header(self) -> SlotHeader:
-        return SlotHeader(self.key, self.length, self.checksum, self.generation, self.chain)
+        return SlotHeader(
+            self.key, self.length, self.checksum, self.generation, self.chain, self.parent
+        )
 
 
 class SlotClass:

@@ -157,6 +157,10 @@ class DiskTier:
         `begin_puts` would decline the others as busy."""
         return self._writing.room_for(lengths)
 
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        """Of all readable blocks of one namespace."""
+        return [*self._index.readable.get(namespace, ())]
+
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
         return len(self._index.readable.get(namespace, ()))
