@@ -22,7 +22,7 @@ from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.protocol.codec import ascii_json
-from remote_server.server.loop_calls import clear_blocks
+from remote_server.server.loop_calls import clear_blocks, drain_to_bucket, drained
 from remote_server.server.server import Server
 from remote_server.server.snapshot import Snapshot, shown, summary
 from remote_server.values import AdminAddress
@@ -64,6 +64,12 @@ class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_KEYS_PER_MESSAGE)]
 
 
+class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Without `to_bucket` the server ends when it has drained."""
+
+    to_bucket: bool = False
+
+
 class Site:
     """The handlers, on the admin thread. They read the server through a `Snapshot`."""
 
@@ -91,6 +97,7 @@ class Site:
         app.router.add_post("/clear", self._clear)
         app.router.add_post("/prefetch", self._prefetch)
         app.router.add_post("/drain", self._drain)
+        app.router.add_get("/drain", self._drained)
         return app
 
     # ── seeing ───────────────────────────────────────────────────────────────────────────
@@ -189,11 +196,32 @@ class Site:
         return _json(done._asdict(), status=202 if done.coming else 200)
 
     async def _drain(self, request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.json.decode(await request.read() or b"{}", type=DrainRequest)
+        except msgspec.DecodeError as error:
+            raise web.HTTPBadRequest(text=f"{_DRAIN_HELP}: {error}\n") from error
+        if wanted.to_bucket:
+            return await self._drain_to_bucket(request)
         await self._ask(self._server.drain)
         self._taken = None
         log.warning("admin: %s started a drain, which ends this server", request.remote)
         timeout_s = self._server.config.drain_timeout_s
         return _json({"draining": True, "ends_within_s": timeout_s}, status=202)
+
+    async def _drain_to_bucket(self, request: web.Request) -> web.Response:
+        begun = await self._ask(partial(drain_to_bucket, self._server.tenants))
+        self._taken = None
+        if begun is None:
+            raise web.HTTPConflict(text="this server has no bucket: --bucket\n")
+        log.warning("admin: %s drains this server into its bucket; it takes no puts from now on",
+                    request.remote)  # fmt: skip
+        return _json(begun._asdict(), status=202)
+
+    async def _drained(self, _: web.Request) -> web.Response:
+        state = await self._ask(partial(drained, self._server.tenants))
+        if state is None:
+            raise web.HTTPNotFound(text="no drain into the bucket has begun\n")
+        return _json(state._asdict())
 
     async def _ask(self, question: Callable[[], Any]) -> Any:
         try:
@@ -266,6 +294,8 @@ _OPEN = ("/", *_PROBES)
 """Paths without information about the server: the page itself is the same everywhere."""
 
 _CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
+
+_DRAIN_HELP = 'send nothing, or {"to_bucket": true}'
 
 _PREFETCH_HELP = 'send {"namespace": NAME, "keys": [HEX, ...]}'
 

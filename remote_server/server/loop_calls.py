@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 from remote_server.server.tenant import Tenant, namespaces_named
+from remote_server.store.bucket.drain import Drained, together
 from remote_server.store.fetches import Purpose
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -312,6 +313,19 @@ def _all_gone(tenants: Mapping[str, Tenant]) -> "Future[bool]":
     for tenant in tenants.values():
         tenant.store.tier_stack.when_gone(one_is_done)
     return future
+
+
+def drain_to_bucket(tenants: Mapping[str, Tenant]) -> Drained | None:
+    """On the loop thread: take no more puts, and write every complete pack, while reads go on. The
+    state of that, or None without a bucket. A call while it is under way changes nothing."""
+    has_bucket = [tenant.drain_to_bucket() for tenant in tenants.values()]
+    return drained(tenants) if all(has_bucket) else None
+
+
+def drained(tenants: Mapping[str, Tenant]) -> Drained | None:
+    """On the loop thread: the state of the last drain into the bucket; None before it."""
+    walks = [each.drain.so_far for each in tenants.values() if each.drain is not None]
+    return together(walks) if walks else None
 
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.shm.mapping import Arena
+from remote_server.store.bucket.drain import PackWalk
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket
 from remote_server.store.bucket.sweep import Limits
-from remote_server.store.bucket.writer import PacksBelow
+from remote_server.store.bucket.writer import PacksBelow, PackWriter
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
@@ -73,6 +74,8 @@ class Tenant:
         self._poller = poller
         self._clock = clock
         self.bucket: OpenBucket | None = None
+        self.drain: PackWalk | None = None
+        """The last drain into the bucket."""
         self.disk = self._open_disk(server_config, wake, threads)
         try:
             self.arena = self._map()
@@ -210,8 +213,30 @@ class Tenant:
         if self.bucket is not None:
             run(f"{label}late reads of the bucket", self.bucket.tier.reads.tick, None)
             run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
+        if self.drain is not None:
+            more |= run(f"{label}draining to the bucket", self.drain.take_turn, False)
         run(f"{label}ageing", self.store.expiry.expire_some, None)
         return more
+
+    def drain_to_bucket(self) -> bool:
+        """Take no more puts, and begin to write every complete pack, unless that is under way.
+        False without a bucket."""
+        writer = next((w for w in self.store.tier_stack.below if isinstance(w, PackWriter)), None)
+        if writer is None:
+            return False
+        self.handlers.draining = True
+        if self.drain is None or self.drain.so_far.is_over:
+            known = {name: one.block_bytes for name, one in self.store.namespaces.known.items()}
+            namespaces = {**self.store.tier_stack.namespaces_below(), **known}
+            self.drain = PackWalk(
+                self.store.tier_stack, writer, namespaces, self._is_settled, self._clock
+            )
+        return True
+
+    def _is_settled(self) -> bool:
+        """Whether puts and the reading of the disk after a start have ended."""
+        is_read = self.disk is None or self.disk.tier.recovery.done
+        return is_read and not any(self.handlers.puts_in_state.values())
 
     def leave(self) -> None:
         """Before the socket closes: detach clients on this host, drop what waits to be sent."""
