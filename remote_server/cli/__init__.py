@@ -47,6 +47,23 @@ def clear_screen() -> None:
         sys.stdout.write("\033[H\033[J")
 
 
+def duration(seconds: float) -> str:
+    """3 min 20 s: for people."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def agreed(question: str) -> bool:
+    """False without a terminal: a script passes --yes."""
+    if not sys.stdin.isatty():
+        return False
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
 MOST_SECONDS = 86_400
 
 

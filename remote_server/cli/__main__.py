@@ -18,7 +18,7 @@ from typing import Any
 
 from remote_server import __main__ as server_main
 from remote_server import keys
-from remote_server.cli import NoServer, bench, blocks, doctor, print_error, stats
+from remote_server.cli import NoServer, bench, blocks, bucket, doctor, drain, print_error, stats
 from remote_server.errors import ConfigError, KVFerryError
 
 DELEGATED: dict[str, tuple[Callable[..., int], str]] = {
@@ -42,6 +42,8 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "watch": stats.add_watch,
     "clear": blocks.add_clear,
     "pin": blocks.add_pin,
+    "bucket": bucket.add,
+    "drain": drain.add,
     "bench": bench.add,
 }
 """Each adds the parser of its command, in the order of the help."""

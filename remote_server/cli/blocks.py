@@ -6,12 +6,11 @@ unpin`: let them be evicted again.
 """
 
 import argparse
-import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from remote_server.cli import add_server, ask_stats, connected, print_error, print_lines
+from remote_server.cli import add_server, agreed, ask_stats, connected, print_error, print_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import UNKNOWN, Cleared, Kept, StatsReply, Stretch, read_key
 from remote_server.protocol.codec import ascii_json
@@ -150,7 +149,7 @@ def clear(flags: argparse.Namespace) -> int:
             return 1
         about = [flags.namespace] if flags.namespace is not None else list(namespaces)
         num_blocks = sum(namespaces[name].total.blocks for name in about)
-        if not flags.yes and not _agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
+        if not flags.yes and not agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
             print_error("nothing removed; --yes skips the question")
             return 1
         removed = client.clear(
@@ -163,13 +162,6 @@ def clear(flags: argparse.Namespace) -> int:
 def summary_of(cleared: Cleared) -> str:
     counts = ", ".join(f"{count:,} from {tier}" for tier, count in cleared.removed.items())
     return f"removed blocks: {counts}"
-
-
-def _agreed(question: str) -> bool:
-    """False without a terminal: a script passes --yes."""
-    if not sys.stdin.isatty():
-        return False
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def add_pin(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`kvferry doctor`: checks of this host, of the server, and of agreement between its engines."""
+"""`kvferry doctor`: checks of this host, the bucket, the server, and agreement of its engines."""
 
 import argparse
 import json
@@ -21,6 +21,7 @@ from remote_server.cli import (
     connected,
     print_lines,
 )
+from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
 from remote_server.client import SharedRegion
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
@@ -47,17 +48,20 @@ class Finding(NamedTuple):
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="check this host, the server, and whether its engines agree",
-        description="Check this host, the server, and whether its engines agree. Exit status 1 "
-        "when something is bad, 3 when no server answers.",
+        help="check this host, the bucket, the server, and whether its engines agree",
+        description="Check this host, the bucket of these settings, the server, and whether its "
+        "engines agree. In the bucket an object is written, read and removed. Exit status 1 when "
+        "something is bad, 3 when no server answers.",
     )
     add_server(parser)
+    add_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
 
 def run(flags: argparse.Namespace) -> int:
     findings = list(host_findings())
+    findings += [Finding("bucket", *found) for found in of_settings(flags)]
     status = 0
     try:
         with connected(flags) as client:
@@ -173,9 +177,12 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
             "clocks", "note" if far else "ok", f"the server's is {ahead:+.1f} s from ours"
         )
     for name, tier in reply.tiers.items():
-        used = f"{tier.used_bytes / max(tier.budget_bytes, 1):.0%}"
-        text = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
-        yield Finding(f"tier {name}", "ok", text)
+        used = f"{tier.used_bytes / max(tier.budget_bytes, 1):.0%} of"
+        if name == "bucket":  # it holds more than this server knows of
+            used = f"{format_bytes(tier.used_bytes)} known, budget"
+        budget = format_bytes(tier.budget_bytes) if tier.budget_bytes else "none"
+        yield Finding(f"tier {name}", "ok", f"{used} {budget}, {tier.blocks:,} blocks")
+    yield from (Finding("bucket", *found) for found in of_server(reply))
     failed = reply.counters.get("failed_checks", 0)
     if failed:
         yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")

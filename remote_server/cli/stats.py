@@ -11,6 +11,7 @@ from remote_server.cli import (
     ask_stats,
     clear_screen,
     connected,
+    duration,
     print_lines,
     seconds,
 )
@@ -62,7 +63,7 @@ def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsR
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     """The lines to print. With an earlier reply `before`, flows are per second since then."""
-    lines = [f"{reply.server}  epoch {reply.epoch}  up {_duration(reply.uptime_s)}", ""]
+    lines = [f"{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}", ""]
     lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
     for name, tier in reply.tiers.items():
         kept = f" ({tier.kept:,} kept)" if tier.kept else ""
@@ -117,15 +118,6 @@ def _wrong(counters: Mapping[str, int]) -> dict[str, int]:
         for name, count in sorted(counters.items())
         if count and any(word in name for word in words)
     }
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 # ── watch ────────────────────────────────────────────────────────────────────────────────

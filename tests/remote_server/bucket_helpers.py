@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from wire_peer import Peer
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.bucket.objects import BucketError, Failure, Head, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, Head, Listed, Objects
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import ThreadPool
 
@@ -93,7 +93,7 @@ class FaultyObjects(Objects):
         self._failures: dict[str, Failure | None] = {}
 
     def fail(self, kind: str, failure: Failure | None) -> None:
-        """Calls of `kind`, read or put, fail until the next call of this."""
+        """Calls of `kind`, read, put, remove or list, fail until the next call of this."""
         self._failures[kind] = failure
 
     def _called(self, kind: str) -> None:
@@ -113,6 +113,14 @@ class FaultyObjects(Objects):
     def read_head(self, name: str, num_bytes: int) -> Head:
         self._called("read")
         return super().read_head(name, num_bytes)
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._called("remove")
+        super().remove(names)
+
+    def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        self._called("list")
+        yield from super().listing(prefix)
 
     def bytes_of(self, name: str) -> bytes:
         return (self._path / name).read_bytes()
