@@ -21,11 +21,11 @@ import msgspec
 
 from remote_server.errors import ConfigError
 
-KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 _UNITS = {
     "": 1, "b": 1,
-    "kib": KiB, "mib": MiB, "gib": GiB, "tib": 1 << 40,
+    "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"[ \t]*([0-9]{1,18})(\.[0-9]{1,18})?[ \t]*([a-zA-Z]*)[ \t]*")
@@ -54,7 +54,7 @@ def parse_bytes(value: int | str, setting: str = "size") -> int:
 
 def format_bytes(count: int) -> str:
     """1.5 GiB: for people; one decimal."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+    for unit, name in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     return f"{count} B"

@@ -13,6 +13,9 @@ from benchmarks.harness import page_tables as tables
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.source import Document, Table
 
+_PAGE_PIXELS = 1120
+"""What the text of a page is wide at most."""
+
 _STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, CanvasText 15%, Canvas);
         --soft: color-mix(in srgb, CanvasText 5%, Canvas);
@@ -36,9 +39,10 @@ td.n, th.n { text-align: right; }
 th.n { white-space: normal; vertical-align: bottom; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part));
          min-width: 5rem; }
-td.why { color: var(--quiet); white-space: normal; min-width: 22rem; }
+td.why { color: var(--quiet); } td.long { white-space: normal; min-width: 22rem; }
 code { font-size: 90%; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; background: #fff; }
+img { max-width: 100%; min-width: 44rem; height: auto; background: #fff; }
+img.whole { max-width: none; }
 .about, summary, li small { color: var(--quiet); }
 .about { overflow-wrap: anywhere; }
 summary { cursor: pointer; }
@@ -169,14 +173,17 @@ def _record(shown: Shown) -> Iterable[str]:
 
 def _picture(path: Path) -> str:
     """An `img` and not inline elements: names inside one SVG would meet those of another. Its size
-    is given, so that the page does not move while it loads."""
+    is given, so that the page does not move while it loads. One that is wider than the page is
+    scrolled: its text would be too small to read."""
     drawn = path.read_bytes()
     box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
     wide, high = (float(side) * _PIXELS_PER_POINT for side in box.groups()) if box else (0, 0)
     size = f' width="{wide:.0f}" height="{high:.0f}"' if box else ""
     data = base64.b64encode(drawn).decode()
     name = escape(path.stem.replace("_", " "))
-    return f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}>'
+    kind = ' class="whole"' if wide > _PAGE_PIXELS else ""
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}{kind}>'
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{image}</div>'
 
 
 def _source(document: Document, module: str) -> Iterable[str]:

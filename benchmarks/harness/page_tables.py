@@ -10,6 +10,13 @@ from benchmarks.harness.statistics import summarize
 from benchmarks.harness.table import digits
 
 _MOST_COLUMNS = 13
+
+_ONE_LINE = 48
+"""Characters of a reason that stay on one line."""
+
+_UNITS = {"us": "µs"}
+"""Units of records as they are shown."""
+
 _ALL_HEADS = ("model", "operation", "transport", "integrity", "bytes", "median s", "fastest",
               "slowest", "GB/s", "× memcpy", "× wall", "")  # fmt: skip
 
@@ -101,7 +108,8 @@ def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
     """A table for all figures that have the same values; one line for each other figure."""
     alike: dict[tuple[str, ...], list[Figure]] = {}
     for figure in figures:
-        alike.setdefault((figure.unit, *figure.values), []).append(figure)
+        unit = _UNITS.get(figure.unit, figure.unit)
+        alike.setdefault((unit, *figure.values), []).append(figure)
     single: list[list[Cell]] = []
     for (unit, *names), group in alike.items():
         if len(group) == 1:
@@ -142,7 +150,8 @@ def _table(
     def cell(place: int, value: Cell) -> str:
         text = "" if value is None else escape(value) if isinstance(value, str) else show(value)
         if place and place == len(heads) - 1 and not heads[place]:
-            return f'<td class="why">{text}</td>'
+            kind = "why long" if len(text) > _ONE_LINE else "why"
+            return f'<td class="{kind}">{text}</td>'
         if words[place]:
             return f"<td>{text}</td>"
         if most and value:

@@ -34,6 +34,7 @@ _STYLE: Any = {  # matplotlib's own type lists all its settings
     "legend.frameon": False,
 }
 _INCHES = (9.0, 4.6)
+_MOST_INCHES = 24.0
 _LEGEND_CHARACTERS = 110
 """Characters of a legend that fit below a chart of that width."""
 
@@ -98,12 +99,18 @@ def bars(
                 width * 0.92, label=name, color=_of(_COLOURS, number),
                 hatch=_of(_HATCHES, number // len(_COLOURS)),
             )  # fmt: skip
-        axes.set_xticks(range(len(groups)), [textwrap.fill(each, fit) for each in groups])
+        axes.set_xticks(
+            range(len(groups)),
+            [textwrap.fill(each, fit, break_long_words=False) for each in groups],
+        )
+        axes.set_xlim(-0.6, max(1, len(groups)) - 0.4)
         axes.grid(visible=False, axis="x")
         _finish(axes, title, unit, mark, bool(series))
 
-    inches = max(_INCHES[0], 0.9 * len(groups))
-    # A longer name would run into its neighbours.
+    longest = max((len(word) for each in groups for word in each.split()), default=0)
+    needed = (longest + 1) / _CHARACTERS_PER_INCH
+    inches = max(_INCHES[0], min(_MOST_INCHES, max(0.9, needed) * len(groups)))
+    # A longer line would run into its neighbours.
     fit = max(6, int(inches * _CHARACTERS_PER_INCH / max(1, len(groups))))
     return Chart(draw, (inches, _INCHES[1]))
 
@@ -180,6 +187,9 @@ def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bo
     if mark is not None:
         axes.axhline(mark, color="#1a1a1a", linestyle="--", linewidth=1)
     axes.set_ylim(bottom=0)
+    highest = axes.dataLim.y1
+    if highest > 0:  # a mark on the edge would be cut in half
+        axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * highest))
     axes.set_ylabel(unit)
     axes.set_title(title, loc="left")
     if has_series:

@@ -216,8 +216,9 @@ def _across_processes(record: Record) -> Iterator[Figure]:
 
 
 def chart(record: Record) -> plot.Chart:
-    """GB/s: a group for each system, a bar for each operation."""
-    names = [name or "" for name in dict.fromkeys(row.transport for row in record.rows)]
+    """GB/s: a group for each system that was measured, a bar for each operation."""
+    measured = (row.transport for row in record.rows if row.gb_per_s)
+    names = [name or "" for name in dict.fromkeys(measured)]
     found = {(row.transport, row.operation): row.gb_per_s for row in record.rows}
     series = {
         operation: [found.get((name, operation)) for name in names]

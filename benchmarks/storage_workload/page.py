@@ -1,6 +1,7 @@
 """The HTML page of a run. It loads nothing."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -9,13 +10,17 @@ from benchmarks.harness.plot import Chart
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.document import criteria_of
 
+_HALF = (5.4, 3.6)
+"""Inches of a chart in one of two columns: its text is as large there as in the wide one."""
+
 _STYLE = """
 h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
 .PASS { color: var(--good) } .FAIL { color: var(--bad) } .SKIPPED, .about { color: var(--quiet) }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: .6rem;
   margin: 1.2rem 0 }
 .tiles div { background: var(--soft); border-radius: .4rem; padding: .5rem .7rem }
-.tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums }
+.tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums;
+  white-space: nowrap }
 table { width: 100% }
 th, td { padding: .3rem .5rem; text-align: left; border-bottom: 1px solid var(--line) }
 th { width: 3rem } td.n { text-align: right; white-space: nowrap }
@@ -64,8 +69,9 @@ def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator
             )
     yield "</table>"
     yield '<div class="charts">'
-    for chart in charts.values():
-        svg = chart.svg()
+    for number, chart in enumerate(charts.values()):
+        is_wide = number == 0 and len(charts) % 2
+        svg = (chart if is_wide else replace(chart, inches=_HALF)).svg()
         yield f"<div>{svg[svg.index('<svg') :]}</div>"
     yield "</div>"
     for title, lines in report.sections(document):
@@ -102,4 +108,9 @@ def _first_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("storage, P95", "storage_io_latency_ms"), ("end to end, P95", "end_to_end_latency_ms"),
     ):  # fmt: skip
         latency = summary[key]
-        yield name, "-" if latency is None else f"{latency['p95']:,.1f} ms"
+        yield name, "-" if latency is None else _time(latency["p95"])
+
+
+def _time(ms: float) -> str:
+    """Short enough for one line of a tile."""
+    return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.core import (
@@ -14,8 +13,10 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from remote_server.admin.bucket_families import DECLINES as BUCKET_DECLINES
+from remote_server.admin.bucket_families import bucket_families
 from remote_server.protocol import NamespaceStats, TierShare
-from remote_server.server.metrics import BOUNDS_S, MAX_NAMESPACES, OTHER, Traffic
+from remote_server.server.metrics import MAX_NAMESPACES, OTHER, Traffic
 from remote_server.server.snapshot import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -33,10 +34,12 @@ _INTEGRITY = {
     "put_declined_checksum": "put_checksum",
     "disk_read_damaged": "disk_read",
     "disk_recovered_damaged": "disk_recovered",
+    "bucket_read_damaged": "bucket_read",
+    "bucket_headers_damaged": "bucket_header",
 }
 
 _SHOWN = ("lookup_", "get_", "hits_", "put_", "bytes_in", "bytes_out", "shared_bytes_", "disk_",
-          "refused_", "bad_messages_", "integrity_", "evicted")  # fmt: skip
+          "refused_", "bad_messages_", "integrity_", "evicted", "bucket_")  # fmt: skip
 """Counters with a metric of their own; the others are events."""
 
 
@@ -74,6 +77,7 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
     yield from _requests(snapshot, refused)
     yield from _blocks(snapshot)
     yield from _tiers(snapshot)
+    yield from bucket_families(snapshot.bucket, snapshot.counters)
     yield from _queues(snapshot)
     yield from _namespaces(snapshot)
     yield _events(snapshot)
@@ -101,10 +105,8 @@ def _requests(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric
         "block of a streamed get was.",
         labels=["operation"],
     )
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
     for operation, timings in snapshot.operations.items():
-        buckets = zip(bounds, accumulate(timings.counts), strict=True)
-        times.add_metric([operation], [*buckets], timings.sum_s)
+        times.add_metric([operation], timings.for_prometheus(), timings.sum_s)
     yield times
     counters = snapshot.counters
     no = _counter("refused_requests", "Requests answered with an error, by its code.", "code")
@@ -165,6 +167,10 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
     for name in _with_prefix(counters, "disk_"):
         if name.startswith(_DISK_DECLINES):
             declined.add_metric(["disk", name.removeprefix("declined_")], counters[f"disk_{name}"])
+    for name in _with_prefix(counters, "bucket_"):
+        if name.startswith(BUCKET_DECLINES):
+            reason = name.removeprefix("declined_")
+            declined.add_metric(["bucket", reason], counters[f"bucket_{name}"])
     yield declined
     evicted = _counter("evicted_blocks", "Blocks evicted to make room.", "tier")
     for tier in snapshot.tiers:

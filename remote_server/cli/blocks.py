@@ -6,16 +6,38 @@ unpin`: let them be evicted again.
 """
 
 import argparse
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from remote_server.cli import add_server, agreed, ask_stats, connected, print_error, print_lines
+from remote_server.cli import (
+    add_server,
+    agreed,
+    ask_stats,
+    connected,
+    duration,
+    print_error,
+    print_lines,
+)
 from remote_server.client import RemoteClient
-from remote_server.protocol import UNKNOWN, Cleared, Kept, StatsReply, Stretch, read_key
+from remote_server.protocol import (
+    UNKNOWN,
+    BlockCopy,
+    Cleared,
+    Found,
+    Kept,
+    KeyState,
+    StatsReply,
+    Stretch,
+    read_key,
+)
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import Difference, all_gaps
 from remote_server.values import format_bytes
+
+PENDING_S = 0.05
+"""The time between two questions for a block that is being looked for."""
 
 
 def add_why(commands: Any) -> None:
@@ -24,8 +46,8 @@ def add_why(commands: Any) -> None:
         help="why does an engine get no hits? which setting differs?",
         description="Compare what the engines of a server declared, and name the settings that "
         "keep them from each other's blocks. Exit status 1 when there are any. With a key: the "
-        "tokens and the group of its block, and the request that put it. Exit status 1 when no "
-        "namespace has it.",
+        "tokens and the group of its block, the request that put it, and its copies. Exit status 1 "
+        "when no namespace has it.",
     )
     add_server(parser)
     parser.add_argument(
@@ -71,26 +93,41 @@ def _key_in(text: str, namespaces: Iterable[str]) -> bytes | None:
 def _explain(
     client: RemoteClient, key: bytes, namespaces: list[str], flags: argparse.Namespace
 ) -> int:
-    timeout_s = flags.timeout_s
-    asked = {
-        name: client.lookup(name, (key,), explain=True, timeout_s=timeout_s) for name in namespaces
-    }
-    replies = {name: reply.result(timeout_s + 1) for name, reply in asked.items()}
+    replies = _look_up(client, key, namespaces, flags.timeout_s)
     found = {
         name: next(iter(reply.chain), UNKNOWN) for name, reply in replies.items() if reply.prefix
     }
+    copies = {name: next(iter(replies[name].copies), []) for name in found}
     if flags.json:
         facts = [
             {"namespace": name, "start": block.start, "end": block.end, "group": block.group,
-             "known": block.known}
+             "known": block.known, "copies": copies[name]}
             for name, block in found.items()
         ]  # fmt: skip
         print_lines(ascii_json(facts))
     elif found:
-        print_lines(*(f"{name}: {_origin(block)}" for name, block in found.items()))
+        for name, block in found.items():
+            print_lines(f"{name}: {_origin(block)}", *(f"  {_where(one)}" for one in copies[name]))
     else:
         print_lines("no namespace has a readable block of this key")
     return 0 if found else 1
+
+
+def _look_up(
+    client: RemoteClient, key: bytes, namespaces: list[str], timeout_s: float
+) -> dict[str, Found]:
+    """The replies by namespace. While a copy is still being looked for, they are asked again."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        asked = {
+            name: client.lookup(name, (key,), explain=True, timeout_s=timeout_s)
+            for name in namespaces
+        }
+        replies = {name: reply.result(timeout_s + 1) for name, reply in asked.items()}
+        pending = any(KeyState.PENDING in reply.states for reply in replies.values())
+        if not pending or time.monotonic() >= deadline:
+            return replies
+        time.sleep(PENDING_S)
 
 
 def _origin(block: Stretch) -> str:
@@ -100,6 +137,12 @@ def _origin(block: Stretch) -> str:
         block.known, f"a continued request, {block.known:,} tokens of which were known"
     )
     return f"tokens {block.start:,} to {block.end:,} of group {block.group}, put by {request}"
+
+
+def _where(copy: BlockCopy) -> str:
+    if not copy.where:
+        return copy.tier
+    return f"{copy.tier}, for {duration(copy.age_s)}: {copy.where}"
 
 
 def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:

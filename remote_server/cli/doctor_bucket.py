@@ -82,10 +82,11 @@ def of_server(reply: StatsReply) -> Iterator[Found]:
         and (count := counters.get(f"bucket_failed_{failure}", 0))
     )
     hint = "its log has the store's words, and `kvferry doctor --bucket URL` tries each call"
-    if counters.get("bucket_paused"):
+    if reply.bucket is not None and reply.bucket.paused_s:
         yield (
             "bad",
-            f"the server leaves it alone now; failed calls since the start: {failed}; {hint}",
+            f"the server leaves it alone now: {reply.bucket.last_failure}; failed calls since the "
+            f"start: {failed}; {hint}",
         )
     elif failed:
         yield "note", f"failed calls of the server since its start: {failed}; {hint}"

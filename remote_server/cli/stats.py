@@ -15,6 +15,7 @@ from remote_server.cli import (
     print_lines,
     seconds,
 )
+from remote_server.cli.bucket_lines import bucket_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.protocol.codec import ascii_json
@@ -27,6 +28,8 @@ _FLOWS = (
     ("out", ("bytes_out", "shared_bytes_out")),
     ("to disk", ("disk_written_bytes",)),
     ("from disk", ("disk_read_bytes",)),
+    ("to bucket", ("bucket_written_bytes",)),
+    ("from bucket", ("bucket_read_bytes",)),
 )
 
 
@@ -68,7 +71,7 @@ def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     for name, tier in reply.tiers.items():
         kept = f" ({tier.kept:,} kept)" if tier.kept else ""
         lines.append(
-            f"{name:<8}  {format_bytes(tier.used_bytes):>10}  {format_bytes(tier.budget_bytes):>10}"
+            f"{name:<8}  {format_bytes(tier.used_bytes):>10}  {_budget(tier.budget_bytes):>10}"
             f"  {tier.blocks:>10,}  {tier.pending:>8,}  {tier.pinned:>6,}{kept}"
         )
     lines += ["", *_namespaces(reply), ""]
@@ -78,8 +81,14 @@ def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
             share = 100 * counters[hits] / counters[total]
             lines.append(f"{name:<10} {counters[total]:>14,} blocks, {share:.1f} % found")
     lines += _flows(reply, before)
+    lines += bucket_lines(reply, before)
     lines += [f"{name:<28} {count:>12,}" for name, count in _wrong(counters).items()]
     return lines
+
+
+def _budget(num_bytes: int) -> str:
+    """A bucket may have none."""
+    return format_bytes(num_bytes) if num_bytes else "no limit"
 
 
 def _namespaces(reply: StatsReply) -> list[str]:
@@ -106,7 +115,7 @@ def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
             moved = total - sum(before.counters.get(part, 0) for part in parts)
             text = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
         if total:
-            lines.append(f"{name:<10} {text:>14}")
+            lines.append(f"{name:<11} {text:>13}")
     return lines
 
 

@@ -132,6 +132,7 @@ def lookup(
             request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states,
             chain=[stretch for reply in replies for stretch in reply.chain],
             remote=_joined_runs(replies),
+            copies=[copies for reply in replies for copies in reply.copies],
         )  # fmt: skip
 
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))

@@ -1,6 +1,5 @@
 """Messages: requests of a client, replies of the server, and those of the local socket."""
 
-from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -20,6 +19,12 @@ from remote_server.protocol.limits import (
     RequestId,
     ShortText,
     Stretch,
+)
+from remote_server.protocol.statistics import (
+    BlockCopy,
+    BucketStats,
+    NamespaceStats,
+    TierStats,
 )
 
 
@@ -191,13 +196,15 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
 
 class Found(_Reply, frozen=True, tag="found"):
     """One `KeyState` byte per key, and how many keys from the first are readable. `chain` has one
-    stretch per key, if the request has `explain`. `remote` are the runs of keys that are readable
-    only in a store across a network: the index of the first one, and their number, of each."""
+    stretch per key, and `copies` its copies, if the request has `explain`. `remote` are the runs of
+    keys that are readable only in a store across a network: the index of the first one, and their
+    number, of each."""
 
     prefix: int
     states: bytes
     chain: list[Stretch] = []
     remote: Counts = []
+    copies: list[list[BlockCopy]] = []
 
 
 class Stored(_Reply, frozen=True, tag="stored"):
@@ -286,55 +293,6 @@ class Verified(_Reply, frozen=True, tag="verified"):
     intact: int
 
 
-class TierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Occupancy of one tier. `blocks` are the readable ones, `pending` those being written."""
-
-    budget_bytes: int
-    used_bytes: int
-    blocks: int
-    pending: int
-    pinned: int
-    free_slabs: int
-    kept: int = 0
-    """Those of `pinned` that an operator pinned."""
-
-
-class TierShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a namespace in one tier. `blocks` are the readable ones."""
-
-    blocks: int = 0
-    used_bytes: int = 0
-
-    @staticmethod
-    def sum_of(shares: Collection["TierShare"]) -> "TierShare":
-        return TierShare(
-            blocks=sum(one.blocks for one in shares),
-            used_bytes=sum(one.used_bytes for one in shares),
-        )
-
-
-class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """`tiers` has every tier of the server; it is empty from one of protocol 1. `fingerprint` and
-    `engines` are present when requested."""
-
-    block_bytes: int
-    tiers: dict[str, TierShare] = {}
-    client: str
-    fingerprint: dict[str, str]
-    engines: dict[str, dict[str, str]] = {}
-    """The engines that declared it, the last one last: their differences from `fingerprint`."""
-    forgotten: bool = False
-    """It was declared, and the server no longer knows the values and the engines."""
-
-    def share(self, tier: str) -> TierShare:
-        return self.tiers.get(tier, TierShare())
-
-    @property
-    def total(self) -> TierShare:
-        """A block that is in several tiers counts in each."""
-        return TierShare.sum_of(self.tiers.values())
-
-
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """`counters` only grow within an epoch; PROTOCOL.md lists their names."""
 
@@ -343,6 +301,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
     counters: dict[str, int]
+    bucket: BucketStats | None = None
+    """Of a server with a bucket."""
     time_s: float = 0.0
     """The server's wall clock, in seconds since 1970; 0 from an older server."""
     protocol: int = 1

@@ -77,11 +77,14 @@ class Handlers:
         server_counters: Mapping[str, int] = {},
         later: Later | None = None,
         clock: Callable[[], float] = monotonic,
+        bucket: Callable[[], protocol.BucketStats | None] = lambda: None,
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
         empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
         `server_counters` are shown beside those of `store`. `later` queues the remaining
-        steps of a request that waited for the disk; without it they run at once."""
+        steps of a request that waited for the disk; without it they run at once. `bucket` is
+        called for the state of the bucket."""
+        self._bucket = bucket
         self._clock = clock
         self._arrived = 0.0
         self._tenant = tenant
@@ -250,24 +253,19 @@ class Handlers:
         return None
 
     def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
-        found, chain = yield from self._store.gets.lookup_in_steps(
+        found = yield from self._store.gets.lookup_in_steps(
             request.namespace, request.keys, request.chain, explain=request.explain
         )
-        self._found(client, request, found, chain)
+        self._found(client, request, found)
 
-    def _found(
-        self,
-        client: bytes,
-        request: protocol.Lookup,
-        found: KeyStates,
-        chain: Sequence[protocol.Stretch] = (),
-    ) -> None:
+    def _found(self, client: bytes, request: protocol.Lookup, found: KeyStates) -> None:
         reply = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
             prefix=found.prefix,
             states=found.states,
-            chain=[*chain],
+            chain=[*found.chain],
+            copies=[*found.copies],
             remote=found.remote,
         )
         self._reply(client, reply)
@@ -325,6 +323,7 @@ class Handlers:
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespaces.stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
+            bucket=self._bucket(),
             protocol=protocol.PROTOCOL_VERSION,
         )
         self._reply(client, reply)

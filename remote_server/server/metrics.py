@@ -4,7 +4,6 @@ They cost a request about a microsecond, and a block nothing: the store's own co
 read on demand.
 """
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from remote_server import protocol
+from remote_server.histograms import Histogram, Timings
 from remote_server.protocol import (
     Found,
     Get,
@@ -27,12 +27,6 @@ from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.streams import Stream
 from remote_server.turns import Steps
-
-BOUNDS_S = (
-    50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,
-    1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
-"""Upper ends of a histogram's buckets, in seconds; one more bucket holds larger values."""
 
 # Namespaces whose requests are counted by name. A deployment has one per model and setting, and
 # another after each weight update.
@@ -52,13 +46,6 @@ STREAM = "stream"
 """The operation of a streamed get's blocks, after the answer that announces them."""
 
 
-class Timings(msgspec.Struct, frozen=True):
-    """A histogram over `BOUNDS_S`: `counts` has one more, and they are not cumulative."""
-
-    counts: list[int]
-    sum_s: float
-
-
 class Traffic(msgspec.Struct):
     """Keys and bytes of the requests of one namespace, since it has a row."""
 
@@ -74,20 +61,6 @@ class Traffic(msgspec.Struct):
     bytes_out: int = 0
     last_at: float = 0.0
     """By the server's clock."""
-
-
-class Histogram:
-    """Counts of observed seconds by `BOUNDS_S`."""
-
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
 
 
 Open = tuple[Histogram, float, Traffic | None]
@@ -142,7 +115,7 @@ class Meters:
     def timings(self) -> dict[str, Timings]:
         """A copy of each operation's histogram."""
         histograms = sorted(self._histograms.items())
-        return {name: Timings([*one.counts], one.sum_s) for name, one in histograms}
+        return {name: one.timings() for name, one in histograms}
 
     def traffic(self) -> dict[str, Traffic]:
         """A copy of the rows by namespace; with `OTHER` once it was used."""

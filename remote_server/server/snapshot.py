@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 
-from remote_server.protocol import NamespaceStats, TierStats
+from remote_server.histograms import BOUNDS_S, Timings, percentile, together
+from remote_server.protocol import BucketStats, NamespaceStats, TierStats
+from remote_server.server.bucket_calls import all_tenants
 from remote_server.server.config import ServerConfig
-from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
+from remote_server.server.metrics import Traffic
 from remote_server.server.outgoing import HeldByOne, InState
 
 MAX_HOLDERS = 8
@@ -33,7 +35,7 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     """Not handed to ZeroMQ yet, mostly because the client reads slowly."""
 
     demotions: int
-    """Blocks that wait to be written to disk."""
+    """Blocks that wait to be written to the tiers below."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     traffic: dict[str, Traffic]
     operations: dict[str, Timings]
     counters: dict[str, int]
+    bucket: BucketStats | None = None
 
 
 class Snapshot(Part, frozen=True, kw_only=True):
@@ -120,8 +123,9 @@ def gather(parts: Sequence[Part]) -> Part:
         tiers=tiers_of([part.tiers for part in parts]),
         namespaces={name: one for part in parts for name, one in part.namespaces.items()},
         traffic={name: one for part in parts for name, one in part.traffic.items()},
-        operations={name: _together(several) for name, several in timings.items()},
+        operations={name: together(several) for name, several in timings.items()},
         counters=dict(counters),
+        bucket=all_tenants([part.bucket for part in parts]),
     )
 
 
@@ -142,11 +146,6 @@ def _summed(several: Iterable[InState]) -> InState:
 
 def _added(several: Iterable[msgspec.Struct]) -> dict[str, int]:
     return _summed(msgspec.structs.asdict(one) for one in several)
-
-
-def _together(several: Sequence[Timings]) -> Timings:
-    counts = [sum(of_bucket) for of_bucket in zip(*(one.counts for one in several), strict=True)]
-    return Timings(counts, sum(one.sum_s for one in several))
 
 
 MASK = "***"
@@ -174,19 +173,9 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
         operation["count"] = sum(timings.counts)
         for percent in PERCENTILES:
             operation[f"p{percent}_s"] = percentile(timings.counts, percent)
+    if snapshot.bucket is not None:
+        for kind, calls in snapshot.bucket.calls.items():
+            for percent in PERCENTILES:
+                seconds = percentile(calls.times.counts, percent)
+                content["bucket"]["calls"][kind][f"p{percent}_s"] = seconds
     return content
-
-
-def percentile(counts: Sequence[int], percent: float) -> float | None:
-    """The time within which `percent` of the observations lie, interpolated linearly in its bucket;
-    None without observations. Above the last bound it is that bound."""
-    rank = sum(counts) * percent / 100
-    seen = 0
-    for number, count in enumerate(counts):
-        if count and seen + count >= rank:
-            if number == len(BOUNDS_S):
-                return BOUNDS_S[-1]
-            low = BOUNDS_S[number - 1] if number else 0.0
-            return low + (BOUNDS_S[number] - low) * (rank - seen) / count
-        seen += count
-    return None

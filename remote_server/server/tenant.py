@@ -16,6 +16,8 @@ import msgspec
 import zmq
 
 from remote_server.errors import ConfigError
+from remote_server.protocol import BucketStats
+from remote_server.server.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
 from remote_server.server.leases import Leases, Regions
@@ -76,6 +78,7 @@ class Tenant:
         self.bucket: OpenBucket | None = None
         self.drain: PackWalk | None = None
         """The last drain into the bucket."""
+        self._bucket_calls = CallMeter(clock)
         self.disk = self._open_disk(server_config, wake, threads)
         try:
             self.arena = self._map()
@@ -107,6 +110,7 @@ class Tenant:
             self.local.secret if self.local is not None else b"",
             tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
+            bucket=self._bucket_stats,
         )  # fmt: skip
 
     @property
@@ -191,12 +195,18 @@ class Tenant:
             traffic={self.full_name(name): one for name, one in traffic.items()},
             operations=self._meters.timings(),
             counters=self.handlers.counters() | {"lookup_pending": self._meters.pending_keys},
+            bucket=self._bucket_stats(),
         )
+
+    def _bucket_stats(self) -> BucketStats | None:
+        ways = (way for way in self.store.tier_stack.below if isinstance(way, PackWriter))
+        return next((self._bucket_calls.stats(way) for way in ways), None)
 
     def finish_jobs(self) -> None:
         """Must be called whenever the threads of a tier woke the loop."""
         if self.disk is not None or self.bucket is not None:
             self._guard.run(f"{self.label}the tiers", self.store.tier_stack.finish_jobs, None)
+            self._bucket_calls.count()
 
     def handle_local(self, events: Mapping[object, int]) -> None:
         if self.local is not None:
@@ -264,8 +274,9 @@ class Tenant:
         num_bytes = math.ceil(server_config.bucket_bytes / bucket.num_tenants)
         limits = Limits(num_bytes, min(ages, default=0.0))
         return OpenBucket(
-            bucket, self.config.name, server_config.pack, limits, wake, self._guard, self._clock
-        )
+            bucket, MeteredObjects(bucket.objects, self._bucket_calls), self.config.name,
+            server_config.pack, limits, wake, self._guard, self._clock,
+        )  # fmt: skip
 
     def _open_disk(
         self, server_config: ServerConfig, wake: Callable[[], None], threads: Threads

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from remote_server.protocol import KeyState, Stretch
+from remote_server.protocol import BlockCopy, KeyState, Stretch
+from remote_server.store.explain import explain as explain_one
 from remote_server.store.policies import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
@@ -21,11 +22,14 @@ Check = Callable[[Sequence[Block]], None]
 
 class KeyStates(NamedTuple):
     """The state of each key, one byte each, the length of the readable prefix, and the runs of keys
-    that are readable only across a network: the first one's index and their number, of each."""
+    that are readable only across a network: the first one's index and their number, of each. To
+    explain, the chain fields and the copies of each."""
 
     states: bytes
     prefix: int
     remote: list[int]
+    chain: Sequence[Stretch] = ()
+    copies: Sequence[list[BlockCopy]] = ()
 
 
 class Pinned(NamedTuple):
@@ -86,12 +90,12 @@ class Gets:
         chain: Sequence[Stretch] = (),
         *,
         explain: bool,
-    ) -> Steps[tuple[KeyStates, list[Stretch]]]:
-        """`lookup` of many keys; to `explain` with the chain fields of each."""
+    ) -> Steps[KeyStates]:
+        """`lookup` of many keys; to `explain` with the chain fields and the copies of each."""
         states = b""
         prefix = 0
         remote: list[int] = []
-        fields: list[Stretch] = []
+        explained: list[tuple[Stretch, list[BlockCopy]]] = []
         packs = self._tier_stack.expect(namespace, keys, chain)  # a step may end within one
         for part in parts(keys, LOOKUP_KEYS_PER_STEP):
             yield
@@ -102,9 +106,13 @@ class Gets:
                 remote += (len(states) + first, number)
             states += found.states
             if explain:
-                fields += [self._tier_stack.chain_of(namespace, key) for key in part]
+                stack = self._tier_stack
+                explained += [
+                    explain_one(stack.memory, stack.tiers, namespace, key) for key in part
+                ]
         self._tier_stack.looked_up(namespace, keys, chain, packs, states)
-        return KeyStates(states, prefix, remote), fields
+        fields = [each[0] for each in explained]
+        return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""

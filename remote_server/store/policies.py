@@ -222,6 +222,13 @@ class WriteBudget:
         self._left -= num_bytes
         return True
 
+    def left(self) -> int | None:
+        """What may be written now; None without a limit."""
+        if not self._rate:
+            return None
+        since = self._clock() - self._filled_at
+        return int(min(self._burst, self._left + since * self._rate))
+
     def give_back(self, num_bytes: int) -> None:
         """Return bytes that were taken and then not written."""
         self._left = min(self._burst, self._left + num_bytes)

@@ -99,6 +99,9 @@ class Tier(Protocol[B]):
         """Whether the oldest blocks of `namespace` can make room for its new ones. What was
         declined before is offered again then."""
 
+    def where(self, block: B) -> str:
+        """The place of `block` in the tier, for people."""
+
     def age_s(self, block: B) -> float:
         """The time since `block` was first put. It may be longer than the server runs."""
 

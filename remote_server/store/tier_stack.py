@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
+from remote_server.protocol import KeyState, Stretch, TierShare
 from remote_server.store.bucket.packs import Group
 from remote_server.store.fetches import Fetch, Hits, OnFetched, Purpose, Reading
 from remote_server.store.memory_tier import MemoryTier
@@ -117,12 +117,6 @@ class TierStack:
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""
         return self.lookup_all(namespace, (key,)) == _READABLE
-
-    def chain_of(self, namespace: str, key: bytes) -> Stretch:
-        """The chain fields of the block of `key`, from the first tier that has it."""
-        peeks = (self.memory.peek, *(tier.peek for tier in self.tiers))
-        found = (peek(namespace, key) for peek in peeks)
-        return next((block.chain for block in found if block is not None), UNKNOWN)
 
     def namespaces_below(self) -> Mapping[str, int]:
         """The namespaces that are below memory, and their `block_bytes`."""

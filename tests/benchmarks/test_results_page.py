@@ -65,7 +65,10 @@ def test_a_picture_is_in_the_page_and_says_what_it_is(tmp_path: Path):
     text = page.page([Shown(record(), [picture])], [], {})
     (data,) = Parsed(text).images
     assert base64.b64decode(data).decode() == picture.read_text()
-    assert 'alt="in cache on" width="864" height="442"' in text
+    assert 'alt="in cache on" width="864" height="442">' in text
+    picture.write_text('<svg viewBox="0 0 1728 331.2"/>')
+    text = page.page([Shown(record(), [picture])], [], {})
+    assert 'width="2304" height="442" class="whole">' in text, "it is scrolled, not made small"
 
 
 def test_the_page_shows_what_was_measured_and_why_something_was_not():
@@ -134,6 +137,10 @@ def test_a_reason_for_all_is_told_once_and_one_for_some_with_their_names():
     mixed = [row("write"), row("read"), row("write", "gpu", skipped="a"),
              row("read", "gpu", skipped="b")]  # fmt: skip
     assert "write: SKIPPED: a; read: SKIPPED: b" in shown(*mixed)
+    short, long = (row("read", "gpu", skipped=words) for words in ("no GPU", "no GPU " * 9))
+    assert 'class="why"' in shown(*rows[:2], short, row("write", "gpu"))
+    wraps = shown(*rows[:2], long, row("write", "gpu"))
+    assert 'class="why long"' in wraps, "only a long reason takes a wide column, and wraps in it"
 
 
 def test_what_is_but_a_list_is_shown_whole_and_the_rest_folded_away():
@@ -168,7 +175,7 @@ def test_figures_of_one_kind_share_a_table_and_others_have_a_line():
     first, second = page_tables.of_figures(figures)
     assert re.findall(r"<th[^>]*>([^<]*)", first) == ["", "by way of", "prepare", "post"]
     assert re.findall(r"<td[^>]*>([^<]*)", first)[:4] == ["r=1", "tcp", "1.00", "12.5"]
-    assert "<caption>us</caption>" in first
+    assert "<caption>µs</caption>" in first
     assert "%: a 30.0; b 4,000" in second and "by way of" not in second
     (line,) = page_tables.of_figures([Figure("lookup", "", {"p99": 1.25}, "tcp")])
     assert re.findall(r"<td[^>]*>([^<]*)", line) == ["lookup", "tcp", "p99 1.25"]

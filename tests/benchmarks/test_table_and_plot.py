@@ -1,10 +1,14 @@
 """What people see: columns that line up, and SVG that is well-formed."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from benchmarks.harness import plot, table
 
@@ -83,6 +87,30 @@ def test_long_names_of_many_groups_are_broken_so_that_neighbours_stay_apart():
     assert not words & {*names} and {"shared", "memory"} & words
     few = words_of(plot.bars("t", "GB/s", names[:3], {"write": [1.0] * 3}).svg())
     assert {*names[:3]} <= few
+
+
+def drawn(chart: plot.Chart) -> Any:
+    """The axes of `chart`, laid out."""
+    figure = Figure(figsize=chart.inches, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    chart.draw(axes)
+    figure.draw_without_rendering()
+    return axes
+
+
+def test_a_long_word_is_not_broken_and_does_not_reach_its_neighbours():
+    names = ["memcached, tcp", "memcached, unix socket", "processes"] * 7
+    chart = plot.bars("t", "GB/s", names, {"write": [1.0] * 21})
+    assert {"memcached,", "processes"} <= words_of(chart.svg())
+    boxes = [label.get_window_extent() for label in drawn(chart).get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+@pytest.mark.parametrize("draw", [plot.bars, plot.lines])
+def test_the_highest_value_is_not_on_the_edge(draw: Callable[..., plot.Chart]):
+    axes = drawn(draw("t", "%", ["a", "b"], {"x": [38.2, 38.2], "y": [32.0, 33.0]}))
+    assert axes.get_ylim()[1] >= 1.04 * 38.2 and axes.get_ylim()[0] == 0
 
 
 def test_bars_are_told_apart_when_the_colours_begin_again():

@@ -151,10 +151,19 @@ def test_a_page_has_the_verdict_the_command_every_chart_and_every_section(worklo
     assert '<h1>Storage workload: <span class="PASS">PASS</span></h1>' in text
     assert [*re.findall(r"<h2>(.*?)</h2>", text)] == HEADERS
     assert text.count("<svg ") == 5 and "<b>not bold</b>" not in text
+    first, *others = re.findall(r'<svg [^>]*?width="([0-9.]+)pt"', text)
+    assert float(first) > 600 and {float(one) for one in others} == {5.4 * 72}, "two columns"
     assert "--rag-num-docs" in text and "interrupted: only the results until then" in text
     for criterion in found["verdict"]["criteria"]:
         assert criterion["name"].replace("<", "&lt;").replace(">", "&gt;") in text
     assert "prefers-color-scheme: dark" in text and "color-scheme: light dark" in text
+
+
+@pytest.mark.parametrize(("ms", "shown"), [(287.36, "287.4 ms"), (10_014.0, "10.0 s")])
+def test_the_time_of_a_tile_is_short_enough_for_one_line(workload_run, ms, shown):
+    found = document_of(workload_run)
+    found["summary"]["end_to_end_latency_ms"]["p95"] = ms
+    assert f"<div><b>{shown}</b>end to end, P95</div>" in page(found, {})
 
 
 def test_charts_are_written_as_svg_and_as_png_with_every_series_named(plots):

@@ -75,6 +75,9 @@ class DictTier:
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         return True
 
+    def where(self, block: DictBlock) -> str:
+        return "the dictionary"
+
     def age_s(self, block: DictBlock) -> float:
         return self._clock() - block.put_s
 

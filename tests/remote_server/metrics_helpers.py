@@ -1,9 +1,13 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
-from remote_server.protocol import NamespaceStats, TierShare, TierStats
-from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
+from remote_server.histograms import BOUNDS_S, Timings
+from remote_server.protocol import BucketCalls, BucketStats, NamespaceStats, TierShare, TierStats
+from remote_server.server.bucket_calls import KINDS
+from remote_server.server.metrics import Traffic
 from remote_server.server.outgoing import HeldByOne
 from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
+from remote_server.store.bucket.tier import COUNTERS as BUCKET_COUNTERS
+from remote_server.store.bucket.writer import COUNTERS as OF_PACKS
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
 from remote_server.store.tier_stack import COUNTERS as OF_STACK
@@ -12,14 +16,34 @@ from remote_server.store.write_behind import COUNTERS as OF_WRITE_BEHIND
 TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3
 )
+BUCKETS = len(BOUNDS_S) + 1
 OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
               "keep", "put_shared", "get_shared")  # fmt: skip
+
+
+def a_bucket(paused_s: float = 0.0, **results: int) -> BucketStats:
+    """One call of each kind in every part of its histogram; gets with these `results`."""
+    return BucketStats(
+        paused_s=paused_s,
+        last_failure="get: timeout: no answer" if paused_s else "",
+        last_failure_s=paused_s,
+        names=1200, packs_waiting=3, writable_bytes=1 << 20,
+        calls={
+            kind: BucketCalls(
+                results={"ok": BUCKETS} | (results if kind == "get" else {}),
+                num_bytes=16 << 20, times=Timings([1] * BUCKETS, 1.0),
+            )
+            for kind in KINDS
+        },
+    )  # fmt: skip
 
 
 def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
     names = [f"model-{n:04}-3f9a6c21b7d4e805" for n in range(num_namespaces)]
     of_disk = (*DISK_COUNTERS, *OF_STACK, *OF_WRITE_BEHIND)
     disk = dict.fromkeys([f"disk_{name}" for name in of_disk], 7)
+    of_bucket = (*BUCKET_COUNTERS, *OF_STACK, *OF_PACKS, "names", "lookups_refused")
+    bucket = dict.fromkeys([f"bucket_{name}" for name in of_bucket], 9)
     own = ("evicted", "slabs_recut", "clients_gone", "connections_opened", "lookup_pending",
            "refused_unknown_region", "bad_messages_bad_magic")  # fmt: skip
     values = {
@@ -43,7 +67,7 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
                 HeldByOne(connection="00a1", gathered=5, replies=4, streams=3, uncopied=2),
             ]),
         },
-        "tiers": {"memory": TIER, "disk": TIER},
+        "tiers": {"memory": TIER, "disk": TIER, "bucket": TIER},
         "namespaces": {
             name: NamespaceStats(
                 block_bytes=4096,
@@ -56,6 +80,7 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "operations": {
             name: Timings([1] * (len(BOUNDS_S) + 1), 1.0) for name in OPERATIONS
         },
-        "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk,
+        "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk | bucket,
+        "bucket": a_bucket(),
     }  # fmt: skip
     return Snapshot(**{**values, **fields})

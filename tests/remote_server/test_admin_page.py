@@ -1,6 +1,8 @@
 """The page in a real browser, over a real server."""
 
 import asyncio
+from functools import partial
+from typing import Any
 
 import pytest
 from admin_http import (
@@ -9,7 +11,10 @@ from admin_http import (
     write_token,
 )
 from browser import Browser, find_chromium
+from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer
+
+from remote_server.store.bucket.objects import Failure
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -38,6 +43,7 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
         await browser.until("document.getElementById('state').textContent === 'serving'")
         before = await browser.value("document.getElementById('namespaces').innerText")
         assert NASTY in before and "engine-1" in before
+        assert await browser.value("document.getElementById('bucket').hidden")
         peer.put(range(8), namespace=NASTY)
         peer.get(range(8), namespace=NASTY)
         await browser.until("Number(document.body.dataset.looks) >= 2")
@@ -62,6 +68,34 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
         assert browser.problems == []
         await browser.value("fetch('https://example.com/').catch(() => 0).then(() => 0)")
         assert any("Content Security Policy" in one for one in browser.problems)
+
+
+@needs_browser
+async def test_the_page_shows_the_bucket_of_a_server_that_has_one(browser, context, tmp_path):
+    with served(bucket=folder_url(tmp_path)) as (server, admin):
+        peer = hello(Peer(context, server.endpoint))
+        peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
+        peer.lookup(range(8), chain=chain_of(8))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+        await browser.open(admin.url + "/")
+        await browser.until("document.getElementById('bucket-state').textContent === 'answers'")
+        facts = await browser.value("document.getElementById('bucket-facts').innerText")
+        assert facts.startswith("1 packs known; 0 wait to be written; ")
+        calls = await browser.value("document.getElementById('bucket-calls').innerText")
+        assert [line.split("\t")[0] for line in calls.splitlines()] == ["put", "header", "list"]
+        tiers = await browser.value("document.getElementById('tiers').innerText")
+        assert "no limit" in tiers, "a bucket without a budget"
+        tier: Any = server.store.tier_stack.tiers[0]
+        available = tier.availability
+        server.loop_calls.call(partial(available.failed, Failure.THROTTLED)).result(5)
+        await browser.value("look()")
+        state = await browser.value("document.getElementById('bucket-state').innerText")
+        assert state.startswith("left alone for ")
+        for dark in (False, True):
+            await browser.show(320, 568, dark=dark)
+            assert await browser.value("document.documentElement.scrollWidth") <= 320
+            assert await browser.value(UNREADABLE) == []
+        assert await browser.value(UNNAMED) == [] and browser.problems == []
 
 
 UNREADABLE = """(() => {

@@ -12,7 +12,7 @@ from wire_peer import Peer
 
 from remote_server.cli import doctor_bucket
 from remote_server.cli.__main__ import main
-from remote_server.protocol import StatsReply, TierStats
+from remote_server.protocol import BucketStats, StatsReply, TierStats
 from remote_server.store.bucket.objects import Failure, Objects
 
 NOBODY = ["--server", "tcp://127.0.0.1:1", "--timeout-s", "0.2"]
@@ -119,12 +119,16 @@ def test_a_wrong_bucket_of_s3_is_named(doctor, monkeypatch):
     assert verdict == "bad" and "s3://nowhere/kv: there is no such bucket" in text
 
 
-def reply(**counters: int) -> StatsReply:
+def reply(paused_s: float = 0.0, **counters: int) -> StatsReply:
     tier = TierStats(budget_bytes=0, used_bytes=1 << 30, blocks=9, pending=0, pinned=0,
                      free_slabs=0)  # fmt: skip
     return StatsReply(
         request_id=1, protocol=2, epoch="e", server="s", uptime_s=1.0, time_s=0.0,
         tiers={"bucket": tier}, namespaces={}, counters=counters,
+        bucket=BucketStats(
+            paused_s=paused_s, last_failure="get: forbidden: no", last_failure_s=1.0, names=0,
+            packs_waiting=0, writable_bytes=None, calls={},
+        ),
     )  # fmt: skip
 
 
@@ -135,7 +139,7 @@ def reply(**counters: int) -> StatsReply:
         ({}, "note", "has not listed it yet"),
         ({"bucket_listed": 1, "bucket_failed_timeout": 3}, "note", "its start: 3 timeout;"),
         ({"bucket_listed": 1, "bucket_failed_absent": 3}, "ok", "no call failed"),
-        ({"bucket_paused": 1, "bucket_failed_forbidden": 2}, "bad", "alone now; failed calls"),
+        ({"paused_s": 1.0, "bucket_failed_forbidden": 2}, "bad", "alone now: get: forbidden: no;"),
     ],
 )
 def test_the_counts_of_a_running_server_show_the_state_of_its_bucket(counters, verdict, words):

@@ -16,10 +16,10 @@ from wire_peer import Peer, key
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
+from remote_server.histograms import BOUNDS_S, percentile
 from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release, TierShare
 from remote_server.server import metrics
 from remote_server.server.metrics import (
-    BOUNDS_S,
     MAX_NAMESPACES,
     OTHER,
     QUIET_S,
@@ -27,7 +27,8 @@ from remote_server.server.metrics import (
     Meters,
     Traffic,
 )
-from remote_server.server.snapshot import Held, percentile
+from remote_server.server.snapshot import Held
+from remote_server.store.bucket.objects import Failure
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -315,7 +316,12 @@ def samples(snapshot):
 def test_every_counter_of_the_server_is_shown_somewhere():
     """Each counter in turn is changed, and the page must change with it."""
     plain = a_snapshot()
-    sums = {"put_total", "get_total", "disk_demote_declined"}  # shown by their parts
+    sums = {
+        "put_total", "get_total", "disk_demote_declined",  # shown by their parts
+        "bucket_demote_declined", "bucket_names",  # the same as `BucketStats` has
+        "bucket_written_bytes", "bucket_read_bytes",
+        *(f"bucket_failed_{failure}" for failure in Failure),
+    }  # fmt: skip
 
     def page(snapshot) -> list[float]:
         return [s.value for family in families(snapshot, {}) for s in family.samples]
@@ -336,7 +342,7 @@ def shown(snapshot, name: str) -> dict[tuple[str, ...], float]:
 
 def test_what_memory_does_not_have_is_its_miss_though_the_disk_may_have_it():
     counters = a_snapshot().counters | {"hits_memory": 1, "hits_disk": 20, "get_miss": 300}
-    gets = shown(a_snapshot(counters=counters), "tier_gets")
+    gets = shown(a_snapshot(counters=counters, tiers={"memory": TIER, "disk": TIER}), "tier_gets")
     assert gets == {
         ("memory", "hit"): 1, ("memory", "miss"): 320, ("disk", "hit"): 20, ("disk", "miss"): 300
     }  # fmt: skip
@@ -378,7 +384,9 @@ def test_what_a_namespace_holds_is_shown_per_tier():
     stats = NamespaceStats(block_bytes=1, tiers=shares, client="", fingerprint={})
     samples = [
         (sample.name.removeprefix("kvferry_server_namespace_"), sample.labels["tier"], sample.value)
-        for family in families(a_snapshot(namespaces={"n": stats}), {})
+        for family in families(
+            a_snapshot(namespaces={"n": stats}, tiers={"memory": TIER, "disk": TIER}), {}
+        )
         for sample in family.samples
         if family.name.startswith("kvferry_server_namespace_") and "tier" in sample.labels
     ]

@@ -20,9 +20,12 @@ from remote_server import protocol
 from remote_server.cli.__main__ import COMMANDS, main
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.histograms import Timings
 from remote_server.plain_text import PlainFormatter, forbidden_in, plain
 from remote_server.protocol import (
     Attach,
+    BucketCalls,
+    BucketStats,
     Clear,
     Error,
     Keep,
@@ -111,6 +114,13 @@ def evil_stats(epoch: str) -> StatsReply:
                                    free_slabs=0)},
         namespaces={ALL_EVIL: one, f"b{ALL_EVIL}": other, "m": one},
         counters={f"declined{ALL_EVIL}": 3, "lookup_keys": 1, "lookup_hits": 1},
+        bucket=BucketStats(
+            paused_s=1.0, last_failure=ALL_EVIL, last_failure_s=1.0, names=1, packs_waiting=1,
+            writable_bytes=1,
+            calls={ALL_EVIL: BucketCalls(
+                results={ALL_EVIL: 1}, num_bytes=1, times=Timings([], 0.0)
+            )},
+        ),
     )  # fmt: skip
 
 

@@ -10,8 +10,12 @@ import pytest
 import remote_server
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
+from remote_server.histograms import Timings
 from remote_server.protocol import (
+    BlockCopy,
     Blocks,
+    BucketCalls,
+    BucketStats,
     Declined,
     ErrorCode,
     Get,
@@ -179,7 +183,7 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 
 
 MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
-PARTS = [SharedRows, LeaseRequest, Leased]
+PARTS = [SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings]
 """Fields of messages that are maps themselves."""
 
 

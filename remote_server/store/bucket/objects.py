@@ -5,6 +5,7 @@ at all while the store is away is the decision of `Availability`.
 """
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -18,6 +19,8 @@ from remote_server.plain_text import without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 SCHEMES = ("s3", "gs", "az", "azure", "file", "memory")
 
@@ -70,12 +73,12 @@ class Objects:
     """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
     raises `BucketError`."""
 
-    def __init__(self, url: str, *, make: bool = True) -> None:
+    def __init__(self, url: str, store: "ObjectStore | None" = None, *, make: bool = True) -> None:
         """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
-        under the names that each store documents. Without `make` the folder of a `file://` must
-        exist. Raises `ConfigError`."""
+        under the names that each store documents. `store` is an open client of it. Without `make`
+        the folder of a `file://` must exist. Raises `ConfigError`."""
         self.url = url
-        self._store = _open(url, make)
+        self._store = store if store is not None else _open(url, make)
 
     def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
         """Store `data` as `name`, whole or not at all. With `create` an object that is there stays,
@@ -194,14 +197,21 @@ _UNFINISHED = re.compile(r"#\d+$")
 
 class Availability:
     """Whether the store is called: after failures that concern all objects it is left alone for a
-    while, which doubles. One thread."""
+    while, which doubles. The log has a line when that begins, and one when the store is back. One
+    thread."""
 
     FIRST_PAUSE_S = 1.0
     LONGEST_PAUSE_S = 60.0
     THRESHOLD = 3
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], url: str = "") -> None:
+        """`url` is for the log."""
+        self.num_refused = 0
+        """Lookups that the store was not called for, because it is left alone."""
         self._clock = clock
+        self._url = url
+        self._away_since: float | None = None
+        self._refused_before = 0
         self._in_a_row = 0
         self._pause_s = self.FIRST_PAUSE_S
         self._closed_until = 0.0
@@ -210,10 +220,25 @@ class Availability:
     def is_open(self) -> bool:
         return self._clock() >= self._closed_until
 
+    @property
+    def paused_s(self) -> float:
+        """For how long it has failed; 0: it is called and answers."""
+        return 0.0 if self._away_since is None else self._clock() - self._away_since
+
+    def refuse(self) -> None:
+        """A lookup goes on without the store."""
+        self.num_refused += 1
+
     def succeeded(self) -> None:
         """A call went well. One that was begun before a pause does not end it."""
         if not self.is_open:
             return
+        if self._away_since is not None:
+            log.warning(
+                "bucket: %s answers again after %.1f s; %d lookups went on without it",
+                self._url, self.paused_s, self.num_refused - self._refused_before,
+            )  # fmt: skip
+            self._away_since = None
         self._in_a_row, self._pause_s, self._closed_until = 0, self.FIRST_PAUSE_S, 0.0
 
     def failed(self, failure: Failure) -> bool:
@@ -227,6 +252,10 @@ class Availability:
             return False
         self._closed_until = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, self.LONGEST_PAUSE_S)
+        if self._away_since is None:
+            self._away_since, self._refused_before = self._clock(), self.num_refused
+            log.warning("bucket: %s fails (%s): it is left alone for a while, again and again "
+                        "until it answers", self._url, failure)  # fmt: skip
         return True
 
 

@@ -62,6 +62,7 @@ class OpenBucket:
     def __init__(
         self,
         shared: SharedBucket,
+        objects: Objects,
         tenant: str,
         pack_bytes: int,
         limits: Limits,
@@ -71,7 +72,7 @@ class OpenBucket:
     ) -> None:
         """Lists the tenant's packs in the background. `wake` is called when `tier.finish_jobs` has
         work."""
-        self._objects = shared.objects
+        self._objects = objects
         self._prefix = tenant_prefix(tenant)
         self._limits = limits
         self._clock = clock
@@ -82,10 +83,10 @@ class OpenBucket:
         self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
         self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
-            shared.objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
+            objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
             clock=clock, readers=self.readers,
         )  # fmt: skip
-        work = partial(_list_all, shared.objects, self._prefix)
+        work = partial(_list_all, objects, self._prefix)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))
 
     def _listed(self, listing: Listing | None) -> None:

@@ -71,6 +71,10 @@ class PackRead:
         return self.end - self.begin
 
     @property
+    def num_rows(self) -> int:
+        return sum(self.begin <= row.offset < self.end for row in self.pack.rows)
+
+    @property
     def is_won(self) -> bool:
         """Whether a call has the bytes: the rows it fills wait no longer than a copy takes."""
         return self._is_won

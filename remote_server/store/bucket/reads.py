@@ -34,7 +34,7 @@ MAX_STUCK = NUM_READERS // 2
 
 COUNTERS = (
     "packs_read", "read", "read_bytes", "read_damaged", "read_failed", "read_late", "read_stuck",
-    "hedged", "hedge_won", "read_unused",
+    "hedged", "hedge_won", "read_unused", "rows_fetched",
 )  # fmt: skip
 
 
@@ -130,6 +130,7 @@ class PackReads:
             self._hedging.took(read.num_bytes, answer.took_s)
             self._counters["packs_read"] += 1
             self._counters["read_bytes"] += answer.num_bytes
+            self._counters["rows_fetched"] += read.num_rows
             self._counters["read_unused"] += not answer.waiters
             self._counters["hedge_won"] += is_second and bool(answer.waiters)
             self._filled(read.pack, answer)

@@ -76,7 +76,7 @@ class BucketTier:
         self._tenant = tenant
         self._budget = budget
         self.store_clock = StoreClock(clock)
-        self.availability = Availability(clock)
+        self.availability = Availability(clock, objects.url)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._index = BucketIndex()
         self._names = KnownNames(clock)
@@ -99,6 +99,7 @@ class BucketTier:
         """A lookup of the rows of `groups` follows: the headers that it needs are read in the
         background."""
         if not self.availability.is_open:
+            self.availability.refuse()
             return
         rows = self._index.rows(namespace)
         self._headers.read(namespace, [group for group in groups if group.name not in rows])
@@ -139,6 +140,9 @@ class BucketTier:
 
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         return True
+
+    def where(self, block: BucketBlock) -> str:
+        return f"{self._name_of(block.pack)}, one of {len(block.pack.rows)} rows"
 
     def age_s(self, block: BucketBlock) -> float:
         return self.store_clock.age_s(block.pack.modified)
@@ -396,8 +400,8 @@ class BucketTier:
         )
 
     def counters(self) -> dict[str, int]:
-        now = {"names": self.num_names, "paused": int(not self.availability.is_open)}
-        return dict(self._counters) | now
+        refused = self.availability.num_refused
+        return dict(self._counters) | {"names": self.num_names, "lookups_refused": refused}
 
     def check(self) -> None:
         self._index.check()
@@ -412,5 +416,3 @@ class BucketTier:
         self._counters[f"failed_{failure}"] += 1
         if self.availability.failed(failure):
             self._counters["pauses"] += 1
-            log.warning("bucket: %s fails (%s): it is left alone for a while",
-                        self.objects.url, failure)  # fmt: skip

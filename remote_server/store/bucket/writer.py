@@ -62,7 +62,7 @@ class PackWriter:
         self._fetch_all = fetch
         self._memory = memory
         self._admit = admit
-        self._budget = budget
+        self.budget = budget
         self._block_bytes_of = block_bytes_of
         self._waiting: OrderedDict[tuple[str, bytes], Wanted] = OrderedDict()
         self._awaited: dict[tuple[str, bytes], _Awaited] = {}
@@ -87,6 +87,10 @@ class PackWriter:
     def num_waiting(self) -> int:
         """Rows of packs that wait until the tier has time for them."""
         return sum(len(wanted.keys) for wanted in self._waiting.values())
+
+    @property
+    def num_packs_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def busy(self) -> bool:
@@ -257,7 +261,7 @@ class PackWriter:
     def _write(self, blocks: list[Block], wanted: "Wanted", on_end: "OnEnd | None") -> None:
         """Write the pack of `blocks`, which are pinned."""
         num_bytes = sum(self.tier.stored_bytes(block.length) for block in blocks)
-        if on_end is None and not self._budget.take(num_bytes):
+        if on_end is None and not self.budget.take(num_bytes):
             self._memory.unpin_all(blocks)
             self._declined(len(blocks), "declined_write_rate")
             return
@@ -276,7 +280,7 @@ class PackWriter:
             self._memory.unpin_all(blocks)
             self._declined(len(blocks), "declined_incomplete")
             if on_end is None:
-                self._budget.give_back(num_bytes)
+                self.budget.give_back(num_bytes)
             else:
                 on_end(wanted, None)
             return

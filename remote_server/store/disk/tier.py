@@ -12,7 +12,7 @@ from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.index import Index, Removal
-from remote_server.store.disk.layout import PAGE, padded
+from remote_server.store.disk.layout import PAGE, padded, segment_name
 from remote_server.store.disk.pool import Pool
 from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
 from remote_server.store.disk.segments import (
@@ -172,6 +172,10 @@ class DiskTier:
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         """Whether it has a segment, in which its oldest blocks can make room."""
         return (namespace, block_bytes) in self.segments.classes
+
+    def where(self, block: DiskBlock) -> str:
+        """Its file and its slot."""
+        return f"{segment_name(block.segment.number)}, slot {block.slot}"
 
     def age_s(self, block: DiskBlock) -> float:
         """The time since `block` was written, by a clock that continues over restarts."""

@@ -1,0 +1,95 @@
+"""Parts of replies that describe a server and its blocks for people."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from remote_server.histograms import Timings
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Occupancy of one tier. `blocks` are the readable ones, `pending` those being written."""
+
+    budget_bytes: int
+    used_bytes: int
+    blocks: int
+    pending: int
+    pinned: int
+    free_slabs: int
+    kept: int = 0
+    """Those of `pinned` that an operator pinned."""
+
+
+class TierShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a namespace in one tier. `blocks` are the readable ones."""
+
+    blocks: int = 0
+    used_bytes: int = 0
+
+    @staticmethod
+    def sum_of(shares: Collection["TierShare"]) -> "TierShare":
+        return TierShare(
+            blocks=sum(one.blocks for one in shares),
+            used_bytes=sum(one.used_bytes for one in shares),
+        )
+
+
+class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """`tiers` has every tier of the server; it is empty from one of protocol 1. `fingerprint` and
+    `engines` are present when requested."""
+
+    block_bytes: int
+    tiers: dict[str, TierShare] = {}
+    client: str
+    fingerprint: dict[str, str]
+    engines: dict[str, dict[str, str]] = {}
+    """The engines that declared it, the last one last: their differences from `fingerprint`."""
+    forgotten: bool = False
+    """It was declared, and the server no longer knows the values and the engines."""
+
+    def share(self, tier: str) -> TierShare:
+        return self.tiers.get(tier, TierShare())
+
+    @property
+    def total(self) -> TierShare:
+        """A block that is in several tiers counts in each."""
+        return TierShare.sum_of(self.tiers.values())
+
+
+class BlockCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """One copy of a block, for people."""
+
+    tier: str
+    where: str = ""
+    """Its file or its object there; empty in memory."""
+    age_s: float = 0.0
+    """Since it was written; 0 in memory."""
+
+
+class BucketCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of one kind to the object store since the start."""
+
+    results: dict[str, int]
+    """How many had each result: `ok`, `existed`, or the reason of their failure."""
+    num_bytes: int
+    """Of bodies that were sent or came."""
+    times: Timings
+
+
+class BucketStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The bucket as one server sees it."""
+
+    paused_s: float
+    """For how long it has been left alone because its calls fail; 0: it is called."""
+    last_failure: str
+    """The last call that failed, its reason, and the words of the store; empty without one."""
+    last_failure_s: float
+    """The time since then."""
+    names: int
+    """Packs that are known to be there."""
+    packs_waiting: int
+    """Packs that wait to be written."""
+    writable_bytes: int | None
+    """What the write rate allows now; None: it has no limit."""
+    calls: dict[str, BucketCalls]
+    """By kind: `put`, `get`, `header`, `head`, `list`, `delete`."""
