@@ -130,7 +130,7 @@ class Scene:
 
     def probe(self, count: int, known: Sequence[range]) -> list[float]:
         """The seconds of `count` lookups, in turn of a prompt in memory, of one of `known` and of
-        one that nobody has."""
+        one that no server has."""
         self.client.finish(self.client.touch(MEDIUM, self.in_memory))  # it stays there
         times = []
         for number in range(count):
