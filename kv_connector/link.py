@@ -201,6 +201,7 @@ class Queries:
                 reason = Missed.LOOKUP_LATE
             elif isinstance(error, ServerUnavailable):
                 reason = Missed.UNAVAILABLE
+        with guarded(self.counters, "_on_found"):  # a reply that makes no sense ends it too
             self.answers.append(Answer(query, self.clock(), states, reason, remote))
 
     def _on_late(self, query: Query, found: Found) -> None:

@@ -370,7 +370,7 @@ class Transfers:
         # Before anything that could raise: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
         self._load_has_ended = True
-        self._from_bucket.ended(job_id, self.clock())
+        self._from_bucket.gave_up(job_id)
         kept_from_engine(self.counters, hook)
 
 

@@ -57,6 +57,10 @@ class BucketLoads:
             self._under_way.discard(job_id)
             self._last_ended_s = now_s
 
+    def gave_up(self, job_id: int) -> None:
+        """The job `job_id`, of any kind, ended by a bug."""
+        self._under_way.discard(job_id)
+
     def any_since(self, time_s: float) -> bool:
         """Whether one is under way, or ended after `time_s`."""
         return bool(self._under_way) or time_s < self._last_ended_s
