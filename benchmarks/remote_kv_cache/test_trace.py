@@ -18,16 +18,21 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.models import MODELS, Model, choose
 from benchmarks.remote_kv_cache.replay import report, trace_file
+from benchmarks.remote_kv_cache.replay.bucket_model import Shape, tails
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
+from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE, Setting
-from benchmarks.remote_kv_cache.replay.report import Study
+from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, TraceError
 from remote_server.errors import ConfigError
+from remote_server.store.bucket.sweep import Limits
+from remote_server.store.policies import Admit
 
 MODULE = "benchmarks.remote_kv_cache.test_trace"
 
 ALL = "all"
+BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
 BOTH = "both"
 POOL_POLICIES = ("lru", "arc")
 PUT_SHARE = 4
@@ -53,12 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from benchmarks.remote_kv_cache.replay.replays import Pace, replay
 
-    pace = Pace(arguments.speed_up, arguments.concurrency, arguments.payload, arguments.transport)
+    shape = Shape(model.bytes_per_token, arguments.row_tokens, arguments.pack)
+    limits = Limits(arguments.bucket_bytes, 86_400 * arguments.bucket_days)
+    pace = Pace(
+        arguments.speed_up, arguments.concurrency, arguments.payload, arguments.transport, shape,
+        limits,
+    )  # fmt: skip
     record = Record.begin(MODULE, argv)
     study = Study(
         model, len(requests), sum(len(request.blocks) for request in requests),
         trace_file.distinct(requests), without_limit(requests), {}, [],
     )  # fmt: skip
+    if arguments.bucket != ["none"]:
+        study.bucket = BucketStudy(
+            tails(requests, shape), shape.pack_tokens, prices_of(arguments), arguments.bucket_days
+        )  # fmt: skip
     with Runner(1, 0) as runner:
         uses = next_uses(requests)
         places = {setting.places for setting in settings}
@@ -79,6 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "partial blocks": arguments.partial_blocks, "pool blocks": settings[0].pool,
     }  # fmt: skip
     record.figures += report.figures(study)
+    if study.bucket is not None:
+        record.parameters |= {
+            "tokens of a row": shape.row_tokens, "tokens of a pack": shape.pack_tokens,
+            **{PRICED[name]: price for name, price in study.bucket.prices._asdict().items()},
+        }  # fmt: skip
     write(record, runner, arguments, study)
     print(headline(study, settings[0].pool, arguments))
     print(report.describe(study))
@@ -152,6 +171,7 @@ def settings_of(
             f"must hold it: {PUT_SHARE * longest * block_bytes / (1 << 30):.0f}GiB or more"
         )
     made: dict[Setting, None] = {}
+    buckets = [BUCKETS[name] for name in arguments.bucket]
     for kind in REPLAYS if arguments.replay == BOTH else (arguments.replay,):
         sizes = arguments.server_memory
         if kind == WIRE and arguments.replay == BOTH:
@@ -161,9 +181,11 @@ def settings_of(
                 memory = everything if size is None else max(1, size // block_bytes)
                 if disk and memory >= everything:
                     continue  # nothing would ever be read from it
+                places = pool, memory, disk // block_bytes
                 for pool_policy, policy in policies_of(arguments, kind):
-                    setting = Setting(kind, pool_policy, policy, pool, memory, disk // block_bytes)
-                    made[rounded(setting, arguments.payload)] = None
+                    for bucket in ("",) if kind == WIRE else buckets:
+                        setting = Setting(kind, pool_policy, policy, *places, bucket)
+                        made[rounded(setting, arguments.payload)] = None
     if not made:
         raise ConfigError("nothing to replay: the server has no such policy, or needs no disk")
     return [*made]
@@ -281,6 +303,50 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the last block of a prompt also when it is not full, as in the trace; an engine "
         "does not",
     )
+    add(
+        "--bucket",
+        type=options.names(BUCKETS),
+        default=["none"],
+        metavar="NAMES",
+        help="a bucket below: none, or what is written there, as a server's --bucket-admit: twice, "
+        "all; not over the wire (default: none)",
+    )
+    add(
+        "--pack",
+        type=options.size,
+        default=options.size("16MiB"),
+        metavar="SIZE",
+        help="the most bytes of an object of the bucket (default: 16MiB)",
+    )
+    add(
+        "--row-tokens",
+        type=_row_tokens,
+        default=64,
+        metavar="NUMBER",
+        help="tokens of a row, of which packs are made (default: %(default)s)",
+    )
+    add(
+        "--bucket-bytes",
+        type=options.size,
+        default=0,
+        metavar="SIZE",
+        help="budget of the bucket, 0 for no limit (default: 0)",
+    )
+    add(
+        "--bucket-days",
+        type=float,
+        default=7.0,
+        metavar="DAYS",
+        help="packs older than this are removed, 0 for never (default: 7)",
+    )
+    for name, price in PRICES._asdict().items():
+        add(
+            f"--{name.replace('_', '-')}-price",
+            type=float,
+            default=price,
+            metavar="DOLLARS",
+            help=f"{PRICED[name]} (default: %(default)s, {LISTED})",
+        )
     add("--json", type=options.result, metavar="FILE", help="write the record to this file")
     add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
     add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
@@ -293,6 +359,17 @@ def _model(text: str) -> Model:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return model
+
+
+def _row_tokens(text: str) -> int:
+    value = options.positive(text)
+    if TOKENS_PER_BLOCK % value:
+        raise argparse.ArgumentTypeError(f"{text} does not divide {TOKENS_PER_BLOCK}")
+    return value
+
+
+def prices_of(arguments: argparse.Namespace) -> Prices:
+    return Prices(*(getattr(arguments, f"{name}_price") for name in Prices._fields))
 
 
 def _size_or_all(text: str) -> int | None:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import options
+from benchmarks.harness import object_stores, options
 from benchmarks.harness.files import why_not_written
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
@@ -32,7 +32,14 @@ from benchmarks.store_sweep.operating import (
     within_slas,
 )
 from benchmarks.store_sweep.points import Point, Result, as_csv, in_rounds, read_csv
-from benchmarks.store_sweep.servers import Servers, Storage, Wanted, running
+from benchmarks.store_sweep.servers import (
+    Bucket,
+    Servers,
+    Storage,
+    Wanted,
+    object_reads,
+    running,
+)
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.store_sweep"
@@ -57,10 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     points = {Point.parse(text) for text in arguments.concurrency.split(",")}
-    wanted = Wanted(arguments.servers, _storage(arguments), tuple(arguments.server))
+    wanted = Wanted(arguments.servers, _storage(arguments), given=tuple(arguments.server))
     wanted.check()
     _check_files(arguments)
+    if arguments.bucket is None:
+        return _sweep(arguments, argv, wanted, points)
+    with object_stores.opened(arguments.bucket, arguments.directory) as store:
+        wanted = wanted._replace(bucket=Bucket(store, arguments.block_bytes))
+        wanted.check()
+        return _sweep(arguments, argv, wanted, points)
+
+
+def _sweep(
+    arguments: argparse.Namespace, argv: Sequence[str], wanted: Wanted, points: set[Point]
+) -> int:
     record = Record.begin(MODULE, argv)
+    if wanted.bucket is not None:
+        record.parameters["bucket"] = str(wanted.bucket)
     if wanted.storage is not None:
         record.parameters["emulated storage"] = str(wanted.storage)
     load = sweep.Load(arguments.block_bytes, arguments.seconds, arguments.pause_ms)
@@ -72,6 +92,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         running(wanted, [*rounds], load.block_bytes) as servers,
     ):
         raw = _measure(rounds, arguments.rounds, load, servers, runner)
+        if wanted.bucket is not None:
+            record.parameters["objects"] = object_reads(servers, load.block_bytes)
     record.interrupted = runner.interrupted
     record.end()
     results = [
@@ -85,7 +107,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     record.parameters["network"] = network.conclusion(results, servers.here)
     slas = within_slas(results, arguments.sla_ms or slas_for(results))
     _write(record, verdicts, slas, arguments)
-    _show(record, verdicts, slas, load, wanted.storage)
+    _show(record, verdicts, slas, load, wanted)
     runner.num_failed = sum(result.errors > 0 for result in results)
     return options.finish(record, runner)
 
@@ -153,10 +175,12 @@ def _write(
 
 def _show(
     record: Record, verdicts: Sequence[spare.Verdict], slas: Sequence[WithinSla],
-    load: sweep.Load, storage: Storage | None,
+    load: sweep.Load, wanted: Wanted,
 ) -> None:  # fmt: skip
     results = [one.result for one in verdicts]
-    print(printed.header(load, record.parameters["servers"], storage))
+    print(printed.header(load, record.parameters["servers"], wanted.storage))
+    if wanted.bucket is not None:
+        print(f"a real store: {wanted.bucket}: {record.parameters['objects']}")
     print(printed.points(verdicts))
     print(record.parameters["conclusion"])
     print(record.parameters["network"])
@@ -222,6 +246,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--sla-ms", type=_limits, metavar="MS,MS",
         help="limits on reads (p50) to find the best configuration for (default: the source's, "
         "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
+    add("--bucket", metavar="STORE",
+        help="a real object store behind the server, from which every read comes: "
+        f"{', '.join(object_stores.NAMES)} (of S3, moto), or an address as s3://bucket or "
+        "az://container, with that store's variables in the environment")  # fmt: skip
+    add("--directory", type=Path, default=Path(), metavar="DIR",
+        help="with --bucket disk, a folder on that disk (default: this one)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
         help="emulate a storage behind the server: the mean time to read a block "
         "there")  # fmt: skip

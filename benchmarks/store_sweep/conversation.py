@@ -9,6 +9,8 @@ that as (6 + 3) x 128 = 1,152 tokens, a block for each operation; in fact 10 blo
 import hashlib
 from typing import NamedTuple
 
+from remote_server.protocol import Stretch
+
 BLOCK_TOKENS = 128
 NUM_TURNS = 7
 
@@ -44,6 +46,11 @@ READS = sum(turn.known > 0 for turn in TURNS)
 WRITES = sum(turn.full > turn.known for turn in TURNS)
 TOKENS_BOOKED = (READS + WRITES) * BLOCK_TOKENS
 BLOCKS_MOVED = BLOCKS + sum(turn.known for turn in TURNS)
+
+
+def chain_of(first: int, end: int) -> list[Stretch]:
+    """The places of these blocks in their conversation, as an engine sends them."""
+    return [Stretch(end - first, 0, first * BLOCK_TOKENS, BLOCK_TOKENS)]
 
 
 def keys_of(speaker: bytes, number: int) -> list[bytes]:

@@ -91,11 +91,13 @@ def _slas(slas: Sequence[WithinSla]) -> str:
 
 def _about(record: Record, block_bytes: int) -> str:
     emulated = str(record.parameters.get("emulated storage", ""))
+    bucket = str(record.parameters.get("bucket", ""))
     servers = str(record.parameters.get("servers", ""))
     stolen = f" The host gave {record.stolen_percent:g} % of the CPU time to other machines." if (
         record.stolen_percent) else ""  # fmt: skip
     storage = f"<p><strong>The storage is emulated:</strong> {escape(emulated)}.</p>" if (
         emulated) else ""  # fmt: skip
+    storage += f"<p>A real object store: {escape(bucket)}.</p>" if bucket else ""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     return (
         f"<p>A conversation of {conversation.NUM_TURNS} turns is {conversation.LOOKUPS} lookups, "

@@ -2,18 +2,21 @@
 
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
 from benchmarks.harness import machine
+from benchmarks.harness.object_stores import Store
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
-from benchmarks.store_sweep import conversation, slow_server
+from benchmarks.store_sweep import bucket_server, conversation, slow_server
 from benchmarks.store_sweep.points import Point
 from examples.processes import LoggedProcess, RemoteServer
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.server.config import MIN_PACK_BYTES
 from remote_server.values import GiB, MiB, format_bytes, is_loopback, server_address
 
 NAMESPACE = "store-sweep"
@@ -42,6 +45,24 @@ class Storage(NamedTuple):
         )
 
 
+class Bucket(NamedTuple):
+    """A real object store behind a server."""
+
+    store: Store
+    block_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"each block is an object of {self.store.description}; it is written behind its put, "
+            "and every read is of the store"
+        )
+
+    @property
+    def pack_bytes(self) -> int:
+        """Of a block: each is an object of its own, as in the source."""
+        return max(self.block_bytes, MIN_PACK_BYTES)
+
+
 class Wanted(NamedTuple):
     """The servers that a sweep requests."""
 
@@ -50,6 +71,9 @@ class Wanted(NamedTuple):
 
     storage: Storage | None = None
     """Emulated behind each of them."""
+
+    bucket: Bucket | None = None
+    """Behind each of them."""
 
     given: tuple[str, ...] = ()
     """Addresses of running ones, as an engine's setting has them; then none is started."""
@@ -62,6 +86,10 @@ class Wanted(NamedTuple):
             raise ConfigError("server: the same address is given twice")
         if self.given and self.number > 1:
             raise ConfigError("servers: are started here; with --server none is")
+        if self.bucket is not None and self.storage is not None:
+            raise ConfigError("bucket: is read in truth, without --storage-latency-ms")
+        if self.given and self.bucket is not None:
+            raise ConfigError("bucket: is behind a server that the sweep starts, without --server")
         if self.given and self.storage is not None:
             raise ConfigError(
                 "storage_latency_ms: the delay is emulated in a server that the sweep starts, "
@@ -86,17 +114,13 @@ class Servers(NamedTuple):
         return ",".join(self.addresses)
 
 
-class SlowServerProcess(LoggedProcess):
-    """`slow_server` in a process of its own."""
+class SweptServerProcess(LoggedProcess):
+    """`slow_server` or `bucket_server` in a process of its own."""
 
-    name = "slow-server"
+    name = "swept-server"
 
-    def __init__(self, memory: int, storage: Storage) -> None:
-        super().__init__(
-            [sys.executable, "-m", slow_server.MODULE, "--memory", str(memory),
-             "--latency-ms", str(storage.latency_ms), "--channels", str(storage.channels),
-             "--spread", str(storage.spread_percent)]
-        )  # fmt: skip
+    def __init__(self, module: str, *arguments: object) -> None:
+        super().__init__([sys.executable, "-m", module, *map(str, arguments)])
         self.endpoint = ""
 
     def is_ready(self) -> bool:
@@ -121,17 +145,26 @@ def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterat
     memory = max(needed, 256 * MiB)
     machine.skip_unless_fits(wanted.number * memory + GiB, None)
     with ExitStack() as stack:
-        started = [_server(memory, wanted.storage) for _ in range(wanted.number)]
+        started = [_server(memory, wanted) for _ in range(wanted.number)]
         for server in started:
             stack.enter_context(server)
         addresses = [server.endpoint for server in started]
         yield Servers(addresses, [server.pid for server in started], NAMESPACE, here=True)
 
 
-def _server(memory: int, storage: Storage | None) -> RemoteServer | SlowServerProcess:
-    """The ordinary server when there is no storage."""
+def _server(memory: int, wanted: Wanted) -> RemoteServer | SweptServerProcess:
+    """The ordinary server when there is nothing behind it."""
+    storage, bucket = wanted.storage, wanted.bucket
     if storage is not None:
-        return SlowServerProcess(memory, storage)
+        return SweptServerProcess(
+            slow_server.MODULE, "--memory", memory, "--latency-ms", storage.latency_ms,
+            "--channels", storage.channels, "--spread", storage.spread_percent,
+        )  # fmt: skip
+    if bucket is not None:
+        return SweptServerProcess(
+            bucket_server.MODULE, "--memory", memory, "--bucket", bucket.store.url,
+            "--pack", bucket.pack_bytes,
+        )  # fmt: skip
     return RemoteServer(memory=str(memory))
 
 
@@ -152,6 +185,19 @@ def _borrowed(given: Sequence[str], block_bytes: int, needed: int) -> Iterator[S
             _warn_if_small(client, address.endpoint, needed)
         here = all(is_loopback(server_address(text).endpoint) for text in given)
         yield Servers([*given], [], namespace, here=here)
+
+
+def object_reads(servers: Servers, block_bytes: int) -> str:
+    """The objects that the servers have read and written, and calls that failed, in words."""
+    total: Counter[str] = Counter()
+    for text in servers.addresses:
+        with closing(connect(text, servers.namespace, block_bytes)) as client:
+            total.update(client.stats(timeout_s=PATIENCE_S).result().counters)
+    failed = sum(n for name, n in total.items() if name.startswith("bucket_failed_"))
+    return (
+        f"{total['bucket_packs_read']:,} objects read, {total['bucket_packs_written']:,} written, "
+        f"{failed:,} calls failed"
+    )
 
 
 def _forget(client: RemoteClient, namespace: str) -> None:

@@ -22,7 +22,7 @@ from typing import TypeVar
 from benchmarks.harness.runner import nothing
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
-from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
+from benchmarks.store_sweep.conversation import BLOCKS, TURNS, chain_of, keys_of
 from benchmarks.store_sweep.points import PARTS
 from remote_server.client import GetTimes, RemoteClient
 from remote_server.process_limits import keep_freed_memory
@@ -108,17 +108,18 @@ class Talker:
             row[: len(key)] = key
         for turn in TURNS:
             pause()
-            self._look_up(keys, turn.known, talk)
+            self._look_up(keys[: turn.full], turn.known, talk)
             if turn.known:
                 self._read(keys[: turn.known], talk)
             if turn.full > turn.known:
                 self._write(keys, turn.known, turn.full, talk)
 
     def _look_up(self, keys: list[bytes], known: int, talk: Talk) -> None:
-        asked = keys[: max(1, known)]
         found = _timed(
             talk.lookups,
-            lambda: self._client.lookup(self._namespace, asked, timeout_s=PATIENCE_S).result(),
+            lambda: self._client.lookup(
+                self._namespace, keys, chain=chain_of(0, len(keys)), timeout_s=PATIENCE_S
+            ).result(),
         )
         if found.prefix != known:
             raise AssertionError(f"{found.prefix} blocks readable, {known} were written")
@@ -146,7 +147,7 @@ class Talker:
             talk.writes,
             lambda: self._client.put(
                 self._namespace, keys[first:end], self._source[first:end],
-                deferred=False, timeout_s=PATIENCE_S,
+                deferred=False, timeout_s=PATIENCE_S, chain=chain_of(first, end),
             ).result(),
         )  # fmt: skip
         if result.created != end - first:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from remote_server.histograms import Histogram, Timings, together
 from remote_server.protocol import BucketCalls, BucketStats
-from remote_server.store.bucket.objects import BucketError, Failure, Head, Listed, Objects
+from remote_server.store.bucket.objects import Body, BucketError, Failure, Head, Listed, Objects
 from remote_server.store.bucket.writer import PackWriter
 
 KINDS = ("put", "get", "header", "head", "list", "delete")
@@ -99,10 +99,11 @@ class MeteredObjects(Objects):
         super().__init__(objects.url, objects._store)
         self._meter = meter
 
-    def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
+    def put(self, name: str, data: Body, *, create: bool = True) -> bool:
+        num_bytes = data.nbytes if isinstance(data, memoryview) else sum(map(len, data))
         with Call(self._meter, "put") as call:
             made = super().put(name, data, create=create)
-            call.num_bytes = data.nbytes if made else 0
+            call.num_bytes = num_bytes if made else 0
             call.result = "ok" if made else "existed"
         return made
 

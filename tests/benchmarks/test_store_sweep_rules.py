@@ -161,7 +161,7 @@ class FakeClient:
         self._kept: set[bytes] = set()
         self._spoil = spoil
 
-    def lookup(self, namespace, keys, timeout_s):
+    def lookup(self, namespace, keys, timeout_s, chain):
         self.asked.append("lookup")
         return _done(prefix=sum(key in self._kept for key in keys) + (self._spoil == "lookup"))
 
@@ -172,7 +172,7 @@ class FakeClient:
         landed = keys[self._spoil == "get" :]
         return _done(landed=landed, outcomes={}, error=None, times=None)
 
-    def put(self, namespace, keys, rows, deferred, timeout_s):
+    def put(self, namespace, keys, rows, deferred, timeout_s, chain):
         self.asked.append("write")
         self._kept.update(keys)
         return _done(created=len(keys) - (self._spoil == "put"))

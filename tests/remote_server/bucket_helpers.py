@@ -15,7 +15,7 @@ from wire_peer import Peer
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.bucket.objects import BucketError, Failure, Head, Listed, Objects
+from remote_server.store.bucket.objects import Body, BucketError, Failure, Head, Listed, Objects
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import ThreadPool
 
@@ -102,7 +102,7 @@ class FaultyObjects(Objects):
         if failure is not None:
             raise BucketError(failure, "a fault of the test")
 
-    def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
+    def put(self, name: str, data: Body, *, create: bool = True) -> bool:
         self._called("put")
         return super().put(name, data, create=create)
 

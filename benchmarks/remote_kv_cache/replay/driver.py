@@ -1,7 +1,9 @@
 """A driver of one trace through one pool: requests arrive, load found blocks, store the rest."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +18,16 @@ needs the interpreter to receive it."""
 
 class WrongBlock(AssertionError):
     """A loaded row holds another block than that of its key."""
+
+
+class Watch(Protocol):
+    """Learns of each request as it is served."""
+
+    def arrived(self, request: Request, keys: Sequence[bytes], in_pool: int) -> None:
+        """Before its lookup, with the number of leading keys that the pool has."""
+
+    def found(self, num_found: int) -> None:
+        """After its lookup."""
 
 
 class Replay:
@@ -35,6 +47,7 @@ class Replay:
         moves_bytes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
+        watch: Watch | None = None,
     ) -> None:
         """`moves_bytes`: whether the pool's tier moves bytes; a model's rows are not checked."""
         self.found = Found()
@@ -44,6 +57,7 @@ class Replay:
         self._clock = clock
         self._moves_bytes = moves_bytes
         self._pause = pause
+        self._watch = watch
 
     def run(
         self,
@@ -87,8 +101,13 @@ class Replay:
         """Serve one request, with a step between two `yield`s."""
         pool = self._pool
         prompt = pool.begin(name, [key_of(block) for block in request.blocks])
+        if self._watch is not None:
+            in_pool = len([*itertools.takewhile(pool.holds, prompt.keys)])
+            self._watch.arrived(request, prompt.keys, in_pool)
         while (num_found := pool.find(prompt, prompt.keys)) is None:
             yield
+        if self._watch is not None:
+            self._watch.found(num_found)
         self._load(prompt, request, num_found)
         new, rows = pool.store(prompt, prompt.keys[num_found:])
         self.found.unstored += sum(not pool.holds(key) for key in prompt.keys[num_found:])

@@ -23,6 +23,8 @@ class Setting:
     pool: int
     memory: int
     disk: int
+    bucket: str = ""
+    """What is written to a bucket below, as its `--bucket-admit`; empty: there is none."""
 
     @property
     def places(self) -> int:
@@ -66,9 +68,15 @@ class Point:
     remarks: Mapping[str, int] = field(default_factory=dict)
     """Blocks not found or not kept for another reason than eviction, by reason."""
 
+    bucket: "BucketUse | None" = None
+
+    @property
+    def from_bucket(self) -> int:
+        return 0 if self.bucket is None else self.bucket.blocks
+
     @property
     def hits(self) -> int:
-        return self.from_pool + self.from_memory + self.from_disk
+        return self.from_pool + self.from_memory + self.from_disk + self.from_bucket
 
     @property
     def hit_rate(self) -> float:
@@ -80,16 +88,37 @@ class Point:
         return 100 * blocks / self.blocks if self.blocks else 0.0
 
 
+@dataclass(frozen=True)
+class BucketUse:
+    """What a replay took from a bucket and put there."""
+
+    blocks: int
+    """Hits."""
+
+    lost: Mapping[str, int]
+    """Blocks that unlimited memory finds, by the reason why they were not found."""
+
+    requests: Mapping[str, int]
+    """`put` and `get` of packs, `header`, and `sweep`, by what the store bills."""
+
+    written_bytes: int
+    read_bytes: int
+    kept_bytes: int
+    """At the end."""
+
+
 def point_of(
-    setting: Setting, found: Found, from_disk: int, seconds: float, remarks: Mapping[str, int]
-) -> Point:
-    """`from_disk` of the server's blocks were not in its memory."""
+    setting: Setting, found: Found, from_disk: int, seconds: float, remarks: Mapping[str, int],
+    bucket: BucketUse | None = None,
+) -> Point:  # fmt: skip
+    """`from_disk` of the server's blocks were not in its memory but on its disk."""
     kept = {name: count for name, count in remarks.items() if count}
     if found.unstored:
         kept["no row in the pool"] = found.unstored
+    from_memory = found.from_server - from_disk - (0 if bucket is None else bucket.blocks)
     return Point(
-        setting, found.requests, found.blocks, found.from_pool, found.from_server - from_disk,
-        from_disk, seconds, lateness(found.late_s), kept,
+        setting, found.requests, found.blocks, found.from_pool, from_memory, from_disk, seconds,
+        lateness(found.late_s), kept, bucket,
     )  # fmt: skip
 
 

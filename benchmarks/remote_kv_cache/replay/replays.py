@@ -4,13 +4,25 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.remote_kv_cache.replay.bucket_model import (
+    BucketModel,
+    BucketWatch,
+    Lost,
+    Shape,
+)
 from benchmarks.remote_kv_cache.replay.candidates import POLICIES
 from benchmarks.remote_kv_cache.replay.driver import Replay
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
-from benchmarks.remote_kv_cache.replay.points import WIRE, Point, Setting, point_of
+from benchmarks.remote_kv_cache.replay.points import (
+    WIRE,
+    BucketUse,
+    Point,
+    Setting,
+    point_of,
+)
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
@@ -19,6 +31,9 @@ from examples.processes import RemoteServer
 from kv_connector import metrics as tier_metrics
 from kv_connector.lookup_state import Missed
 from kv_connector.remote_tier import RemoteTier
+from remote_server.store.bucket.opening import SWEEP_EVERY_S
+from remote_server.store.bucket.sweep import Limits
+from remote_server.store.policies import Admit
 
 PATIENT: dict[str, object] = {
     "break_even": False,
@@ -46,6 +61,11 @@ class Pace:
     """Bytes of a block on the wire. A hit rate counts blocks of any size."""
 
     transport: str = "tcp"
+    shape: Shape | None = None
+    """The rows and packs of a bucket; None without one."""
+
+    limits: Limits = field(default_factory=Limits)
+    """Of the bucket."""
 
 
 def rounded(setting: Setting, payload: int) -> Setting:
@@ -53,7 +73,7 @@ def rounded(setting: Setting, payload: int) -> Setting:
     memory, disk = memory_for(setting.memory, payload), disk_for(setting.disk, payload)
     return Setting(
         setting.replay, setting.pool_policy, setting.policy, setting.pool, memory.places,
-        disk.places,
+        disk.places, setting.bucket,
     )  # fmt: skip
 
 
@@ -70,13 +90,19 @@ def replay(
 
 
 def _in_the_store(
-    requests: Sequence[Request], setting: Setting, _: Pace, on_progress: OnProgress
+    requests: Sequence[Request], setting: Setting, pace: Pace, on_progress: OnProgress
 ) -> tuple[Point, bool]:
     model = ServerModel(setting.memory, setting.disk, POLICIES[setting.policy])
+    watch = None
+    if setting.bucket and pace.shape is not None:
+        model.bucket = BucketModel(
+            pace.shape, Admit(setting.bucket), pace.limits, model.is_above
+        )  # fmt: skip
+        watch = BucketWatch(model.bucket)
     pool = TieredPool(
         setting.pool, 16, TOKENS_PER_BLOCK, model_tier(model), eviction=setting.pool_policy
     )
-    replaying = Replay(pool, moves_bytes=False, pause=lambda _: None)
+    replaying = Replay(pool, moves_bytes=False, pause=lambda _: None, watch=watch)
     began, complete = time.monotonic(), True
     try:
         replaying.run(requests, on_progress=on_progress)
@@ -87,7 +113,19 @@ def _in_the_store(
     finally:
         pool.close()
     seconds = time.monotonic() - began
-    return point_of(setting, replaying.found, model.from_disk, seconds, {}), complete
+    use = None
+    if model.bucket is not None:
+        use = _use(model.bucket, model.from_bucket, requests[-1].arrival_s - requests[0].arrival_s)
+    return point_of(setting, replaying.found, model.from_disk, seconds, {}, use), complete
+
+
+def _use(bucket: BucketModel, blocks: int, seconds: float) -> BucketUse:
+    sweeps = int(seconds / SWEEP_EVERY_S) if bucket.limits.any else 0
+    return BucketUse(
+        blocks, {str(why): bucket.lost[why] for why in Lost},
+        {name: bucket.requests[name] for name in ("put", "get", "header")} | {"sweep": sweeps},
+        bucket.written_bytes, bucket.read_bytes, bucket.num_bytes,
+    )  # fmt: skip
 
 
 def _over_the_wire(

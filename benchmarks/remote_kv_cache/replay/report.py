@@ -4,17 +4,30 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness import plot, table
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure
 from benchmarks.remote_kv_cache.models import Model
+from benchmarks.remote_kv_cache.replay.bucket_model import Lost, Tails
+from benchmarks.remote_kv_cache.replay.costs import Cost, Prices, cost_of
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
 from remote_server.values import format_bytes
 
 AGREE_WITHIN = 0.1
 """Points of hit rate. An unlimited replay must agree with the count over the trace."""
+
+
+class BucketStudy(NamedTuple):
+    """What the replays with a bucket share."""
+
+    tails: Tails
+    """Counted over the trace alone."""
+    pack_tokens: int
+    prices: Prices
+    days: float
 
 
 @dataclass
@@ -33,6 +46,8 @@ class Study:
 
     points: list[Point]
 
+    bucket: "BucketStudy | None" = None
+
     @property
     def block_bytes(self) -> int:
         return self.model.block_bytes(TOKENS_PER_BLOCK)
@@ -49,7 +64,7 @@ class Study:
 
     def optimum_of(self, point: Point) -> float | None:
         """In percent, for the places of all levels together; None for part of the trace."""
-        best = self.optimum.get(point.setting.places)
+        best = None if point.setting.bucket else self.optimum.get(point.setting.places)
         return None if best is None or not self.complete(point) else self.percent(best)
 
     def unlimited_points(self) -> list[Point]:
@@ -61,9 +76,19 @@ class Study:
         ]
 
     def disagreements(self) -> list[str]:
-        """A line for each of these that differs from the count."""
+        """A line for each of these that differs from the count, and for each bucket whose hits and
+        losses do not add up to it."""
         counted = self.percent(self.unlimited)
         return [
+            *(
+                f"FAILED: {_name(self, point.setting)}: {point.hits:,} blocks found and "
+                f"{lost:,} lost are not {self.unlimited:,}"
+                for point in self.points
+                if point.bucket is not None
+                and self.complete(point)
+                and point.hits + (lost := sum(point.bucket.lost.values())) != self.unlimited
+            ),
+        ] + [
             f"FAILED: {point.setting.replay} replay, room for everything: {point.hit_rate:.3f} % "
             f"found, {counted:.3f} % counted over the trace"
             for point in self.unlimited_points()
@@ -75,8 +100,10 @@ def describe(study: Study) -> str:
     """The table, and below it the comparisons."""
     lines = [_line(study, point) for point in study.points]
     headers = ["replay", "pool", "server", "memory", "disk", "found", "in pool", "in memory",
-               "on disk", "optimum", "s"]  # fmt: skip
+               "on disk", "in bucket", "optimum", "s"]  # fmt: skip
     text = [table.render(headers, lines)] if lines else []
+    if study.bucket is not None:
+        text += _describe_bucket(study, study.bucket)
     for point in study.points:
         if point.late_ms:
             late = ", ".join(f"{name} {ms:,.1f}" for name, ms in point.late_ms.items())
@@ -98,6 +125,38 @@ def describe(study: Study) -> str:
         if study.complete(wire) and study.complete(store)
     ]
     return "\n".join([*text, *study.disagreements()])
+
+
+def _describe_bucket(study: Study, bucket: BucketStudy) -> list[str]:
+    """The prompts' tails, and a table of what each replay's bucket did."""
+    of_trace = bucket.tails
+    text = [
+        f"packs of {bucket.pack_tokens} tokens: {of_trace.lost:,} of {of_trace.tokens:,} tokens in "
+        f"whole rows are in no pack, {of_trace.lost / study.requests:.0f} of a prompt, "
+        f"{100 * of_trace.lost / of_trace.tokens:.2f} %"
+    ]
+    lines: list[list[table.Cell]] = []
+    for point in study.points:
+        if point.bucket is None:
+            continue
+        use, cost = point.bucket, cost_of(point, bucket.prices, bucket.days)
+        lines.append([
+            f"{study.size(point.setting.memory)}, {study.size(point.setting.disk)}",
+            point.setting.bucket,
+            *(f"{point.percent(use.lost[why]):.3f} %" for why in Lost),
+            *(f"{use.requests[name]:,}" for name in ("put", "get", "header")),
+            format_bytes(use.written_bytes), format_bytes(use.read_bytes),
+            *(f"{part:,.2f}" for part in (*cost, cost.total)),
+        ])  # fmt: skip
+    headers = ["memory, disk", "admit", *(f"lost: {why}" for why in Lost), "PUT", "GET", "headers",
+               "written", "read", *(f"$ {name}" for name in Cost._fields), "$ all"]  # fmt: skip
+    if lines:
+        text += [
+            "lost: blocks that unlimited memory finds; $: a million prompts; headers are read by "
+            "GETs, nothing is asked by HEAD",
+            table.render(headers, lines),
+        ]
+    return text
 
 
 def pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:
@@ -124,13 +183,38 @@ def figures(study: Study) -> list[Figure]:
             "pool": point.percent(point.from_pool),
             "memory": point.percent(point.from_memory),
             "disk": point.percent(point.from_disk),
+            **_bucket_figures(study, point),
             "requests": point.requests,
             "seconds": point.seconds,
             **{f"late ms, {name}": ms for name, ms in point.late_ms.items()},
             **point.remarks,
         }
         made.append(Figure(_name(study, point.setting), "%", values))
+    if study.bucket is not None:
+        of_trace = study.bucket.tails
+        made.append(
+            Figure("tokens of prompts in no pack", "tokens", {
+                "a prompt": of_trace.lost / study.requests, "all": of_trace.lost,
+                "percent": 100 * of_trace.lost / of_trace.tokens,
+            })
+        )  # fmt: skip
     return made
+
+
+def _bucket_figures(study: Study, point: Point) -> dict[str, float]:
+    if point.bucket is None or study.bucket is None:
+        return {}
+    use, cost = point.bucket, cost_of(point, study.bucket.prices, study.bucket.days)
+    return {
+        "bucket": point.percent(use.blocks),
+        **{f"lost: {why}": point.percent(use.lost[why]) for why in Lost},
+        **{f"requests: {name}": count for name, count in use.requests.items()},
+        "written, bytes": use.written_bytes,
+        "read, bytes": use.read_bytes,
+        "kept, bytes": use.kept_bytes,
+        **{f"$: {name}": value for name, value in cost._asdict().items()},
+        "$": cost.total,
+    }
 
 
 COLUMNS = (
@@ -175,19 +259,18 @@ def chart(study: Study, disk: int, machine: str) -> Chart:
     series = {
         "optimum": _by_memory(memories, ((p.setting.memory, study.optimum_of(p)) for p in here))
     }
-    names = dict.fromkeys((p.setting.replay, p.setting.pool_policy, p.setting.policy) for p in here)
-    for name in names:
-        found = (
-            (p.setting.memory, p.hit_rate)
-            for p in here
-            if (p.setting.replay, p.setting.pool_policy, p.setting.policy) == name
-        )
-        replay, pool_policy, policy = name
-        series[f"{replay}: pool {pool_policy}, server {policy}"] = _by_memory(memories, found)
+    for name in dict.fromkeys(_series(p.setting) for p in here):
+        found = ((p.setting.memory, p.hit_rate) for p in here if _series(p.setting) == name)
+        series[name] = _by_memory(memories, found)
     below = f", {study.size(disk)} of disk" if disk else ""
     title = f"{study.requests:,} requests, {study.model.name}{below}: {machine}"
     places = [study.size(memory) for memory in memories]
     return plot.lines(title, "% of blocks found", places, series, x_unit="the server's memory")
+
+
+def _series(of: Setting) -> str:
+    below = f", bucket {of.bucket}" if of.bucket else ""
+    return f"{of.replay}: pool {of.pool_policy}, server {of.policy}{below}"
 
 
 def _by_memory(
@@ -205,14 +288,16 @@ def _line(study: Study, point: Point) -> list[table.Cell]:
         f"{point.hit_rate:.2f} %",
         *(f"{point.percent(part):.2f} %"
           for part in (point.from_pool, point.from_memory, point.from_disk)),
+        None if point.bucket is None else f"{point.percent(point.from_bucket):.2f} %",
         None if best is None else f"{best:.2f} %", f"{point.seconds:.1f}",
     ]  # fmt: skip
 
 
 def _name(study: Study, of: Setting) -> str:
     sizes = f"memory {study.size(of.memory)}, disk {study.size(of.disk)}"
+    sizes += f", bucket {of.bucket}" if of.bucket else ""
     return f"{of.replay}: pool {of.pool_policy}, server {of.policy}, {sizes}"
 
 
 def _question(of: Setting) -> tuple[object, ...]:
-    return of.pool_policy, of.policy, of.pool, of.memory, of.disk
+    return of.pool_policy, of.policy, of.pool, of.memory, of.disk, of.bucket

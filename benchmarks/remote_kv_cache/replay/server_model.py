@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.remote_kv_cache.replay.bucket_model import BucketModel
 from remote_server.store.policies import EvictionPolicy
 
 MakePolicy = Callable[[], EvictionPolicy[Any]]
@@ -70,18 +71,31 @@ class ServerModel:
     def __init__(self, memory: int, disk: int, make_policy: MakePolicy) -> None:
         self.memory = Level(memory, make_policy)
         self.disk = Level(disk, make_policy)
+        self.bucket: BucketModel | None = None
+        """Below both; the caller sets it. What is read from it fills both."""
         self.from_memory = 0
         """Hits of gets in memory."""
         self.from_disk = 0
+        self.from_bucket = 0
+
+    def is_above(self, key: Hashable) -> bool:
+        """In memory or on disk."""
+        return key in self.memory or key in self.disk
 
     def holds(self, key: Hashable) -> bool:
-        """The result of a lookup: on either level."""
-        return key in self.memory or key in self.disk
+        """The result of a lookup: on any level."""
+        return self.is_above(key) or self._is_in_bucket(key)
+
+    def _is_in_bucket(self, key: Hashable) -> bool:
+        return self.bucket is not None and isinstance(key, bytes) and self.bucket.holds(key)
 
     def get(self, keys: Sequence[Hashable]) -> list[Hashable]:
         """Read these; returns the present ones."""
         found = [key for key in keys if self.holds(key)]
         missing = [key for key in found if key not in self.memory]
+        below = [key for key in missing if key not in self.disk]
+        if self.bucket is not None and below:
+            self.bucket.get([key for key in below if isinstance(key, bytes)])
         for key in reversed(found):
             if key in self.memory:
                 self.memory.use(key)
@@ -89,8 +103,11 @@ class ServerModel:
                 self.disk.use(key)
         for key in reversed(missing):
             self.memory.add(key)
+        for key in below:
+            self.disk.add(key)
         self.from_memory += len(found) - len(missing)
-        self.from_disk += len(missing)
+        self.from_disk += len(missing) - len(below)
+        self.from_bucket += len(below)
         return found
 
     def put(self, keys: Iterable[Hashable]) -> None:

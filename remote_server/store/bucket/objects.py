@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from remote_server.errors import ConfigError
@@ -31,6 +31,9 @@ CALL_TIMEOUT = timedelta(seconds=15)
 MAX_RETRIES = 1
 
 LIST_CHUNK = 1000
+
+Body: TypeAlias = "memoryview | Sequence[bytes | memoryview]"
+"""An object's bytes, whole or in pieces. They are read where they are."""
 
 
 class Failure(StrEnum):
@@ -78,17 +81,18 @@ class Objects:
         under the names that each store documents. `store` is an open client of it. Without `make`
         the folder of a `file://` must exist. Raises `ConfigError`."""
         self.url = url
-        self._store = store if store is not None else _open(url, make)
+        self._store = store if store is not None else open_store(url, make=make)
 
-    def put(self, name: str, data: memoryview, *, create: bool = True) -> bool:
-        """Store `data` as `name`, whole or not at all. With `create` an object that is there stays,
-        and the result is False."""
+    def put(self, name: str, data: Body, *, create: bool = True) -> bool:
+        """Store `data`, which may be in pieces, as `name`, whole or not at all. With `create` an
+        object that is there stays, and the result is False."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
         try:
             obstore.put(
-                self._store, name, data, mode="create" if create else "overwrite",
+                self._store, name, data if isinstance(data, memoryview) else iter(data),
+                mode="create" if create else "overwrite",
                 use_multipart=False,
             )  # fmt: skip
         except AlreadyExistsError as error:
@@ -282,7 +286,9 @@ def check_url(url: str) -> None:
         )
 
 
-def _open(url: str, make: bool) -> "ObjectStore":
+def open_store(url: str, *, make: bool = True) -> "ObjectStore":
+    """The client of `url` with bounds on time. Without `make` a folder must exist. Raises
+    `ConfigError`."""
     check_url(url)
     try:
         from obstore.store import LocalStore, MemoryStore, from_url

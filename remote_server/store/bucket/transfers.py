@@ -77,12 +77,15 @@ def write_pack(
     """Write a pack. Returns whether it was made, False when it was there; or why it failed."""
     encoded = layout.encode_header(header)
     offsets = [*layout.offsets_of(header, len(encoded))]
-    whole = np.zeros(offsets[-1] + header.rows[-1].length, np.uint8)
-    whole[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    pieces: list[bytes | memoryview] = [encoded]
+    end = len(encoded)
     for offset, view in zip(offsets, views, strict=True):
+        if offset > end:
+            pieces.append(bytes(offset - end))
         if view.nbytes:
-            np.copyto(whole[offset : offset + view.nbytes], np.frombuffer(view, np.uint8))
+            pieces.append(view)
+        end = offset + view.nbytes
     try:
-        return objects.put(name, whole.data, create=create), None
+        return objects.put(name, pieces, create=create), None
     except BucketError as error:
         return False, error.failure

@@ -17,8 +17,8 @@ from remote_server.store.bucket.transfers import write_pack
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.tier import OnWritten, Written
 
-MAX_WRITING_BYTES = 64 << 20
-"""The caller holds these in memory."""
+MAX_WRITING_BYTES = 128 << 20
+"""Of rows, which the caller holds in memory: eight packs of 16 MiB, one for each thread."""
 
 
 class PackWrites:
@@ -56,7 +56,7 @@ class PackWrites:
 
     def room_for(self, lengths: Sequence[int]) -> int:
         """How many rows of these `lengths` may be written beside those that are."""
-        room = MAX_WRITING_BYTES - self.num_bytes
+        room = MAX_WRITING_BYTES - sum(row.length for pack in self._packs for row in pack.rows)
         for place, length in enumerate(lengths):
             room -= length
             if room < 0 and (place or self._packs):
