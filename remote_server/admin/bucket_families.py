@@ -26,7 +26,7 @@ _PACKS = {
     "dropped_absent": "gone",
     "swept_packs": "swept",
 }
-_HEADERS = ("read", "absent", "damaged", "declined")
+_HEADERS = ("read", "absent", "damaged", "version", "codec", "declined")
 _ROWS = (
     "demoted", "written", "read", "read_failed", "read_late", "read_stuck", "promoted",
     "promote_failed", "promote_no_slot", "lost", "removed", "cleared", "expired",

@@ -254,6 +254,8 @@ def _verify(objects: Objects, flags: argparse.Namespace) -> int:
             num, num_bytes = num + 1, num_bytes + pack.num_bytes
             if checked.failure is not None:
                 unread.append((pack, reason(checked.failure, checked.words)))
+            elif checked.words:
+                unread.append((pack, checked.words))
             elif checked.damage:
                 damaged.append((pack, checked.damage))
             progress.show(f"{num:,} packs, {format_bytes(num_bytes)}, {len(damaged):,} damaged")

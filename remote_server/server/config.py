@@ -12,6 +12,7 @@ import msgspec
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
 from remote_server.protocol import SELF_TESTS
+from remote_server.store.bucket.codecs import check_name
 from remote_server.store.bucket.objects import check_url
 from remote_server.values import (
     ADMIN_DEFAULT,
@@ -88,6 +89,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     pack: Size = 16 * MiB
     """The most bytes of one object of `bucket`. All servers of a bucket need the same."""
+
+    pack_compress: str = "none"
+    """Compression of the rows of a pack, without loss: `none` or `zstd`, which needs the extra
+    `kvferry[bucket]`. Servers of a bucket may differ in it."""
 
     drain_timeout_s: float = 5.0
     """The time that the first SIGTERM gives streams and writes to finish."""
@@ -198,6 +203,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"pack: {format_bytes(self.pack)}: {format_bytes(MIN_PACK_BYTES)} to "
                 f"{format_bytes(MAX_PACK_BYTES)}"
             )
+        check_name(self.pack_compress)
 
 
 # Each has an arena and queues of its own, and a turn in every turn of the loop.

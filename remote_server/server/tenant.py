@@ -275,7 +275,8 @@ class Tenant:
         limits = Limits(num_bytes, min(ages, default=0.0))
         return OpenBucket(
             bucket, MeteredObjects(bucket.objects, self._bucket_calls), self.config.name,
-            server_config.pack, limits, wake, self._guard, self._clock,
+            server_config.pack, server_config.pack_compress, limits, wake, self._guard,
+            self._clock,
         )  # fmt: skip
 
     def _open_disk(

@@ -71,6 +71,22 @@ def test_a_second_server_finds_what_the_first_one_wrote(url, context):
         assert counters["bucket_packs_read"] == 2, "a pack is read once"
 
 
+def test_a_server_with_compression_and_one_without_share_a_bucket(url, context):
+    pytest.importorskip("zstandard")
+    with bucket_server(url, pack_compress="zstd") as first:
+        fill(peer := hello(Peer(context, first.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        counters = peer.stats().counters
+        assert counters["bucket_written_plain_bytes"] == PACKED * ROW_BYTES
+        assert counters["bucket_written_bytes"] < PACKED * ROW_BYTES
+    with bucket_server(url) as second:
+        peer = hello(Peer(context, second.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
+        peer.lookup(range(ROWS), chain=chain_of(ROWS))
+        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
+        assert read(peer, range(PACKED)) == [block(n, ROW_BYTES) for n in range(PACKED)]
+
+
 def test_a_pack_that_nobody_listed_is_found_by_the_lookup_after_the_first(url, context):
     with bucket_server(url) as first, bucket_server(url) as second:
         other = hello(Peer(context, second.endpoint))

@@ -1,13 +1,16 @@
 """A bucket that fails: each kind is counted by its reason, and no wrong byte reaches a row."""
 
+import struct
+
 import pytest
 from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
 from wire_peer import block, key
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.bucket import layout
 from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
-from remote_server.store.bucket.names import ABSENT_S
+from remote_server.store.bucket.names import ABSENT_S, UNREADABLE_S
 from remote_server.store.bucket.objects import Availability, Failure
 from remote_server.store.bucket.packs import object_name, pack_id, packs_in
 
@@ -58,12 +61,12 @@ def found(objects, clock):
         yield bucket
 
 
-def write(bucket: RealBucket) -> list:
-    sums = protocol.checksums("ns", KEYS, DATA)
+def write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
+    sums = protocol.checksums("ns", KEYS, rows_data)
     rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS))
     results: list = []
     if rows:
-        bucket.tier.write(rows, [memoryview(data) for data in DATA], results.extend)
+        bucket.tier.write(rows, [memoryview(data) for data in rows_data], results.extend)
         bucket.drain()
     return results
 
@@ -166,6 +169,61 @@ def test_a_damaged_header_is_never_used_and_the_object_is_removed(objects, clock
         assert not any(look(bucket))
         assert bucket.tier.counters()["headers_damaged"] == 1
         assert bucket.names() == []
+
+
+@pytest.fixture
+def foreign(objects, clock):
+    """A bucket with one pack of a later server's format, and the bytes of its object."""
+    with RealBucket(objects=objects) as other:
+        write(other)
+    data = bytearray(objects.bytes_of(NAME))
+    struct.pack_into("<H", data, len(layout.MAGIC), 99)
+    objects.put(NAME, memoryview(data), create=False)
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        yield bucket, bytes(data)
+
+
+def test_a_pack_of_another_format_is_absent_and_is_not_removed(foreign, objects):
+    bucket, data = foreign
+    look(bucket)
+    assert not any(look(bucket))
+    counters = bucket.tier.counters()
+    assert counters["headers_version"] == 1, "it is not read for each lookup"
+    assert counters["headers_damaged"] == counters["headers_absent"] == 0
+    assert objects.bytes_of(NAME) == data
+
+
+def test_a_pack_of_another_format_is_not_written_again(foreign, objects):
+    """Its name is taken: a write would send all bytes for nothing, every time they are wanted."""
+    bucket, _ = foreign
+    look(bucket)
+    assert bucket.tier.is_known("ns", KEYS[-1])
+
+
+def test_a_pack_of_another_format_is_asked_for_again_after_a_while(foreign, objects, clock):
+    bucket, _ = foreign
+    look(bucket)
+    objects.remove([NAME])
+    with RealBucket(objects=objects) as other:
+        write(other)
+    clock.now += UNREADABLE_S
+    look(bucket)
+    assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
+
+
+def test_a_pack_that_was_replaced_since_its_header_was_read_is_not_removed(found, objects, clock):
+    """Another server's pack of the same name has other bytes, and perhaps another length."""
+    others = [bytes(each ^ 1 for each in data) for data in DATA]
+    objects.remove([NAME])
+    with RealBucket(objects=objects) as other:
+        write(other, others)
+    data = objects.bytes_of(NAME)
+    assert read(found) == [None] * ROWS
+    assert objects.bytes_of(NAME) == data
+    clock.now += ABSENT_S
+    look(found)
+    assert look(found) == bytes([KeyState.READABLE]) * ROWS, "its own header is read"
+    assert read(found) == others
 
 
 def test_another_pack_under_the_name_is_not_taken(objects, clock):

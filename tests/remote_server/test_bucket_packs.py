@@ -160,15 +160,16 @@ def test_a_header_comes_back_and_rows_begin_on_pages():
 def test_no_flipped_bit_of_a_header_is_believed(place, bit):
     data = bytearray(layout.encode_header(HEADER))
     data[place] ^= 1 << bit
-    with suppress(layout.PackDamaged):
+    with suppress(layout.PackDamaged, layout.PackForeign):
         assert layout.decode_header(data, "ns", key(63)) == HEADER, "padding, or unused"
 
 
 @given(data=st.binary(max_size=9000))
 def test_no_bytes_at_all_raise_anything_else(data):
+    refused = (layout.PackDamaged, layout.PackForeign)
     with pytest.raises(layout.PackDamaged):
         layout.decode_header(data, "ns", key(63))
-    with pytest.raises(layout.PackDamaged):
+    with pytest.raises(refused):
         layout.decode_header(layout.MAGIC + data, "ns", key(63))
 
 

@@ -48,7 +48,14 @@ BOUNDED = {
     "memory": memory_tier, "disk": disk_tier, "dict": dict_tier,
     "at once": tier_that_answers_at_once,
 }  # fmt: skip
-TIERS = BOUNDED | {"bucket": bucket_tier}
+
+
+def compressed_bucket_tier(folder):
+    with RealBucket(folder_url(folder), compress="zstd") as bucket:
+        yield Waiting(bucket.tier, bucket.drain)
+
+
+TIERS = BOUNDED | {"bucket": bucket_tier, "compressed bucket": compressed_bucket_tier}
 
 
 @pytest.fixture(params=TIERS.values(), ids=[*TIERS])

@@ -63,7 +63,8 @@ class HeaderReads:
         `MAX_HEADERS_PER_LOOKUP` that may be."""
         num = 0
         for group in groups:
-            if (namespace, group.name) in self._reading:
+            name = namespace, group.name
+            if name in self._reading or self._names.is_unreadable(*name):
                 continue
             if self._names.has(namespace, group.name):
                 self._begin(namespace, group, is_known=True)
@@ -93,6 +94,8 @@ class HeaderReads:
         read = read or ReadHeader(None, failure=Failure.OTHER)
         self._counters["headers_read"] += read.header is not None
         self._counters["headers_damaged"] += bool(read.damage)
+        if read.foreign:
+            self._counters[read.foreign] += 1
         self._counters["headers_absent"] += read.failure is Failure.ABSENT
         self._on_read(namespace, key, read)
 

@@ -34,8 +34,10 @@ class BucketBlock(msgspec.Struct, eq=False):
     length: int
     checksum: int
     chain: Stretch
-    offset: int
+    offset: int = 0
     """Its first byte in the object."""
+    stored: int = 0
+    """The bytes that it takes there: fewer than its length where it is compressed."""
 
     @property
     def namespace(self) -> str:
@@ -61,6 +63,10 @@ class Pack(msgspec.Struct, eq=False):
     modified: float
     """When it was written, in seconds since 1970, by the clock of the store."""
     state: PackState
+    seal: int = 0
+    """The checksum of its header, which no other pack has: not even one of the same name."""
+    codec: str = ""
+    element_bytes: int = 1
     rows: list[BucketBlock] = []
     pins: int = 0
     is_cleared: bool = False
@@ -68,20 +74,28 @@ class Pack(msgspec.Struct, eq=False):
     @property
     def num_bytes(self) -> int:
         last = self.rows[-1]
-        return last.offset + last.length
+        return last.offset + last.stored
 
 
 def make_pack(header: layout.PackHeader, modified: float, state: PackState) -> Pack:
     """The pack that `header` describes."""
     pack = Pack(header.namespace, header.rows[-1].key, header.block_bytes, modified, state)
-    offsets = layout.offsets_of(header, len(layout.encode_header(header)))
     pack.rows = [
-        BucketBlock(
-            pack, row.key, row.length, row.checksum, from_words(row.place, row.request), offset
-        )
-        for row, offset in zip(header.rows, offsets, strict=True)
+        BucketBlock(pack, row.key, row.length, row.checksum, from_words(row.place, row.request))
+        for row in header.rows
     ]
+    set_places(pack, header)
     return pack
+
+
+def set_places(pack: Pack, header: layout.PackHeader) -> None:
+    """Where the rows of `pack` are in the object that begins with `header`."""
+    encoded = layout.encode_header(header)
+    pack.seal = layout.seal_of(encoded)
+    pack.codec, pack.element_bytes = header.codec, header.element_bytes
+    offsets = layout.offsets_of(header, len(encoded))
+    for row, offset, stored in zip(pack.rows, offsets, header.stored_lengths, strict=True):
+        row.offset, row.stored = offset, stored
 
 
 def header_of(

@@ -20,6 +20,9 @@ MAX_LEARNED = 4 << 20
 ABSENT_S = 60.0
 """The time for which a pack that was not there is not asked for again."""
 
+UNREADABLE_S = 3600.0
+"""The same for a pack that is there and that this server cannot read."""
+
 # Names that are merged into the array together: that takes 2 ms with a million of them.
 MERGE_AT = 1 << 14
 
@@ -89,18 +92,19 @@ class Names:
         self._new, self._gone = set(), set()
 
 
-class AbsentNames:
-    """Packs that the bucket did not have a short time ago, at most `MAX_ABSENT` of them."""
+class NamesForAWhile:
+    """Packs of which something was found out a short time ago, at most `MAX_ABSENT` of them."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], for_s: float) -> None:
         self._clock = clock
+        self._for_s = for_s
         self._until: OrderedDict[int, float] = OrderedDict()
 
     def __contains__(self, name: int) -> bool:
         return self._until.get(name, 0.0) > self._clock()
 
     def add(self, name: int) -> None:
-        self._until[name] = self._clock() + ABSENT_S
+        self._until[name] = self._clock() + self._for_s
         self._until.move_to_end(name)
         if len(self._until) > MAX_ABSENT:
             self._until.popitem(last=False)
@@ -114,7 +118,8 @@ class KnownNames:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._there: dict[str, Names] = {}
-        self._absent = AbsentNames(clock)
+        self._absent = NamesForAWhile(clock, ABSENT_S)
+        self._unreadable = NamesForAWhile(clock, UNREADABLE_S)
 
     def __len__(self) -> int:
         return sum(map(len, self._there.values()))
@@ -127,16 +132,27 @@ class KnownNames:
         """Whether it was not there a short time ago."""
         return pack_id(namespace, key) in self._absent
 
+    def is_unreadable(self, namespace: str, key: bytes) -> bool:
+        """Whether a short time ago it was one that this server cannot read."""
+        return pack_id(namespace, key) in self._unreadable
+
+    def cannot_be_read(self, namespace: str, key: bytes) -> None:
+        """It is there, and this server cannot read it."""
+        self.is_there(namespace, key)
+        self._unreadable.add(pack_id(namespace, key))
+
     def is_there(self, namespace: str, key: bytes) -> None:
         """It is there."""
         name = pack_id(namespace, key)
         self._there.setdefault(namespace, Names()).add(name)
         self._absent.discard(name)
+        self._unreadable.discard(name)
 
     def is_gone(self, namespace: str, key: bytes) -> None:
         """It is not there."""
         name = pack_id(namespace, key)
         self._absent.add(name)
+        self._unreadable.discard(name)
         if namespace in self._there:
             self._there[namespace].discard(name)
 

@@ -65,6 +65,7 @@ class OpenBucket:
         objects: Objects,
         tenant: str,
         pack_bytes: int,
+        compress: str,
         limits: Limits,
         wake: Callable[[], None],
         guard: Guard,
@@ -84,7 +85,7 @@ class OpenBucket:
         self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
             objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
-            clock=clock, readers=self.readers,
+            clock=clock, readers=self.readers, compress=compress,
         )  # fmt: skip
         work = partial(_list_all, objects, self._prefix)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))

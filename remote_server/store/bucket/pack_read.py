@@ -87,7 +87,7 @@ class PackRead:
         """Have `waiters` wait for it too; False when it is too late for them, or when a row is not
         among the bytes that are read."""
         for (block, _), _, _ in waiters:
-            if block.length and not self.begin <= block.offset <= self.end - block.length:
+            if block.stored and not self.begin <= block.offset <= self.end - block.stored:
                 return False
         with self._lock:
             if self._is_won:

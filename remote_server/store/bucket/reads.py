@@ -104,7 +104,7 @@ class PackReads:
         if any(read.add(waiters) for read in under_way):
             return
         rows = [waiter.want.block for waiter in waiters]
-        begin, end = min(row.offset for row in rows), max(row.offset + row.length for row in rows)
+        begin, end = min(row.offset for row in rows), max(row.offset + row.stored for row in rows)
         read = PackRead(pack, begin, end, self._clock, self._copying)
         read.add(waiters)
         self._reads.setdefault(pack, []).append(read)

@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from remote_server.store.bucket.layout import seal_of
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.packs import namespace_prefix, object_name, tenant_prefix
+from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import Job, Pool, Priority
 
 Result = Failure | None
@@ -30,10 +32,11 @@ class Removals:
         """Whether the pack that `key` names is being removed."""
         return (namespace, key) in self._removing
 
-    def remove(self, namespace: str, key: bytes) -> None:
-        """Remove the pack that `key` names."""
+    def remove(self, namespace: str, key: bytes, seal: int | None = None) -> None:
+        """Remove the pack that `key` names; with `seal` only the one whose header has it."""
         self._removing[namespace, key] += 1
-        work = partial(_remove_one, self._objects, object_name(self._tenant, namespace, key))
+        name = object_name(self._tenant, namespace, key)
+        work = partial(_remove_one, self._objects, name, seal)
         finish = partial(self._removed, namespace, key)
         self._pool.submit(Job(Priority.WRITE, lambda _: [work()], finish))
 
@@ -83,12 +86,25 @@ class Removals:
             then(good)
 
 
-def _remove_one(objects: Objects, name: str) -> Result:
+def _remove_one(objects: Objects, name: str, seal: int | None) -> Result:
     try:
-        objects.remove([name])
+        if seal is None or _has_seal(objects, name, seal):
+            objects.remove([name])
     except BucketError as error:
         return error.failure
     return None
+
+
+def _has_seal(objects: Objects, name: str, seal: int) -> bool:
+    """Whether the object is still the pack whose header has `seal`, or a rest of it: another server
+    may have written another pack of the same name since."""
+    try:
+        data = objects.read_head(name, PAGE).data
+    except BucketError as error:
+        if error.failure in (Failure.ABSENT, Failure.SHORT):
+            return error.failure is Failure.SHORT
+        raise
+    return data.nbytes < PAGE or seal_of(data) == seal
 
 
 def _remove_all(objects: Objects, prefix: str) -> Result:

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from remote_server import protocol
 from remote_server.store.bucket import layout
+from remote_server.store.bucket.index import PackState, make_pack
 from remote_server.store.bucket.objects import BucketError, Failure, Listed, Objects
 from remote_server.store.bucket.packs import (
     MAX_ROWS,
@@ -20,6 +20,7 @@ from remote_server.store.bucket.packs import (
     unescaped,
 )
 from remote_server.store.bucket.sweep import CLOCK, REMOVED_AT_ONCE
+from remote_server.store.bucket.transfers import Want, copy_rows, decode
 from remote_server.store.disk.layout import PAGE
 
 # Calls of the store at a time. Each holds a pack in memory.
@@ -92,53 +93,60 @@ def clock(objects: Objects, tenant: str, newest: float) -> float:
 
 
 class Checked(NamedTuple):
-    """The result of reading a whole pack."""
+    """The result of reading a pack, or its header."""
 
     rows: int = 0
     damage: str = ""
     """Why it is not the pack that its name promises; empty for an intact one."""
     failure: Failure | None = None
     words: str = ""
-    """Why it could not be read, and the words of the store."""
+    """Why it could not be read, and the words of the store; without a `failure` it is a pack that
+    only other servers can read."""
 
 
 def check(objects: Objects, pack: PackObject) -> Checked:
     """Read `pack` and check its header and the checksum of every row."""
     if not 0 < pack.num_bytes <= MOST_BYTES:
         return Checked(damage=f"{pack.num_bytes} bytes, which no pack has")
-    try:
-        head = objects.read_head(pack.name, pack.num_bytes)
-        header = layout.decode_header(head.data, pack.namespace, pack.key)
-    except BucketError as error:
-        return Checked(failure=error.failure, words=str(error))
-    except layout.PackDamaged as error:
-        return Checked(damage=str(error))
-    bad = []
-    offsets = layout.offsets_of(header, layout.header_bytes_of(head.data))
-    for number, (row, offset) in enumerate(zip(header.rows, offsets, strict=True)):
-        data = head.data[offset : offset + row.length]
-        if data.nbytes < row.length:
-            return Checked(damage=f"{head.num_bytes} bytes, shorter than its rows")
-        if protocol.checksum(pack.namespace, row.key, data) != row.checksum:
-            bad.append(number)
-    if bad:
-        return Checked(damage=f"the checksum of row {bad[0]} is wrong"
-                       + (f", and of {len(bad) - 1} more" if len(bad) > 1 else ""))  # fmt: skip
-    return Checked(len(header.rows))
+    head = _head(objects, pack, pack.num_bytes)
+    if isinstance(head, Checked):
+        return head
+    data, header = head
+    rows = make_pack(header, pack.modified, PackState.READABLE).rows
+    if data.nbytes < rows[-1].offset + rows[-1].stored:
+        return Checked(damage=f"{data.nbytes} bytes, shorter than its rows")
+    intact = copy_rows(data, 0, [Want(row, None) for row in rows])
+    if not all(intact):
+        others = len(rows) - sum(intact) - 1
+        return Checked(
+            damage=f"the checksum of row {intact.index(False)} is wrong"
+            + (f", and of {others} more" if others else "")
+        )
+    return Checked(len(rows))
 
 
 def num_rows(objects: Objects, pack: PackObject) -> Checked:
     """The header alone: `check` without the rows."""
+    head = _head(objects, pack, layout.HEADER_READ_BYTES)
+    return head if isinstance(head, Checked) else Checked(len(head[1].rows))
+
+
+def _head(
+    objects: Objects, pack: PackObject, num_bytes: int
+) -> tuple[memoryview, layout.PackHeader] | Checked:
+    """The first `num_bytes` of `pack` or more, and its header; or why there is none."""
     try:
-        head = objects.read_head(pack.name, layout.HEADER_READ_BYTES)
-        data, num_bytes = head.data, layout.header_bytes_of(head.data)
-        if num_bytes > data.nbytes:
-            data = objects.read(pack.name, 0, num_bytes)
-        return Checked(len(layout.decode_header(data, pack.namespace, pack.key).rows))
+        data = objects.read_head(pack.name, num_bytes).data
+        header_bytes = layout.header_bytes_of(data)
+        if header_bytes > data.nbytes:
+            data = objects.read(pack.name, 0, header_bytes)
+        return data, decode(data, pack.namespace, pack.key)
     except BucketError as error:
         return Checked(failure=error.failure, words=str(error))
     except layout.PackDamaged as error:
         return Checked(damage=str(error))
+    except layout.PackForeign as error:
+        return Checked(words=str(error))
 
 
 class Removed(NamedTuple):

@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 COUNTERS = (
     *reads.COUNTERS, "packs_written", "packs_existed", "headers_read", "headers_absent",
-    "headers_damaged", "headers_declined", "written", "written_bytes", "write_io_error",
-    "write_cleared", "dropped_absent", "removed", "cleared", "expired", "declined_busy",
-    "declined_unavailable", "pauses", "listed", "sweeps", "swept_packs", "evicted",
-    *(f"failed_{failure}" for failure in Failure),
+    "headers_damaged", "headers_declined", "headers_version", "headers_codec", "written",
+    "written_bytes", "written_plain_bytes", "write_io_error", "write_cleared", "dropped_absent",
+    "removed", "cleared", "expired", "declined_busy", "declined_unavailable", "pauses", "listed",
+    "sweeps", "swept_packs", "evicted", *(f"failed_{failure}" for failure in Failure),
 )  # fmt: skip
 """Always present, from zero. `failed_*` counts calls of the store by the reason of their failure;
 `failed_absent` a pack that was known and is gone."""
@@ -64,6 +64,7 @@ class BucketTier:
         *,
         budget: int = 0,
         pack_bytes: int = 16 << 20,
+        compress: str = "none",
         clock: Callable[[], float] = time.monotonic,
         readers: Pool | None = None,
     ) -> None:
@@ -82,8 +83,8 @@ class BucketTier:
         self._names = KnownNames(clock)
         self._pending = Pending()
         self._writes = PackWrites(
-            objects, pool, self._index, self._pending, self._counters, self._name_of, self._written
-        )
+            objects, pool, self._index, self._pending, self._counters, self._name_of,
+            self._written, compress)  # fmt: skip
         self._removals = Removals(objects, pool, tenant, self._failed)
         self._headers = HeaderReads(
             objects, pool, tenant, self._names, self._pending, self._counters, self._header_read
@@ -266,7 +267,7 @@ class BucketTier:
             self._counters["dropped_absent"] += failure is Failure.ABSENT
             self._drop(pack)
             if failure is not Failure.ABSENT:
-                self._removals.remove(pack.namespace, pack.key)
+                self._removals.remove(pack.namespace, pack.key, pack.seal)
         elif pack.state is PackState.READABLE:
             self._index.drop(pack)  # a lookup reads its header again: none promises it meanwhile
 
@@ -283,16 +284,18 @@ class BucketTier:
             self._failed(read.failure)
             return
         self.availability.succeeded()
-        if read.header is None:
+        if read.foreign:
+            self._names.cannot_be_read(namespace, key)
+        elif read.header is None:
             self._names.is_gone(namespace, key)
             if read.damage:
                 log.warning("bucket: a pack of %s is removed: %s", namespace, read.damage)
                 self._removals.remove(namespace, key)
-            return
-        self._names.is_there(namespace, key)
-        self.store_clock.saw(read.modified)
-        if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
-            self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
+        else:
+            self._names.is_there(namespace, key)
+            self.store_clock.saw(read.modified)
+            if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
+                self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
 
     def listed(self, names: Mapping[str, Sequence[int]], now: float) -> None:
         """The packs that a list of the bucket has shown: by namespace, their sorted `pack_id`.

@@ -3,12 +3,21 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from remote_server import protocol
 from remote_server.store.bucket import layout
+from remote_server.store.bucket.codecs import (
+    NONE,
+    Codec,
+    CodecError,
+    codec_named,
+    element_bytes_of,
+)
 from remote_server.store.bucket.index import BucketBlock
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.disk.layout import padded
 
 
 class ReadHeader(NamedTuple):
@@ -18,6 +27,8 @@ class ReadHeader(NamedTuple):
     modified: float = 0.0
     failure: Failure | None = None
     damage: str = ""
+    foreign: str = ""
+    """The counter of a pack that only other servers can read."""
 
 
 class Want(NamedTuple):
@@ -28,6 +39,15 @@ class Want(NamedTuple):
     """None: the row is verified and copied nowhere."""
 
 
+class WrittenPack(NamedTuple):
+    """The end of a write: the header of the object, and whether it was made."""
+
+    header: layout.PackHeader
+    made: bool
+    """False: an object of this name was there, or the write failed."""
+    failure: Failure | None = None
+
+
 def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> ReadHeader:
     """The header of the pack `name`, checked."""
     try:
@@ -36,9 +56,9 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
         num_bytes = layout.header_bytes_of(data)
         if num_bytes > data.nbytes:
             data = objects.read(name, 0, num_bytes)
-        header = layout.decode_header(data, namespace, key)
+        header = decode(data, namespace, key)
         *_, last = layout.offsets_of(header, num_bytes)
-        if last + header.rows[-1].length > head.num_bytes:
+        if last + header.stored_lengths[-1] > head.num_bytes:
             raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
     except BucketError as error:
         if error.failure is Failure.SHORT:
@@ -46,7 +66,17 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
         return ReadHeader(None, failure=error.failure)
     except layout.PackDamaged as error:
         return ReadHeader(None, damage=str(error))
+    except layout.PackForeign as error:
+        return ReadHeader(None, foreign=error.counter)
     return ReadHeader(header, head.modified)
+
+
+def decode(data: memoryview, namespace: str, key: bytes) -> layout.PackHeader:
+    """`layout.decode_header`. Raises `PackForeign` also where rows cannot be decompressed here."""
+    header = layout.decode_header(data, namespace, key)
+    if header.codec and codec_named(header.codec, header.element_bytes) is None:
+        raise layout.PackForeign("headers_codec", f"it is compressed with {header.codec}")
+    return header
 
 
 def copy_rows(body: memoryview, begin: int, wants: Sequence[Want]) -> list[bool]:
@@ -58,12 +88,27 @@ def copy_rows(body: memoryview, begin: int, wants: Sequence[Want]) -> list[bool]
 def _copy(body: memoryview, begin: int, want: Want) -> bool:
     block, view = want
     start = block.offset - begin
-    data = body[start : start + block.length]
-    if view is not None and block.length:
+    data = body[start : start + block.stored]
+    if block.stored < block.length:
+        view = view if view is not None else memoryview(bytearray(block.length))
+        if not _decompress(block, data, view):
+            return False
+        data = view
+    elif view is not None and block.length:
         # numpy releases the interpreter while it copies, and the hash while it reads.
         np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(data, np.uint8))
         data = view
     return protocol.checksum(block.namespace, block.key, data) == block.checksum
+
+
+def _decompress(block: BucketBlock, data: memoryview, into: memoryview) -> bool:
+    codec = codec_named(block.pack.codec, block.pack.element_bytes)
+    try:
+        if codec is not None:
+            codec.decompress(data, into, block.pack.element_bytes)
+    except CodecError:
+        return False
+    return codec is not None
 
 
 def write_pack(
@@ -73,8 +118,12 @@ def write_pack(
     views: Sequence[memoryview],
     *,
     create: bool,
-) -> tuple[bool, Failure | None]:
-    """Write a pack. Returns whether it was made, False when it was there; or why it failed."""
+    compress: str = NONE,
+) -> WrittenPack:
+    """Write a pack, compressed with the codec of that name where rows become shorter."""
+    codec = codec_named(compress)
+    if codec is not None:
+        header, views = _compressed(codec, compress, header, views)
     encoded = layout.encode_header(header)
     offsets = [*layout.offsets_of(header, len(encoded))]
     pieces: list[bytes | memoryview] = [encoded]
@@ -86,6 +135,24 @@ def write_pack(
             pieces.append(view)
         end = offset + view.nbytes
     try:
-        return objects.put(name, pieces, create=create), None
+        return WrittenPack(header, objects.put(name, pieces, create=create))
     except BucketError as error:
-        return False, error.failure
+        return WrittenPack(header, False, error.failure)
+
+
+def _compressed(
+    codec: Codec, name: str, header: layout.PackHeader, views: Sequence[memoryview]
+) -> tuple[layout.PackHeader, Sequence[memoryview]]:
+    """The rows as they are stored, and their header. A row that saves no page stays as it is."""
+    element_bytes = element_bytes_of(codec, max(views, key=lambda view: view.nbytes))
+    stored = []
+    for view in views:
+        shorter = memoryview(codec.compress(view, element_bytes)) if view.nbytes else view
+        stored.append(shorter if padded(shorter.nbytes) < padded(view.nbytes) else view)
+    lengths = [view.nbytes for view in stored]
+    if lengths == [view.nbytes for view in views]:
+        return header, views
+    header = msgspec.structs.replace(
+        header, codec=name, element_bytes=element_bytes, stored=lengths
+    )
+    return header, stored

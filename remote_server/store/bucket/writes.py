@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from remote_server.store.bucket.codecs import NONE
 from remote_server.store.bucket.headers import Pending
 from remote_server.store.bucket.index import (
     BucketBlock,
@@ -11,9 +12,10 @@ from remote_server.store.bucket.index import (
     Pack,
     PackState,
     header_of,
+    set_places,
 )
 from remote_server.store.bucket.objects import Failure, Objects
-from remote_server.store.bucket.transfers import write_pack
+from remote_server.store.bucket.transfers import WrittenPack, write_pack
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.tier import OnWritten, Written
 
@@ -33,6 +35,7 @@ class PackWrites:
         counters: Counter[str],
         name_of: Callable[[Pack], str],
         on_end: Callable[[Pack, bool, Failure | None], Written],
+        compress: str = NONE,
     ) -> None:
         """`on_end` gets a pack, whether it was made or was there, and why its write failed; it
         publishes the pack and returns the result of its rows."""
@@ -43,6 +46,7 @@ class PackWrites:
         self._counters = counters
         self._name_of = name_of
         self._on_end = on_end
+        self._compress = compress
         self._packs: set[Pack] = set()
 
     @property
@@ -99,7 +103,9 @@ class PackWrites:
         )  # fmt: skip
         is_new = self._index.pack(pack.namespace, pack.key) is None
         name = self._name_of(pack)
-        work = partial(write_pack, self._objects, name, header, views, create=is_new)
+        work = partial(
+            write_pack, self._objects, name, header, views, create=is_new, compress=self._compress
+        )
         finish = partial(self._ended, pack, on_end)
         self._pool.submit(Job(Priority.WRITE, lambda _: work(), finish))
 
@@ -107,10 +113,14 @@ class PackWrites:
         self,
         pack: Pack,
         on_end: Callable[[Written], None],
-        result: tuple[bool, Failure | None] | None,
+        result: WrittenPack | None,
     ) -> None:
         self._remove(pack)
-        made, failure = result or (False, Failure.OTHER)
+        made = False
+        failure: Failure | None = Failure.OTHER
+        if result is not None:
+            made, failure = result.made, result.failure
+            set_places(pack, result.header)
         written = self._on_end(pack, made, failure)
         if pack.state is not PackState.READABLE:
             pack.state = PackState.GONE
@@ -124,6 +134,7 @@ class PackWrites:
             self._counters["packs_written"] += 1
             self._counters["written"] += len(pack.rows)
             self._counters["written_bytes"] += pack.num_bytes
+            self._counters["written_plain_bytes"] += sum(row.length for row in pack.rows)
         else:
             self._counters["packs_existed"] += 1
 
