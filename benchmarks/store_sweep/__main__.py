@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import object_stores, options
+from benchmarks.harness import options
 from benchmarks.harness.files import why_not_written
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
+from benchmarks.remote_kv_cache import object_stores
 from benchmarks.store_sweep import network, page, printed, source, spare, sweep
 from benchmarks.store_sweep.figures import as_figure, read_record
 from benchmarks.store_sweep.operating import (

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
 from benchmarks.harness import machine
-from benchmarks.harness.object_stores import Store
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.object_stores import Store
 from benchmarks.store_sweep import bucket_server, conversation, slow_server
 from benchmarks.store_sweep.points import Point
 from examples.processes import LoggedProcess, RemoteServer

@@ -52,7 +52,7 @@ def bucket_families(stats: BucketStats | None, counters: Mapping[str, int]) -> I
     yield headers
     rows = _counter(
         "rows",
-        "Events of rows; `read` ones are those of `fetched` packs that were asked for.",
+        "Events of rows; `fetched` ones came with the packs that were read.",
         "event",
     )
     for event in _ROWS:

@@ -95,43 +95,43 @@ class MeteredObjects(Objects):
     """`Objects` whose calls `meter` gets."""
 
     def __init__(self, objects: Objects, meter: CallMeter) -> None:
-        """Calls the store through the client of `objects`."""
-        super().__init__(objects.url, objects._store)
+        self.url = objects.url
+        self._objects = objects
         self._meter = meter
 
     def put(self, name: str, data: Body, *, create: bool = True) -> bool:
         num_bytes = data.nbytes if isinstance(data, memoryview) else sum(map(len, data))
         with Call(self._meter, "put") as call:
-            made = super().put(name, data, create=create)
+            made = self._objects.put(name, data, create=create)
             call.num_bytes = num_bytes if made else 0
             call.result = "ok" if made else "existed"
         return made
 
     def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
         with Call(self._meter, "get") as call:
-            data = super().read(name, begin, end, all_of_it=all_of_it)
+            data = self._objects.read(name, begin, end, all_of_it=all_of_it)
             call.num_bytes = data.nbytes
         return data
 
     def read_head(self, name: str, num_bytes: int) -> Head:
         with Call(self._meter, "header") as call:
-            head = super().read_head(name, num_bytes)
+            head = self._objects.read_head(name, num_bytes)
             call.num_bytes = head.data.nbytes
         return head
 
     def size_of(self, name: str) -> int | None:
         with Call(self._meter, "head") as call:
-            size = super().size_of(name)
+            size = self._objects.size_of(name)
             call.result = "ok" if size is not None else str(Failure.ABSENT)
         return size
 
     def remove(self, names: Sequence[str]) -> None:
         with Call(self._meter, "delete") as call:
             call.is_request = bool(names)
-            super().remove(names)
+            self._objects.remove(names)
 
     def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        chunks = super().listing(prefix)
+        chunks = self._objects.listing(prefix)
         is_first = True
         while True:
             with Call(self._meter, "list") as call:
@@ -144,7 +144,10 @@ class MeteredObjects(Objects):
 
     def folders(self, prefix: str) -> list[str]:
         with Call(self._meter, "list"):
-            return super().folders(prefix)
+            return self._objects.folders(prefix)
+
+    def remove_unfinished(self, prefix: str, before: float) -> None:
+        self._objects.remove_unfinished(prefix, before)
 
 
 def all_tenants(several: Sequence[BucketStats | None]) -> BucketStats | None:

@@ -1,4 +1,4 @@
-"""Where a block is and where it comes from, for people."""
+"""The place of a block: its chain fields, and each copy with its age, for people."""
 
 from collections.abc import Sequence
 from typing import Any

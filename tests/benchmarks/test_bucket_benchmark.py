@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import object_stores
 from benchmarks.harness.runner import Skipped, WrongBytes
+from benchmarks.remote_kv_cache import object_stores
 from benchmarks.remote_kv_cache.baseline import bucket_cases
 from benchmarks.remote_kv_cache.baseline import test_bucket_speed as bucket_speed
 from benchmarks.store_sweep.__main__ import main as sweep

@@ -235,5 +235,5 @@ def test_a_server_that_answers_late_once_is_asked_again(monkeypatch, capsys):
 
     monkeypatch.setattr(drain_command, "POLL_S", 0.0)
     monkeypatch.setattr(drain_command.Admin, "ask", ask)
-    assert main(["drain", "--to-bucket", "--admin-token-file", ""]) == 0
+    assert main(["drain", "127.0.0.1:1", "--to-bucket", "--admin-token-file", ""]) == 0
     assert capsys.readouterr().out.startswith("3 packs written, 9 B, in ")

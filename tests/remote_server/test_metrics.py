@@ -319,7 +319,7 @@ def test_every_counter_of_the_server_is_shown_somewhere():
     sums = {
         "put_total", "get_total", "disk_demote_declined",  # shown by their parts
         "bucket_demote_declined", "bucket_names",  # the same as `BucketStats` has
-        "bucket_written_bytes", "bucket_read_bytes",
+        "bucket_written_bytes", "bucket_written_plain_bytes", "bucket_read_bytes",
         *(f"bucket_failed_{failure}" for failure in Failure),
     }  # fmt: skip
 

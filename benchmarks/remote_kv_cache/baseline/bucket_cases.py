@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.harness.object_stores import Store
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, server_for
+from benchmarks.remote_kv_cache.object_stores import Store
 from examples.processes import RemoteServer
 from remote_server import protocol
 from remote_server.client import RemoteClient

@@ -12,14 +12,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import machine, object_stores, options, table
-from benchmarks.harness.object_stores import Store
+from benchmarks.harness import machine, options, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import summarize
+from benchmarks.remote_kv_cache import object_stores
 from benchmarks.remote_kv_cache.baseline import bucket_cases, results
 from benchmarks.remote_kv_cache.baseline.bucket_cases import Load, Way
 from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.object_stores import Store
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.store.bucket.opening import NUM_THREADS

@@ -76,12 +76,12 @@ class Objects:
     """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
     raises `BucketError`."""
 
-    def __init__(self, url: str, store: "ObjectStore | None" = None, *, make: bool = True) -> None:
+    def __init__(self, url: str, *, make: bool = True) -> None:
         """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
-        under the names that each store documents. `store` is an open client of it. Without `make`
-        the folder of a `file://` must exist. Raises `ConfigError`."""
+        under the names that each store documents. Without `make` the folder of a `file://` must
+        exist. Raises `ConfigError`."""
         self.url = url
-        self._store = store if store is not None else open_store(url, make=make)
+        self._store = open_store(url, make=make)
 
     def put(self, name: str, data: Body, *, create: bool = True) -> bool:
         """Store `data`, which may be in pieces, as `name`, whole or not at all. With `create` an
