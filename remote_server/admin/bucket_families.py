@@ -25,6 +25,8 @@ _PACKS = {
     "read_unused": "unused",
     "dropped_absent": "gone",
     "swept_packs": "swept",
+    "renewed": "renewed",
+    "renew_failed": "renew_failed",
 }
 _HEADERS = ("read", "absent", "damaged", "version", "codec", "declined")
 _ROWS = (

@@ -6,24 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
-from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
-from remote_server.store.bucket import reads
-from remote_server.store.bucket.headers import HeaderReads, Pending
+from remote_server.protocol import UNKNOWN, Stretch, TierStats, select
+from remote_server.store.bucket import reads, renewals
+from remote_server.store.bucket.contents import Contents
+from remote_server.store.bucket.headers import HeaderReads
 from remote_server.store.bucket.index import (
     BucketBlock,
-    BucketIndex,
     Pack,
     PackState,
     by_pack,
     header_of,
     make_pack,
 )
-from remote_server.store.bucket.names import KnownNames
 from remote_server.store.bucket.objects import Availability, Failure, Objects
 from remote_server.store.bucket.packs import Group, object_name, packs_in
 from remote_server.store.bucket.reads import PackReads
 from remote_server.store.bucket.removals import Removals
-from remote_server.store.bucket.store_clock import StoreClock
+from remote_server.store.bucket.renewals import Renewals
 from remote_server.store.bucket.sweep import Swept
 from remote_server.store.bucket.transfers import ReadHeader
 from remote_server.store.bucket.writes import PackWrites
@@ -34,7 +33,8 @@ from remote_server.store.tier import OnRead, OnWritten, Written
 log = logging.getLogger(__name__)
 
 COUNTERS = (
-    *reads.COUNTERS, "packs_written", "packs_existed", "headers_read", "headers_absent",
+    *reads.COUNTERS, *renewals.COUNTERS,
+    "packs_written", "packs_existed", "headers_read", "headers_absent",
     "headers_damaged", "headers_declined", "headers_version", "headers_codec", "written",
     "written_bytes", "written_plain_bytes", "write_io_error", "write_cleared", "dropped_absent",
     "removed", "cleared", "expired", "declined_busy", "declined_unavailable", "pauses", "listed",
@@ -64,31 +64,41 @@ class BucketTier:
         *,
         budget: int = 0,
         pack_bytes: int = 16 << 20,
+        max_age_s: float = 0.0,
         compress: str = "none",
         clock: Callable[[], float] = time.monotonic,
         readers: Pool | None = None,
     ) -> None:
-        """`budget` is that of the whole bucket, 0 for none. `objects` and `pool` are the caller's,
-        and so are `readers`, whose threads read packs: without them `pool` does."""
+        """`budget` and `max_age_s` are what sweeps keep, 0 for none. `objects` and `pool` are the
+        caller's, and so are `readers`, whose threads read packs: without them `pool` does."""
         self.objects = objects
         self.pack_bytes = pack_bytes
         self._pool = pool
         self._readers = readers or pool
         self._tenant = tenant
         self._budget = budget
-        self.store_clock = StoreClock(clock)
         self.availability = Availability(clock, objects.url)
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._index = BucketIndex()
-        self._names = KnownNames(clock)
-        self._pending = Pending()
+        self._contents = Contents(clock, self._counters)
+        self._index, self._names = self._contents.index, self._contents.names
+        self.store_clock = self._contents.clock
         self._writes = PackWrites(
-            objects, pool, self._index, self._pending, self._counters, self._name_of,
+            objects, pool, self._index, self._contents.pending, self._counters, self._name_of,
             self._written, compress)  # fmt: skip
         self._removals = Removals(objects, pool, tenant, self._failed)
         self._headers = HeaderReads(
-            objects, pool, tenant, self._names, self._pending, self._counters, self._header_read
+            objects,
+            pool,
+            tenant,
+            self._names,
+            self._contents.pending,
+            self._counters,
+            self._header_read,
         )
+        self._renewals = Renewals(
+            objects, pool, self.store_clock, max_age_s, self._counters, self._name_of,
+            self._renewed,
+        )  # fmt: skip
         self.reads = PackReads(
             objects, self._readers, self._counters, self._name_of, self._unpin, self._read_failed,
             self.availability, clock,
@@ -106,26 +116,11 @@ class BucketTier:
         self._headers.read(namespace, [group for group in groups if group.name not in rows])
 
     def is_known(self, namespace: str, key: bytes) -> bool:
-        """Whether the pack that `key` names is in the bucket or being written, as far as this
-        server knows, or another pack with that row."""
-        return (
-            self._index.row(namespace, key) is not None
-            or (namespace, key) in self._pending.rows
-            or self._names.has(namespace, key)
-        )
+        """Whether the pack that `key` names need not be written."""
+        return self._contents.has(namespace, key)
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """READABLE: its pack's header is known. PENDING: the pack is being written, or is known and
-        its header is being read."""
-        rows = self._index.rows(namespace) if self.availability.is_open else {}
-        if not rows and not self._pending.rows:
-            return bytes(len(keys))
-        return bytes(
-            KeyState.READABLE if key in rows
-            else KeyState.PENDING if (namespace, key) in self._pending.rows
-            else KeyState.ABSENT
-            for key in keys
-        )  # fmt: skip
+        return self._contents.states(namespace, keys, are_readable=self.availability.is_open)
 
     known_states = lookup_all
 
@@ -230,6 +225,7 @@ class BucketTier:
             if block is not None:
                 block.pack.pins += 1
                 self._index.use(block.pack)
+                self._renewals.used(block.pack)
         return blocks
 
     def unpin_all(self, blocks: Iterable[BucketBlock]) -> None:
@@ -265,11 +261,18 @@ class BucketTier:
             self.availability.succeeded()
         if failure in (None, Failure.ABSENT, Failure.SHORT):
             self._counters["dropped_absent"] += failure is Failure.ABSENT
-            self._drop(pack)
+            self._contents.drop(pack)
             if failure is not Failure.ABSENT:
                 self._removals.remove(pack.namespace, pack.key, pack.seal)
         elif pack.state is PackState.READABLE:
             self._index.drop(pack)  # a lookup reads its header again: none promises it meanwhile
+
+    def _renewed(self, pack: Pack, failure: Failure | None) -> None:
+        """The renewal of `pack` has ended."""
+        if failure is not None:
+            self._failed(failure)
+        elif not self._names.has(pack.namespace, pack.key):  # removed or cleared meanwhile
+            self._removals.remove(pack.namespace, pack.key)
 
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
         blocks = self.pin_all(namespace, keys)
@@ -298,29 +301,15 @@ class BucketTier:
                 self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
 
     def listed(self, names: Mapping[str, Sequence[int]], now: float) -> None:
-        """The packs that a list of the bucket has shown: by namespace, their sorted `pack_id`.
-        `now` is the store's clock, or a date before that."""
-        self.store_clock.saw(now)
-        self._counters["listed"] += 1
-        self._names.add_all(names)
+        """The packs that a list of the bucket has shown, and the store's time then."""
+        self._contents.listed(names, now)
 
     def swept(self, swept: Swept) -> None:
-        """A sweep has ended: what it removed is forgotten, and so are the names of packs that other
-        servers have removed from its partitions."""
+        """A sweep has ended."""
         if swept.failure is not None:
             self._failed(swept.failure)
-            return
-        self.store_clock.set(swept.now)
-        self._counters["sweeps"] += 1
-        self._counters["swept_packs"] += len(swept.removed)
-        for namespace, key in swept.removed:
-            pack = self._index.pack(namespace, key)
-            if pack is not None:
-                self._counters["evicted"] += len(pack.rows)
-                self._index.drop(pack)
-            self._names.is_gone(namespace, key)
-        if swept.partitions:
-            self._names.replace(swept.partitions, swept.names)
+        else:
+            self._contents.swept(swept)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 
@@ -329,7 +318,7 @@ class BucketTier:
         if block.pack.state is not PackState.READABLE:
             return False
         self._counters["removed"] += len(block.pack.rows)
-        self._drop(block.pack)
+        self._contents.drop(block.pack)
         self._removals.remove(block.namespace, block.pack.key)
         return True
 
@@ -338,31 +327,16 @@ class BucketTier:
         return block is not None and block.checksum != checksum and self.remove(block)
 
     def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
-        rows = self._index.rows(namespace)
-        self._expire({rows[key].pack for key in keys if key in rows}, max_age_s)
+        self._contents.expire(namespace, keys, max_age_s)
 
     def expire_some(self, max_age_s: float, at_most: int) -> None:
-        self._expire(self._index.next_packs(at_most), max_age_s)
-
-    def _expire(self, packs: Iterable[Pack], max_age_s: float) -> None:
-        """Forget what is too old. The objects are removed by sweeps, which ask the store for its
-        time: until the next one, a jump of this machine's clock makes packs look old."""
-        for pack in packs:
-            if self.store_clock.age_s(pack.modified) >= max_age_s:
-                self._counters["expired"] += len(pack.rows)
-                self._drop(pack)
+        self._contents.expire_some(max_age_s, at_most)
 
     def clear(self, namespace: str | None) -> int:
-        packs = self._index.packs(namespace)
-        num_rows = sum(len(pack.rows) for pack in packs)
-        for pack in packs:
-            self._index.drop(pack)
         self._writes.clear(namespace)
         self._headers.forget(namespace)
-        self._names.clear(namespace)
-        self._counters["cleared"] += num_rows
         self._removals.clear(namespace)
-        return num_rows
+        return self._contents.clear(namespace)
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
         self._removals.when_gone(then)
@@ -370,11 +344,6 @@ class BucketTier:
     @property
     def clearing(self) -> bool:
         return self._removals.is_awaited
-
-    def _drop(self, pack: Pack) -> None:
-        if pack.state is PackState.READABLE:
-            self._index.drop(pack)
-        self._names.is_gone(pack.namespace, pack.key)
 
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 
