@@ -31,7 +31,8 @@ class Progress:
             sys.stderr.flush()
         else:
             self._next = now + EVERY_S_IN_A_LOG
-            print(plain(line), file=sys.stderr, flush=True)
+            sys.stderr.write(f"{plain(line)}\n")
+            sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self

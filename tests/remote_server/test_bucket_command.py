@@ -241,6 +241,16 @@ def test_progress_is_on_stderr_and_replaced_on_a_terminal(kvferry, tmp_path, mon
     assert kvferry("verify", url, "--json")[2] == ""
 
 
+def test_names_in_the_bucket_are_printed_and_not_obeyed(kvferry, tmp_path):
+    url = folder_url(tmp_path)
+    fill(url, "m\x1b[31m\u202e")
+    flip(url, object_name("", "m\x1b[31m\u202e", key(7)), 5000)
+    for arguments in (["ls"], ["du"], ["verify"], ["rm", "m"]):
+        _, out, err = kvferry(arguments[0], url, *arguments[1:])
+        assert "m\\x1b[31m\\u202e" in out + err
+        assert "\x1b" not in out + err and "\u202e" not in out + err
+
+
 # ── mistakes ─────────────────────────────────────────────────────────────────────────────
 
 

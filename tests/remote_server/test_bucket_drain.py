@@ -14,6 +14,7 @@ from wire_peer import Peer, block
 from remote_server.cli import NoServer
 from remote_server.cli import drain as drain_command
 from remote_server.cli.__main__ import main
+from remote_server.errors import KVFerryError
 from remote_server.protocol import Stretch
 from remote_server.server.loop_calls import drain_to_bucket, drained
 from remote_server.store.bucket import drain as drain_module
@@ -223,6 +224,15 @@ def test_a_server_without_a_bucket_a_token_or_an_answer_is_named(context, tmp_pa
     assert ran.returncode == 3 and f"no answer from the admin HTTP at {admin.url}" in ran.stderr
 
 
+def test_the_words_of_an_admin_http_are_printed_plain(monkeypatch, capsys):
+    def refuse(self, method, path, body=None):
+        raise KVFerryError("no\x1b[31m\u202e")
+
+    monkeypatch.setattr(drain_command.Admin, "ask", refuse)
+    assert main(["drain", "http://127.0.0.1:1", "--admin-token-file", ""]) == 1
+    assert capsys.readouterr().err == "kvferry: no\\x1b[31m\\u202e\n"
+
+
 def test_a_server_that_answers_late_once_is_asked_again(monkeypatch, capsys):
     replies = [{"is_over": False}, None, {"is_over": True, "left": 0}]
     progress = {"written": 3, "written_bytes": 9, "left": 1, "looked_at": 5, "incomplete": 0}
@@ -235,5 +245,5 @@ def test_a_server_that_answers_late_once_is_asked_again(monkeypatch, capsys):
 
     monkeypatch.setattr(drain_command, "POLL_S", 0.0)
     monkeypatch.setattr(drain_command.Admin, "ask", ask)
-    assert main(["drain", "127.0.0.1:1", "--to-bucket", "--admin-token-file", ""]) == 0
+    assert main(["drain", "http://127.0.0.1:1", "--to-bucket", "--admin-token-file", ""]) == 0
     assert capsys.readouterr().out.startswith("3 packs written, 9 B, in ")
