@@ -84,8 +84,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pack is written, soon after its last put."""
 
     bucket_days: float = 7.0
-    """Packs older than this are removed from `bucket`, 0 for never. Set the bucket's own lifecycle
-    rule to twice that, for the case that no server runs."""
+    """Packs older than this are removed from `bucket`, 0 for never; one that is read in the last
+    fifth of that time is written again. Set the bucket's own lifecycle rule to twice that, for the
+    case that no server runs."""
 
     pack: Size = 16 * MiB
     """The most bytes of one object of `bucket`. All servers of a bucket need the same."""

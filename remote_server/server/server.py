@@ -93,8 +93,7 @@ class Server:
             self.stop()
 
     def start(self) -> None:
-        """Bind the address and map the memory. Clients may connect from then on. Raises
-        `ConfigError` when either fails."""
+        """Bind the address and map the memory: clients may connect. Raises `ConfigError`."""
         with named_when_missing():
             self._start()
 
@@ -102,9 +101,8 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
-        self._bucket: SharedBucket | None = None
-        if self.config.bucket:
-            self._bucket = SharedBucket(self.config.bucket, len(tenants))
+        url = self.config.bucket
+        self._bucket = SharedBucket(url, len(tenants)) if url else None
         for config in tenants:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:

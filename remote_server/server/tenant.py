@@ -272,7 +272,7 @@ class Tenant:
     ) -> OpenBucket:
         ages = [age_s for age_s in (server_config.bucket_days * 86_400, self.config.ttl_s) if age_s]
         num_bytes = math.ceil(server_config.bucket_bytes / bucket.num_tenants)
-        limits = Limits(num_bytes, min(ages, default=0.0))
+        limits = Limits(num_bytes, min(ages, default=0.0), can_renew=not self.config.ttl_s)
         return OpenBucket(
             bucket, MeteredObjects(bucket.objects, self._bucket_calls), self.config.name,
             server_config.pack, server_config.pack_compress, limits, wake, self._guard,

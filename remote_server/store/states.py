@@ -1,8 +1,10 @@
 """The states of keys in several tiers."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from remote_server.protocol import KeyState
+from remote_server.store.tier import Tier
 
 Lookup = Callable[[str, Sequence[bytes]], bytes]
 
@@ -24,6 +26,16 @@ def better(
             break
         states = bytes(map(max, states, lookup(namespace, keys)))
     return states
+
+
+def near_and_all(
+    memory: Lookup, tiers: Sequence[Tier[Any]], namespace: str, keys: Sequence[bytes]
+) -> tuple[bytes, bytes]:
+    """The best states without those of `tiers` that are across a network, and with them."""
+    near = [memory, *(tier.lookup_all for tier in tiers if not tier.is_remote)]
+    remote = [tier.lookup_all for tier in tiers if tier.is_remote]
+    states = best(near, namespace, keys)
+    return states, better(states, remote, namespace, keys)
 
 
 def runs_beyond(near: bytes, states: bytes) -> list[int]:

@@ -12,7 +12,7 @@ from remote_server.store.bucket.packs import Group
 from remote_server.store.fetches import Fetch, Hits, OnFetched, Purpose, Reading
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
-from remote_server.store.states import Lookup, best, better, runs_beyond
+from remote_server.store.states import best, near_and_all, runs_beyond
 from remote_server.store.tier import Tier, Together
 from remote_server.store.write_behind import WayDown
 from remote_server.turns import Guard
@@ -72,7 +72,7 @@ class TierStack:
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The best of the tiers' states of each key, one byte each."""
-        return self._near_and_all(namespace, keys)[1]
+        return near_and_all(self.memory.lookup_all, self.tiers, namespace, keys)[1]
 
     def expect(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> Packs:
         """A client looks up `keys`, with these chain fields, or none: tiers whose blocks form packs
@@ -92,27 +92,20 @@ class TierStack:
     def look_up(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """`lookup_all` for a client, and the runs of keys that are readable only across a network:
         the first one's index and their number, of each."""
-        near, states = self._near_and_all(namespace, keys)
+        near, states = near_and_all(self.memory.lookup_all, self.tiers, namespace, keys)
         return states, runs_beyond(near, states)
 
     def remote(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:
         """Those of `keys` that are readable only across a network."""
-        runs = runs_beyond(*self._near_and_all(namespace, keys))
+        runs = runs_beyond(*near_and_all(self.memory.lookup_all, self.tiers, namespace, keys))
         firsts = zip(runs[::2], runs[1::2], strict=True)
         return [key for first, number in firsts for key in keys[first : first + number]]
 
-    def _near_and_all(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, bytes]:
-        """The best states without the tiers across a network, and with them."""
-        lookups: list[Lookup] = [self.memory.lookup_all]
-        lookups += [tier.lookup_all for tier in self.tiers if not tier.is_remote]
-        near = best(lookups, namespace, keys)
-        remote = [tier.lookup_all for tier in self.tiers if tier.is_remote]
-        return near, better(near, remote, namespace, keys)
-
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find is ABSENT, so it is stored."""
-        lookups = [self.memory.lookup_all, *(tier.known_states for tier in self.tiers)]
-        return best(lookups, namespace, keys)
+        return best(
+            [self.memory.lookup_all, *(t.known_states for t in self.tiers)], namespace, keys
+        )
 
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""

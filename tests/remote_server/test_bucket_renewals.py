@@ -1,7 +1,9 @@
 """Packs that are read late in their life are written again, so that sweeps keep them."""
 
+from typing import Any
+
 import pytest
-from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
+from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, bucket_server, chain_of, folder_url
 from wire_peer import block, key
 
 from remote_server import protocol
@@ -26,7 +28,7 @@ def objects(tmp_path):
 @pytest.fixture
 def bucket(objects):
     """One pack that has just been written."""
-    with RealBucket(objects=objects, max_age_s=MAX_AGE_S) as bucket:
+    with RealBucket(objects=objects, renew_age_s=MAX_AGE_S) as bucket:
         bucket.tier.listed({}, now=objects.time(f"{tenant_prefix('')}/{CLOCK}"))
         sums = protocol.checksums("ns", KEYS, DATA)
         rows = bucket.tier.begin_puts(
@@ -98,3 +100,11 @@ def test_a_pack_that_was_cleared_while_it_was_renewed_is_gone(bucket):
     bucket.tier.clear("ns")
     bucket.drain()
     assert NAME not in bucket.names()
+
+
+def test_a_tenant_with_a_ttl_renews_nothing(tmp_path):
+    """Its blocks go when they are old, used or not."""
+    for ttl_s, expected in ((0.0, LATE), (3600.0, 0.0)):
+        with bucket_server(folder_url(tmp_path), ttl_s=ttl_s) as server:
+            tier: Any = server.store.tier_stack.tiers[-1]
+            assert tier._renewals._late_s == expected * MAX_AGE_S

@@ -85,7 +85,8 @@ class OpenBucket:
         self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
             objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
-            clock=clock, readers=self.readers, compress=compress, max_age_s=limits.max_age_s,
+            clock=clock, readers=self.readers, compress=compress,
+            renew_age_s=limits.max_age_s if limits.can_renew else 0.0,
         )  # fmt: skip
         work = partial(_list_all, objects, self._prefix)
         self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))

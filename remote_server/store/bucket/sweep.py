@@ -32,6 +32,8 @@ class Limits(NamedTuple):
     """Of the whole bucket; 0: no limit."""
     max_age_s: float = 0.0
     """0: no limit."""
+    can_renew: bool = True
+    """A use late in its life makes a pack young. Without: its age is that of its blocks."""
 
     @property
     def any(self) -> bool:

@@ -64,13 +64,14 @@ class BucketTier:
         *,
         budget: int = 0,
         pack_bytes: int = 16 << 20,
-        max_age_s: float = 0.0,
+        renew_age_s: float = 0.0,
         compress: str = "none",
         clock: Callable[[], float] = time.monotonic,
         readers: Pool | None = None,
     ) -> None:
-        """`budget` and `max_age_s` are what sweeps keep, 0 for none. `objects` and `pool` are the
-        caller's, and so are `readers`, whose threads read packs: without them `pool` does."""
+        """`budget` is what sweeps keep, 0 for none; `renew_age_s` the age at which they remove
+        packs that were not renewed. `objects` and `pool` are the caller's, and so are `readers`,
+        whose threads read packs: without them `pool` does."""
         self.objects = objects
         self.pack_bytes = pack_bytes
         self._pool = pool
@@ -96,7 +97,7 @@ class BucketTier:
             self._header_read,
         )
         self._renewals = Renewals(
-            objects, pool, self.store_clock, max_age_s, self._counters, self._name_of,
+            objects, pool, self.store_clock, renew_age_s, self._counters, self._name_of,
             self._renewed,
         )  # fmt: skip
         self.reads = PackReads(
