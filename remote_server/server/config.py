@@ -144,12 +144,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.disk_bytes < 0:
             raise ConfigError(f"disk_bytes: {self.disk_bytes} bytes")
-        if self.disk_write_rate < 0:
-            raise ConfigError(
-                f"disk_write_rate: {self.disk_write_rate} bytes per second; 0 means no limit"
-            )
-        if self.disk_admit not in _ADMIT:
-            raise ConfigError(f"disk_admit: {self.disk_admit!r} is none of {', '.join(_ADMIT)}")
+        for name in ("disk_write_rate", "bucket_write_rate"):
+            if (rate := getattr(self, name)) < 0:
+                raise ConfigError(f"{name}: {rate} bytes per second; 0 means no limit")
+        for name in ("disk_admit", "bucket_admit"):
+            if (admit := getattr(self, name)) not in _ADMIT:
+                raise ConfigError(f"{name}: {admit!r} is none of {', '.join(_ADMIT)}")
         self._check_bucket()
         if not 0 <= self.drain_timeout_s <= 3600:
             raise ConfigError(
@@ -191,12 +191,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             check_url(self.bucket)
         if self.bucket_bytes < 0:
             raise ConfigError(f"bucket_bytes: {self.bucket_bytes} bytes; 0 means no limit")
-        if self.bucket_write_rate < 0:
-            raise ConfigError(
-                f"bucket_write_rate: {self.bucket_write_rate} bytes per second; 0 means no limit"
-            )
-        if self.bucket_admit not in _ADMIT:
-            raise ConfigError(f"bucket_admit: {self.bucket_admit!r} is none of {', '.join(_ADMIT)}")
         if not 0 <= self.bucket_days < 36_500:
             raise ConfigError(f"bucket_days: {self.bucket_days}; 0 means no limit")
         if not MIN_PACK_BYTES <= self.pack <= MAX_PACK_BYTES:

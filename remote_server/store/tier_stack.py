@@ -130,8 +130,7 @@ class TierStack:
     # ── changes ──────────────────────────────────────────────────────────────────────────
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:
-        """Mark as used now in all tiers, the last one as the most recently used. Returns those of
-        `keys` that are readable in any."""
+        """Mark as used now in all tiers, the last one last. Returns those that are readable."""
         states = self.lookup_all(namespace, keys)
         self.memory.touch_all(namespace, keys)
         for each in self.below:
@@ -162,8 +161,7 @@ class TierStack:
         }
 
     def clear_below(self, namespace: str | None) -> dict[str, int]:
-        """Clear the tiers below memory, and drop the blocks that wait for them. Returns how many
-        blocks were removed from each."""
+        """Clear the tiers below memory and what waits for them. Returns each tier's blocks."""
         for each in self.below:
             each.clear(namespace)
         return {tier.name: tier.clear(namespace) for tier in self.tiers}

@@ -1,4 +1,4 @@
-"""What this server knows of the packs in the bucket, and how old they are."""
+"""The contents of the bucket, as far as this server knows them, and their ages."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
