@@ -11,10 +11,9 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from remote_server import protocol
-from remote_server.client.ahead import Ahead, NamedAhead
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
-from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_queue import Ahead, GetQueue, NamedAhead
 from remote_server.client.results import GetOutcome, GetResult, GetStopwatch, Op, resolve
 from remote_server.errors import (
     DeadlineExceeded,

@@ -1,9 +1,13 @@
-"""The callers' gets of one channel, and when each has waited for too long."""
+"""The callers' gets of one channel: when each has waited for too long, and the keys that each names
+before it requests them, for a server that reads far ahead."""
 
+from collections import deque
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from remote_server.protocol import MAX_AHEAD_KEYS
 
 if TYPE_CHECKING:
     from remote_server.client.get import GetTransfer
@@ -60,3 +64,37 @@ class GetQueue:
         """Time at which the next one may be late."""
         times = (min(get.deadline, stalls_at) for get, stalls_at in self.stall_times())
         return min(times, default=inf)
+
+
+class Ahead(NamedTuple):
+    """What one request names ahead of it, and the sizes of these blocks."""
+
+    keys: list[bytes]
+    sizes: list[int]
+
+
+class NamedAhead:
+    """The blocks of one get that the server knows of and that were not requested yet: always the
+    next ones. Each is named once."""
+
+    def __init__(self) -> None:
+        self._sizes: deque[int] = deque()
+
+    def next(self, number: int, blocks: Iterator[tuple[bytes, int]], most_bytes: int) -> Ahead:
+        """What a request of the next `number` blocks can name, so that the server knows of
+        `most_bytes` behind them. `blocks` are the keys and sizes of all that remain."""
+        room = most_bytes - sum(islice(self._sizes, number, None))
+        ahead = Ahead([], [])
+        for key, size in islice(blocks, max(number, len(self._sizes)), None):
+            room -= size
+            if room < 0 or len(ahead.keys) == MAX_AHEAD_KEYS:
+                break
+            ahead.keys.append(key)
+            ahead.sizes.append(size)
+        return ahead
+
+    def sent(self, number: int, ahead: Ahead) -> None:
+        """The request of the next `number` blocks was sent, and named `ahead`."""
+        for _ in range(min(number, len(self._sizes))):
+            self._sizes.popleft()
+        self._sizes += ahead.sizes

@@ -14,10 +14,10 @@ class Bound(NamedTuple):
 BOUNDS = {
     "lookup, tcp": Bound(22, 5, 1),
     "put, tcp": Bound(30, 5, 1),
-    "get, tcp": Bound(28, 6, 1),
+    "get, tcp": Bound(30, 5, 1),
     "lookup, shm": Bound(22, 5, 1),
     "put, shm": Bound(33, 5, 1),
-    "get, shm": Bound(30, 6, 2),
+    "get, shm": Bound(32, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release."""
 

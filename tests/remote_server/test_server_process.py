@@ -140,7 +140,7 @@ def test_an_unknown_flag_is_met_with_the_nearest_known_one():
 
 def test_more_memory_than_the_machine_has_names_both_numbers():
     errors = fails_with(2, *FREE_PORT, "--memory", "900000GiB")
-    assert "memory: 900000.0 GiB requested, but only" in errors
+    assert "memory: 878.9 TiB requested, but only" in errors
     assert errors.count("\n") == 1
 
 
