@@ -71,6 +71,24 @@ def test_a_second_server_finds_what_the_first_one_wrote(url, context):
         assert counters["bucket_packs_read"] == 2, "a pack is read once"
 
 
+@pytest.mark.parametrize("first", [1, 3, 7, 8, 11])
+def test_the_rest_of_a_prompt_whose_first_rows_the_engine_has_is_found(url, context, first):
+    """A lookup names the rows that are missing: its first one may be in the middle of a pack."""
+    with bucket_server(url) as one:
+        fill(peer := hello(Peer(context, one.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+    missing, chain = range(first, PACKED), chain_of(PACKED - first, first)
+    packs = 2 if first < 8 else 1
+    with bucket_server(url) as second:
+        peer = hello(Peer(context, second.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
+        assert 0 not in peer.lookup(missing, chain=chain).states, "known, and being looked for"
+        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == packs)
+        assert peer.lookup(missing, chain=chain).prefix == len(missing)
+        assert read(peer, missing) == [block(n, ROW_BYTES) for n in missing]
+        assert peer.stats().counters["bucket_demoted"] == 0, "a part of a pack is never written"
+
+
 def test_a_server_with_compression_and_one_without_share_a_bucket(url, context):
     pytest.importorskip("zstandard")
     with bucket_server(url, pack_compress="zstd") as first:

@@ -99,6 +99,24 @@ def packs_in(
     yield from _singles(keys, begin, len(keys))
 
 
+def begun_before(
+    keys: Sequence[bytes], chain: Sequence[Stretch], row_bytes: int, pack_bytes: int
+) -> Iterator[Group]:
+    """The packs of which `keys` have the last row, and not the first: an engine that has the
+    beginning of a prompt looks up the rest. The rows of each that are in `keys`."""
+    begin = 0
+    for stretch in joined(chain):
+        number, rest = divmod(stretch.start, stretch.tokens) if stretch.tokens else (0, 1)
+        if not rest and not stretch.backwards:
+            step, rows = _step_and_rows(stretch, row_bytes, pack_bytes)
+            count = -number % step  # to the end of the pack that the first row is in
+            if 0 < count < rows and count <= stretch.rows:
+                places = range(begin, begin + count)
+                fields = msgspec.structs.replace(stretch, rows=count)
+                yield Group(places, [keys[place] for place in places], fields)
+        begin += stretch.rows
+
+
 def joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
     """`chain` with stretches that continue each other as one: stored rows have one each."""
     last: Stretch | None = None

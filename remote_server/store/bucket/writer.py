@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, packs_in
+from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, begun_before, packs_in
 from remote_server.store.bucket.parents import Parents
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.windows import can_end, shows_every_end, whole
@@ -102,7 +102,7 @@ class PackWriter:
     def expect(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
     ) -> Sequence[Group]:
-        """A lookup of `keys` follows. Returns its packs, for `looked_up`."""
+        """A lookup of `keys` follows. Returns its whole packs, for `looked_up`."""
         if namespace.startswith(protocol.SELF_TESTS):
             return ()
         try:
@@ -110,7 +110,8 @@ class PackWriter:
         except KeyError:  # no client has declared it
             return ()
         groups = [*packs_in(keys, chain, block_bytes, self.tier.pack_bytes)]
-        self.tier.expect(namespace, groups)
+        begun = begun_before(keys, chain, block_bytes, self.tier.pack_bytes)
+        self.tier.expect(namespace, [*begun, *groups])
         return groups
 
     def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
