@@ -31,6 +31,7 @@ from oracle import MEDIUM
 from s3 import s3_server
 
 from remote_server.store.bucket.opening import NUM_THREADS
+from remote_server.store.bucket.reads import NUM_READERS
 
 pytestmark = pytest.mark.whole
 
@@ -162,7 +163,7 @@ def holds_no_more(scene: Scene, before: Held) -> None:
     assert memory.used_bytes <= memory.budget_bytes
     after = held_by(scene.server)
     assert after.threads <= before.threads
-    assert after.descriptors <= before.descriptors + NUM_THREADS
+    assert after.descriptors <= before.descriptors + NUM_THREADS + NUM_READERS
     assert after.resident_bytes <= before.resident_bytes + MOST_BESIDE_MEMORY
 
 
