@@ -265,6 +265,11 @@ def test_a_wrong_address_is_wrong_usage_and_makes_nothing(kvferry, address, argu
     assert not os.path.exists("/nowhere")
 
 
+def test_a_folder_that_is_missing_is_named_in_plain_words(kvferry, tmp_path):
+    status, _, err = kvferry("du", f"file://{tmp_path}/none")
+    assert status == 2 and err.endswith("/none: there is no such folder\n")
+
+
 def test_a_missing_extra_is_named(kvferry, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     status, _, err = kvferry("ls", "s3://blocks")

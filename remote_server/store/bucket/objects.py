@@ -297,6 +297,8 @@ def open_store(url: str, *, make: bool = True) -> "ObjectStore":
             "bucket: this server has no client for object stores: pip install 'kvferry[bucket]'"
         ) from error
     parts = urlsplit(url)
+    if parts.scheme == "file" and not make and not Path(parts.path).is_dir():
+        raise ConfigError(f"bucket: {url}: there is no such folder")
     try:
         if parts.scheme == "memory":
             return MemoryStore()
