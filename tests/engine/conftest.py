@@ -32,13 +32,20 @@ def cluster(logs: Path) -> Iterator[Cluster]:
         cluster.client.close()
 
 
+def _wants_scene(item: pytest.Item) -> bool:
+    """By its arguments, or by the name of a fixture among its parameters."""
+    call = getattr(item, "callspec", None)
+    wanted = [*getattr(item, "fixturenames", ()), *(call.params.values() if call else ())]
+    return "scene" in wanted
+
+
 @pytest.fixture(scope="session")
 def starting_scene(
     request: pytest.FixtureRequest, model: Path, logs: Path
 ) -> "Iterator[Future[Scene]]":
     """The scene of this session, if any test of it is there: it starts beside the engine that
     asks first. A start is mostly one thread's imports, and two take little longer than one."""
-    if not any("scene" in getattr(item, "fixturenames", ()) for item in request.session.items):
+    if not any(_wants_scene(item) for item in request.session.items):
         yield Future()
         return
     with ExitStack() as stack, ThreadPoolExecutor(1) as starter:
