@@ -15,7 +15,7 @@ from remote_server.cli.__main__ import main
 from remote_server.protocol import BucketStats, StatsReply, TierStats
 from remote_server.store.bucket.objects import Failure, Objects
 
-NOBODY = ["--server", "tcp://127.0.0.1:1", "--timeout-s", "0.2"]
+NO_SERVER = ["--server", "tcp://127.0.0.1:1", "--timeout-s", "0.2"]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def doctor(capsys, monkeypatch):
     monkeypatch.setattr("remote_server.cli.doctor.host_findings", lambda: [])
 
     def run(*flags):
-        main(["doctor", "--json", *NOBODY, *flags])
+        main(["doctor", "--json", *NO_SERVER, *flags])
         found = json.loads(capsys.readouterr().out)
         return [(one["verdict"], one["told"]) for one in found if one["check"] == "bucket"]
 

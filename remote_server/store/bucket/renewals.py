@@ -14,7 +14,7 @@ from remote_server.store.bucket import layout
 from remote_server.store.bucket.index import Pack, PackState
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.transfers import Want, copy_rows
+from remote_server.store.bucket.transfers import are_intact
 from remote_server.store.disk.pool import Job, Pool, Priority
 
 LATE = 0.8
@@ -76,8 +76,7 @@ def _renew(objects: Objects, name: str, pack: Pack) -> _Renewed:
     """Write `pack` again as it is. A damaged one stays as it is, for its next reader to judge."""
     try:
         data = objects.read(name, 0, pack.num_bytes)
-        wants = [Want(row, None) for row in pack.rows]
-        if layout.seal_of(data) != pack.seal or not all(copy_rows(data, 0, wants)):
+        if layout.seal_of(data) != pack.seal or not all(are_intact(data, pack.rows)):
             return _Renewed(False)
         return _Renewed(objects.put(name, data, create=False))
     except BucketError as error:

@@ -20,7 +20,7 @@ from remote_server.store.bucket.packs import (
     unescaped,
 )
 from remote_server.store.bucket.sweep import CLOCK, REMOVED_AT_ONCE
-from remote_server.store.bucket.transfers import Want, copy_rows, decode
+from remote_server.store.bucket.transfers import are_intact, read_start
 from remote_server.store.disk.layout import PAGE
 
 # Calls of the store at a time. Each holds a pack in memory.
@@ -115,7 +115,7 @@ def check(objects: Objects, pack: PackObject) -> Checked:
     rows = make_pack(header, pack.modified, PackState.READABLE).rows
     if data.nbytes < rows[-1].offset + rows[-1].stored:
         return Checked(damage=f"{data.nbytes} bytes, shorter than its rows")
-    intact = copy_rows(data, 0, [Want(row, None) for row in rows])
+    intact = are_intact(data, rows)
     if not all(intact):
         others = len(rows) - sum(intact) - 1
         return Checked(
@@ -136,11 +136,8 @@ def _head(
 ) -> tuple[memoryview, layout.PackHeader] | Checked:
     """The first `num_bytes` of `pack` or more, and its header; or why there is none."""
     try:
-        data = objects.read_head(pack.name, num_bytes).data
-        header_bytes = layout.header_bytes_of(data)
-        if header_bytes > data.nbytes:
-            data = objects.read(pack.name, 0, header_bytes)
-        return data, decode(data, pack.namespace, pack.key)
+        head, header = read_start(objects, pack.name, pack.namespace, pack.key, num_bytes)
+        return head.data, header
     except BucketError as error:
         return Checked(failure=error.failure, words=str(error))
     except layout.PackDamaged as error:

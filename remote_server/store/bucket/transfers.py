@@ -16,7 +16,7 @@ from remote_server.store.bucket.codecs import (
     element_bytes_of,
 )
 from remote_server.store.bucket.index import BucketBlock
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, Head, Objects
 from remote_server.store.disk.layout import padded
 
 
@@ -51,13 +51,8 @@ class WrittenPack(NamedTuple):
 def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> ReadHeader:
     """The header of the pack `name`, checked."""
     try:
-        head = objects.read_head(name, layout.HEADER_READ_BYTES)
-        data = head.data
-        num_bytes = layout.header_bytes_of(data)
-        if num_bytes > data.nbytes:
-            data = objects.read(name, 0, num_bytes)
-        header = decode(data, namespace, key)
-        *_, last = layout.offsets_of(header, num_bytes)
+        head, header = read_start(objects, name, namespace, key, layout.HEADER_READ_BYTES)
+        *_, last = layout.offsets_of(header, layout.header_bytes_of(head.data))
         if last + header.stored_lengths[-1] > head.num_bytes:
             raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
     except BucketError as error:
@@ -71,12 +66,24 @@ def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> Read
     return ReadHeader(header, head.modified)
 
 
-def decode(data: memoryview, namespace: str, key: bytes) -> layout.PackHeader:
-    """`layout.decode_header`. Raises `PackForeign` also where rows cannot be decompressed here."""
-    header = layout.decode_header(data, namespace, key)
+def read_start(
+    objects: Objects, name: str, namespace: str, key: bytes, num_bytes: int
+) -> tuple[Head, layout.PackHeader]:
+    """The first `num_bytes` of a pack, more where its header is longer, and its header. Raises
+    `BucketError`, `PackDamaged`, and `PackForeign` also where rows cannot be decompressed here."""
+    head = objects.read_head(name, num_bytes)
+    header_bytes = layout.header_bytes_of(head.data)
+    if header_bytes > head.data.nbytes:
+        head = head._replace(data=objects.read(name, 0, header_bytes))
+    header = layout.decode_header(head.data, namespace, key)
     if header.codec and codec_named(header.codec, header.element_bytes) is None:
         raise layout.PackForeign("headers_codec", f"it is compressed with {header.codec}")
-    return header
+    return head, header
+
+
+def are_intact(data: memoryview, rows: Sequence[BucketBlock]) -> list[bool]:
+    """Whether each of `rows` is intact in `data`, a whole object."""
+    return copy_rows(data, 0, [Want(row, None) for row in rows])
 
 
 def copy_rows(body: memoryview, begin: int, wants: Sequence[Want]) -> list[bool]:
