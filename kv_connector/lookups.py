@@ -15,11 +15,12 @@ from kv_connector import metrics
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
 from kv_connector.judge import Judge
-from kv_connector.link import LookupBreaker, Patience, Queries
+from kv_connector.link import Patience, Queries
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRoom, PoolRows, Room
 from remote_server.client import RemoteClient
+from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY

@@ -4,7 +4,12 @@ import pytest
 from scripted_client import Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.link import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupBreaker
+from remote_server.client.lookup_breaker import (
+    FIRST_PAUSE_S,
+    LATE_IN_A_ROW,
+    LONGEST_PAUSE_S,
+    LookupBreaker,
+)
 from remote_server.client.session import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
