@@ -29,6 +29,7 @@ from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
+from remote_server.client.cache_client import Anchors, OneServer
 from remote_server.client.get import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
@@ -42,7 +43,7 @@ from remote_server.shm.region import RegisteredRegion
 T = TypeVar("T")
 
 
-class RemoteClient:
+class RemoteClient(OneServer):
     """A client of one server. Every method may be called from any thread."""
 
     def __init__(
@@ -174,11 +175,13 @@ class RemoteClient:
         on_late: Callable[[protocol.Found], None] | None = None,
         chain: Sequence[protocol.Stretch] = (),
         explain: bool = False,
+        anchors: Anchors = (),
     ) -> "Future[protocol.Found]":
         """Query which of `keys` are there: one state per key, and the readable prefix. A reply
         that comes after the deadline goes to `on_late`, on the I/O thread and at most once.
         `chain` has the stretches of all keys, or none. With `explain` the reply has the chain
-        fields of each block, and the namespace may be any that the server knows.
+        fields of each block, and the namespace may be any that the server knows. `anchors`, here
+        and below, are for a client of several servers, and ignored.
 
         Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`, or
         `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
@@ -202,6 +205,7 @@ class RemoteClient:
         force: bool = False,
         timeout_s: float = 5.0,
         chain: Sequence[protocol.Stretch] = (),
+        anchors: Anchors = (),
     ) -> "Future[PutResult]":
         """Offer the blocks in `rows`, each exactly as long as its block. `chain` has the stretches
         of all keys, or none.
@@ -225,6 +229,7 @@ class RemoteClient:
         stall_s: float = 0.05,
         timeout_s: float = 10.0,
         timed: bool = False,
+        anchors: Anchors = (),
     ) -> "Future[GetResult]":
         """Fill `rows`, each exactly as long as its block, in the order of `keys`.
 

@@ -1,11 +1,11 @@
 """Settings, results and counters of a client."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import Blocks, Got, PutOutcome
@@ -233,6 +233,23 @@ class GetStopwatch:
         )  # fmt: skip
 
 
+class GetPart(NamedTuple):
+    """The share of one server in a get that several have served."""
+
+    server: int
+    """Its number in the client's list when the get was begun."""
+
+    keys: int
+    """Keys that it was asked for."""
+
+    bytes: int
+    """Sum of the rows that landed from it."""
+
+    seconds: float
+    """From the call of `get` until its part ended. A server serves one get after another, so this
+    may have the time behind an earlier part of the same server in it."""
+
+
 @dataclass(frozen=True)
 class GetResult:
     """A get that has ended: nothing writes into its rows any more."""
@@ -251,6 +268,10 @@ class GetResult:
 
     times: GetTimes | None = None
     """Of a `timed` get over tcp from a server that measures; else None."""
+
+    parts: Sequence[GetPart] = ()
+    """Of several servers, a part for each from which a key was HIT or LATE. Empty for one server,
+    and where none served a key."""
 
 
 @dataclass(frozen=True)
