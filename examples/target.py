@@ -121,8 +121,9 @@ def _drop(logs: Path) -> None:
 
 def _client_of(address: str, cleanup: ExitStack) -> RemoteClient:
     try:
-        endpoint, keys = server_address(address, "--cache-server")
-        client = RemoteClient(ClientConfig(endpoint, keys=keys, client_name="observer"))
+        server = server_address(address, "--cache-server")
+        config = ClientConfig(server.endpoint, keys=server.keys, client_name="observer")
+        client = RemoteClient(config)
     except KVFerryError as error:
         raise BadFlags(str(error)) from None
     cleanup.callback(client.close)

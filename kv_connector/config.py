@@ -151,10 +151,10 @@ def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
     """Configuration of this engine's client. Raises `ConfigError` without a server."""
     if config.server is None:
         raise ConfigError("set 'server', the cache server's tcp://host:port")
-    endpoint, keys = server_address(config.server)
+    address = server_address(config.server)
     return ClientConfig(
-        endpoint=endpoint,
-        keys=keys,
+        endpoint=address.endpoint,
+        keys=address.keys,
         client_name=client_name,
         get_window_bytes=parse_bytes(config.window, "window"),
         transport=config.transport,

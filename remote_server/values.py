@@ -3,6 +3,7 @@
     8GiB                                           bytes: of memory, of a disk, of a block
     tcp://10.0.0.7:5757                            where a client connects
     tcp://10.0.0.7:5757?keys=/path/client.key      the same, with the key file for that server
+    tcp://10.0.0.7:5757?name=a&copies=head         the same, in a list of servers
     tcp://127.0.0.1:*                              where a server listens, on any free port
     http://127.0.0.1:5758                          where the admin HTTP listens
 
@@ -14,6 +15,7 @@ import errno
 import ipaddress
 import re
 import socket
+from collections.abc import Container
 from fractions import Fraction
 from typing import Annotated, NamedTuple
 
@@ -109,19 +111,60 @@ class ServerAddress(NamedTuple):
     keys: str = ""
     """A client key file; empty for a server without keys."""
 
+    name: str = ""
+    """The server's name, when the address has one."""
+
+    copies_head: bool = False
+    """The address has `copies=head`, which is for the whole list."""
+
+
+_OPTIONS = ("keys", "name", "copies")
+_COPIES = "head"
+
 
 def server_address(text: str, setting: str = "server") -> ServerAddress:
-    """`tcp://host:port`, or `tcp://host:port?keys=FILE`: one setting for both, because a key file
-    is for the one server that it names. Raises `ConfigError`, as `check_endpoint`."""
+    """`tcp://host:port`, and behind a `?` any of `keys=FILE`, `name=NAME` and `copies=head`, with
+    `&` between them. One setting for all, because they are for the one server that it names. Raises
+    `ConfigError`, as `check_endpoint`."""
     endpoint, question, query = text.partition("?")
     check_endpoint(endpoint, setting)
-    if not question:
-        return ServerAddress(endpoint)
-    name, _, file = query.partition("=")
-    if name != "keys" or not file:
-        wrong = f"'?{query}' behind the port is no key file"
-        raise _error(text, setting, wrong, f"{EXAMPLE}?keys=/path/client.key")
-    return ServerAddress(endpoint, file)
+    options: dict[str, str] = {}
+    for part in query.split("&") if question else ():
+        option, _, value = part.partition("=")
+        if wrong := _wrong_option(option, value, options):
+            example = "name=cache-1" if option == "name" else "keys=/path/client.key"
+            example = "copies=head" if option == "copies" else example
+            raise _error(text, setting, f"'?{query}' behind the port {wrong}",
+                         f"{EXAMPLE}?{example}")  # fmt: skip
+        options[option] = value
+    return ServerAddress(
+        endpoint, options.get("keys", ""), options.get("name", ""), "copies" in options
+    )
+
+
+def _wrong_option(option: str, value: str, before: Container[str]) -> str:
+    """The end of a sentence, or "" for a right one. `before` are the options in front of it."""
+    if option not in _OPTIONS or (option == "keys" and not value):
+        known = f": {option!r:.80} is none of {', '.join(_OPTIONS)}" if before else ""
+        return f"is no key file{known}"
+    if option in before:
+        return f"has {option}= twice"
+    if option == "copies" and value != _COPIES:
+        return f"has copies={value}, and only copies={_COPIES} is known"
+    return wrong_server_name(value) if option == "name" else ""
+
+
+_SERVER_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,62}")
+
+
+def wrong_server_name(name: str) -> str:
+    """Why a server cannot have this name, as the end of a sentence; "" when it can."""
+    if _SERVER_NAME.fullmatch(name):
+        return ""
+    return (
+        f"has the name {name!r:.80}: a name has 1 to 63 ASCII letters, digits, '-', '_' and '.', "
+        "and begins with a letter, a digit or '_'"
+    )
 
 
 def check_endpoint(text: str, setting: str) -> None:

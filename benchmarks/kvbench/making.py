@@ -68,7 +68,7 @@ class Maker:
         self._pools = pools
         self._scratch = scratch
         self._server = server
-        self._endpoint, self._keys = server_address(server) if server else ("", "")
+        self._endpoint, self._keys, *_ = server_address(server) if server else ("", "")
         self._device = device
         self._device_rows: DeviceRows | None = None
         self._in_server = Kept()

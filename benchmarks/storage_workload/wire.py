@@ -63,7 +63,7 @@ class WireBackend:
         """`endpoint` may name a key file, as an engine's setting does (`?keys=FILE`); `transport`
         as in `ClientConfig`. Raises `ConfigError` when no server answers there, or when it does
         not take such blocks."""
-        address, keys = server_address(endpoint)
+        address, keys, *_ = server_address(endpoint)
         self._endpoint = address
         self._payload = payload
         self._transports: set[str] = set()

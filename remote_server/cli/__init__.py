@@ -119,8 +119,8 @@ def checked_address(text: str) -> str:
 def client_of(server: str, **options: Any) -> RemoteClient:
     """A client of `server`, an address as in `--server`, with `options` of `ClientConfig`. Raises
     `ConfigError`."""
-    endpoint, keys = server_address(server, "--server")
-    return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
+    address = server_address(server, "--server")
+    return RemoteClient(ClientConfig(address.endpoint, keys=address.keys, quiet=True, **options))
 
 
 @contextmanager

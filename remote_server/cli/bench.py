@@ -88,12 +88,12 @@ def run(flags: argparse.Namespace) -> int:
 
 def _why_incomparable(address: str, transport: str, *, same_host: bool) -> str:
     """The reason why sockets and copies of this host are no measure of that server, or ""."""
-    endpoint, keys = server_address(address, "--server")
+    server = server_address(address, "--server")
     if transport == "shm":
         return ""
-    if keys:
+    if server.keys:
         return "a server with keys encrypts what goes over tcp, and raw sockets do not"
-    if not (same_host or is_loopback(endpoint)):
+    if not (same_host or is_loopback(server.endpoint)):
         return "the server is on another host, or takes only tcp; raw and copy are of this host"
     return ""
 

@@ -45,9 +45,10 @@ BELOW = {
     "shm": {"protocol"},
     "store": {"protocol", "shm"},
     "client": {"protocol", "shm"},
+    "fleet": {"protocol", "shm", "client"},
     "server": {"protocol", "shm", "store"},
     "admin": {"protocol", "shm", "store", "server"},
-    "cli": {"protocol", "shm", "store", "server", "client"},
+    "cli": {"protocol", "shm", "store", "server", "client", "fleet"},
 }  # fmt: skip
 """Of each package of `remote_server`, the packages it may import. Files beside them import none,
 but for `__main__`, which starts a server."""

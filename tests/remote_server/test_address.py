@@ -43,10 +43,18 @@ NOT_FOR_CLIENTS = [
     ("tcp://*:5757", "host '*' is for a server that listens"),
     ("tcp://h:*", "port '*' is for a server that listens"),
 ]
-NO_KEYS = [
+WRONG_OPTIONS = [
     ("tcp://h:1?", "'?' behind the port is no key file; write it like tcp://127.0.0.1:5757?keys="),
     ("tcp://h:1?keys=", "'?keys=' behind the port is no key file"),
     ("tcp://h:1?key=/x", "'?key=/x' behind the port is no key file"),
+    (
+        "tcp://h:1?keys=/x&nam=a",
+        "'?keys=/x&nam=a' behind the port is no key file: 'nam' is none of",
+    ),
+    ("tcp://h:1?keys=/x&keys=/y", "'?keys=/x&keys=/y' behind the port has keys= twice"),
+    ("tcp://h:1?name=", "'?name=' behind the port has the name '': a name has 1 to 63"),
+    ("tcp://h:1?name=a b", "'?name=a b' behind the port has the name 'a b'"),
+    ("tcp://h:1?copies=all", "'?copies=all' behind the port has copies=all, and only copies=head"),
 ]
 
 WAYS: list[tuple[str, Callable[[str], object]]] = [
@@ -60,7 +68,7 @@ WAYS: list[tuple[str, Callable[[str], object]]] = [
 
 
 @pytest.mark.parametrize(("setting", "way"), WAYS)
-@pytest.mark.parametrize(("text", "wrong"), WRONG + NOT_FOR_CLIENTS + NO_KEYS)
+@pytest.mark.parametrize(("text", "wrong"), WRONG + NOT_FOR_CLIENTS + WRONG_OPTIONS)
 def test_where_a_client_connects(text: str, wrong: str, setting: str, way: Callable[[str], object]):
     with pytest.raises(ConfigError) as refused:
         way(text)
@@ -109,8 +117,15 @@ def test_so_is_a_wrong_variable(command: list[str], monkeypatch: pytest.MonkeyPa
              "tcp://[::1]:5757", "tcp://[fe80::1%eth0]:5757"],
 )  # fmt: skip
 def test_a_right_address_may_name_its_key_file(text: str):
-    assert server_address(text) == (text, "")
-    assert server_address(f"{text}?keys=/x/client.key") == (text, "/x/client.key")
+    assert server_address(text) == (text, "", "", False)
+    keys = "/x/client.key"
+    assert server_address(f"{text}?keys={keys}") == (text, keys, "", False)
+    assert server_address(f"{text}?copies=head&name=a-1.x&keys={keys}") == (
+        text,
+        keys,
+        "a-1.x",
+        True,
+    )
     check_endpoint(text, "endpoint")
     assert ClientConfig(text).endpoint == ServerConfig(bind=text, insecure=True).bind == text
 

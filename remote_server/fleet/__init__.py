@@ -1,0 +1,1 @@
+"""Several independent cache servers behind one setting."""
