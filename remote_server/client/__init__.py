@@ -1,6 +1,7 @@
 """The client of the cache server: its public names. The modules inside are private."""
 
 from remote_server.client.cache_client import UNANSWERED, UNANSWERED_LATE, CacheClient
+from remote_server.client.io_thread import IoThread
 from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import (
     ClientConfig,
@@ -16,5 +17,5 @@ from remote_server.shm.region import SharedRegion
 __all__ = [
     "UNANSWERED", "UNANSWERED_LATE",
     "BreakerState", "CacheClient", "ClientConfig", "GetOutcome", "GetPart", "GetResult", "GetTimes",
-    "PutResult", "RemoteClient", "SharedRegion",
+    "IoThread", "PutResult", "RemoteClient", "SharedRegion",
 ]  # fmt: skip

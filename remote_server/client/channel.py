@@ -13,6 +13,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
+from remote_server.client.poll_set import PollSet
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.session import Declaration, Session
 from remote_server.errors import (
@@ -63,7 +64,7 @@ class ClientContext:
     counters: Counters
     clock: Callable[[], float]
     zmq_context: "zmq.Context[zmq.Socket[bytes]]"
-    poller: zmq.Poller
+    poll_set: PollSet
     keys: ClientKeys | None
 
     on_reply: Callable[[protocol.Reply], bool]
@@ -78,7 +79,7 @@ class ClientContext:
         """A new connection. `brings_blocks`: replies have payload frames. Raises as `Connection`
         does."""
         return Connection(
-            self.zmq_context, self.poller, self.config, self.clock, self.keys,
+            self.zmq_context, self.poll_set, self.config, self.clock, self.keys,
             brings_blocks=brings_blocks,
         )  # fmt: skip
 

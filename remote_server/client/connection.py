@@ -36,6 +36,7 @@ from math import ceil, inf
 import zmq
 
 from remote_server import protocol
+from remote_server.client.poll_set import PollSet
 from remote_server.client.results import ClientConfig
 from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
@@ -85,7 +86,7 @@ class Connection:
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        poller: zmq.Poller,
+        poll_set: PollSet,
         config: ClientConfig,
         clock: Callable[[], float],
         keys: ClientKeys | None = None,
@@ -98,7 +99,7 @@ class Connection:
         the process cannot open another file.
         """
         self._context = context
-        self._poller = poller
+        self._poll_set = poll_set
         self._config = config
         self._clock = clock
         self._keys = keys
@@ -145,8 +146,8 @@ class Connection:
             socket.close(0)
             raise
         self._socket, self._monitor = socket, monitor
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        self._poll_set.register(socket)
+        self._poll_set.register(monitor)
         self._is_open = True
 
     def close(self) -> None:
@@ -156,8 +157,8 @@ class Connection:
         if not self._is_open:
             return
         self._is_open = False
-        self._poller.unregister(self._socket)
-        self._poller.unregister(self._monitor)
+        self._poll_set.unregister(self._socket)
+        self._poll_set.unregister(self._monitor)
         _close(self._socket, self._monitor)
 
     def reopen(self) -> None:

@@ -1,7 +1,8 @@
-"""I/O thread of a client. It alone owns every socket, every row in transit and every open future.
+"""Loop of one server. It alone owns its sockets, every row in transit and every open future.
 
-Other threads only append to a queue and wake it. One turn of the loop, `_turn`: wait, take over
-submitted requests, receive, handle lost connections, end what is late, send.
+It has its turns on an I/O thread (`io_thread.py`). Other threads only append to a queue and wake
+it. One turn: take over submitted requests, receive, handle lost connections, end what is late,
+send.
 
 Receiving precedes expiry, so that a reply that has come counts even when this thread did not run
 until after the deadline.
@@ -12,18 +13,17 @@ A fourth carries the messages of shared memory once a region is registered.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Container
 from functools import partial
-from math import ceil, inf
-
-import zmq
+from math import inf
 
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
+from remote_server.client.io_thread import IoThread
+from remote_server.client.poll_set import PollSet
 from remote_server.client.requests import Call, Mailbox
 from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
@@ -44,45 +44,47 @@ VERIFY_TIMEOUT_S = 5.0
 # Poll interval for states that libzmq reports by no event: a row released, space in a queue.
 _POLL_AGAIN_S = 0.001
 
-_LONGEST_WAIT_MS = 3_600_000
-
-# Pause after an unexpected exception: a bug met on every turn must not use a whole core.
-_RECOVERY_PAUSE_S = 0.05
-
 
 class Loop:
-    """The I/O thread and all it owns.
+    """The channels of one server, its session and its requests.
 
-    Other threads may use `mailbox`, `ready`, `stop` and `join`, and read `counters`.
+    Other threads may use `mailbox`, `ready`, `stop`, `wake` and `join`, and read `counters`.
     """
 
-    def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ClientConfig, clock: Callable[[], float], io_thread: IoThread
+    ) -> None:
+        """For `io_thread.add`."""
         self._config = config
         self._clock = clock
         self.counters = new_counters()
         self.session = Session(config, self.counters)
         self.mailbox = Mailbox()
-        self._stopping = False
+        self.poll_set = PollSet()
+        self._io_thread = io_thread
+        self._stopping = self._shutting_down = False
+        self._ended = threading.Event()
         self._restarted = False
         self._had_readable = False
         self._cancels: list[tuple[list[Request], threading.Event]] = []
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._poller = zmq.Poller()
+        self._use()
         try:
             keys = read_client_keys(config.keys) if config.keys else None
             self._client_context = client_context = ClientContext(
-                config, self.session, self.counters, clock, self._context, self._poller, keys,
-                self._on_reply, self._verify,
+                config, self.session, self.counters, clock, io_thread.zmq_context, self.poll_set,
+                keys, self._on_reply, self._verify,
             )  # fmt: skip
             self._control = ControlChannel(client_context)
-            self._use(self._control, *(open_one(client_context) for open_one in DATA_CHANNELS))
+            self._use(self._control)
+            for open_one in DATA_CHANNELS:
+                self._use(*self.channels, open_one(client_context))
         except BaseException:
+            for channel in self.channels:
+                channel.close()
             self.mailbox.close()
-            self._context.destroy(linger=0)
+            self.poll_set.close()
             raise
-        self._poller.register(self.mailbox.fileno(), zmq.POLLIN)
-        self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
-        self._thread.start()
+        self.poll_set.register(self.mailbox.fileno())
 
     def _use(self, *channels: Channel) -> None:
         self.channels: tuple[Channel, ...] = channels
@@ -110,40 +112,42 @@ class Loop:
         """Bytes of the rows of all transfers that have not ended."""
         return sum(channel.queued_bytes for channel in self.channels)
 
-    def stop(self) -> None:
-        """Start the shutdown: every request ends, then the thread."""
-        self._stopping = True
+    def wake(self) -> None:
+        """Make it have a turn."""
         self.mailbox.wake()
 
+    def stop(self) -> None:
+        """Start the shutdown: every request ends, then the loop."""
+        self._stopping = True
+        self.wake()
+
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end. False when it has not, or when called on it."""
-        if threading.current_thread() is self._thread:
-            return False
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Wait for its end. False when it has not ended, or when called on the I/O thread."""
+        return not self.is_current_thread and self._ended.wait(timeout_s)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
 
     @property
     def is_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        return self._io_thread.is_current_thread
 
-    # ── the thread ───────────────────────────────────────────────────────────────────────
+    # ── turns, on the I/O thread ─────────────────────────────────────────────────────────
 
-    def _run(self) -> None:
-        while not self._stopping:
-            try:
-                self._turn()
-            except BaseException as error:
-                # Any exception here is a bug of ours. Callers must not wait for a dead thread: end
-                # all requests in flight, open new connections, and log it.
-                logger.exception("client: unexpected error; all requests in flight end")
-                self._recover(error)
-        try:
-            self._shut_down()
-        finally:
-            self.mailbox.close()
+    def turn(self, readable: dict[object, int]) -> float:
+        """Do what is due, given the sockets with something to receive. Returns the seconds until
+        the next turn if nothing comes before."""
+        if self._stopping:
+            return self._shut_down()
+        if readable or self._had_readable:
+            for connection in self._connections:
+                connection.note_poll(readable)
+        self._had_readable = bool(readable)
+        self._turn(readable)
+        return self._wait_s()
 
-    def _turn(self) -> None:
-        readable = self._wait()
+    def _turn(self, readable: Container[object]) -> None:
         if not readable and not self.mailbox and self._step():
             return
         polled_at = now = self._clock()
@@ -166,22 +170,14 @@ class Loop:
             channel.pump(now)
         self._finish_cancels()
 
-    def _wait(self) -> Container[object]:
-        """Wait until there is work. Returns the sockets with something to receive."""
-        timeout_s = 0.0
+    def _wait_s(self) -> float:
         channels = self.channels
-        if not self.mailbox and not any(channel.has_more for channel in channels):
-            timeout_s = max(0.0, self._wake_at() - self._clock())
-            if any(channel.blocked or channel.releasing for channel in channels):
-                timeout_s = min(timeout_s, _POLL_AGAIN_S)
-        # A poll counts in milliseconds; rounding down would spin through the last one.
-        wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
-        readable = dict(self._poller.poll(wait_ms))
-        if readable or self._had_readable:
-            for connection in self._connections:
-                connection.note_poll(readable)
-        self._had_readable = bool(readable)
-        return readable
+        if self.mailbox or any(channel.has_more for channel in channels):
+            return 0.0
+        timeout_s = max(0.0, self._wake_at() - self._clock())
+        if any(channel.blocked or channel.releasing for channel in channels):
+            timeout_s = min(timeout_s, _POLL_AGAIN_S)
+        return timeout_s
 
     def _wake_at(self) -> float:
         """Time at which something may be late, due or stuck."""
@@ -291,31 +287,45 @@ class Loop:
                 self._cancels.remove(cancel)
                 done.set()
 
-    def _recover(self, cause: BaseException) -> None:
+    def recover(self, cause: BaseException) -> None:
+        """End every request, because a turn raised `cause`, and begin anew."""
         self.counters["internal_errors"] += 1
+        if self._shutting_down:
+            self._end()
+            return
         error = ServerUnavailable(f"internal error: {cause!r}")
         _do_each(
             partial(self.session.went_down, "internal error"),
             *(partial(channel.end_all, error) for channel in self.channels),
             *(channel.reset for channel in self.channels),
         )
-        time.sleep(_RECOVERY_PAUSE_S)
 
-    def _shut_down(self) -> None:
-        """End every request, and return when libzmq holds no row. The mailbox is still open."""
-        error = ServerUnavailable("the client was closed")
-        _do_each(partial(self._take_over, self._clock()))
-        _do_each(
-            *(partial(channel.end_all, error) for channel in self.channels),
-            *(channel.close for channel in self.channels),
-        )
+    def _shut_down(self) -> float:
+        """End every request, and the loop when libzmq holds no row. The mailbox is open until
+        then. Returns the seconds until the next turn."""
+        if not self._shutting_down:
+            self._shutting_down = True
+            self.poll_set.unregister(self.mailbox.fileno())
+            error = ServerUnavailable("the client was closed")
+            _do_each(partial(self._take_over, self._clock()))
+            _do_each(
+                *(partial(channel.end_all, error) for channel in self.channels),
+                *(channel.close for channel in self.channels),
+            )
         # Without a limit: a row given back too early would be sent with other bytes.
-        while releasing := [channel for channel in self.channels if channel.releasing]:
-            for channel in releasing:
-                channel.expire(self._clock())
-            time.sleep(_POLL_AGAIN_S)
+        releasing = [channel for channel in self.channels if channel.releasing]
+        for channel in releasing:
+            channel.expire(self._clock())
+        if any(channel.releasing for channel in releasing):
+            return _POLL_AGAIN_S
         self._finish_cancels()
-        self._context.destroy(linger=0)
+        self._end()
+        return inf
+
+    def _end(self) -> None:
+        self.mailbox.close()
+        self.poll_set.close()
+        self._ended.set()
 
 
 def _do_each(*steps: Callable[[], None]) -> None:

@@ -12,10 +12,11 @@ whatever the server does. A `timeout_s` counts from when the I/O thread takes th
 once, unless another thread holds the interpreter. A request that cannot be sent now ends at once: a
 lost server costs only its blocks. A time that is nan raises `ValueError` at once.
 
-One I/O thread does all the work (`loop.py`). Futures end on it and run their callbacks on it: a
-callback must be quick, and must not wait for another request of the same client. A request
-submitted after `close` ends on the submitting thread. `Future.cancel` does nothing: only an ended
-future gives its rows back, and `cancel_all` ends all of them sooner.
+One I/O thread does all the work of one client (`loop.py`) or of several (`io_thread.py`). Futures
+end on it and run their callbacks on it: a callback must be quick, and must not wait for another
+request of a client on that thread. A request submitted after `close` ends on the submitting thread.
+`Future.cancel` does nothing: only an ended future gives its rows back, and `cancel_all` ends all of
+them sooner.
 """
 
 import time
@@ -31,6 +32,7 @@ from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.cache_client import Anchors, OneServer
 from remote_server.client.get import GetTransfer
+from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Call
@@ -47,21 +49,34 @@ class RemoteClient(OneServer):
     """A client of one server. Every method may be called from any thread."""
 
     def __init__(
-        self, config: ClientConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: ClientConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        io: IoThread | None = None,
     ) -> None:
-        """Start the I/O thread; the server need not exist yet. Raises `ConfigError`."""
+        """Begin to connect; the server need not exist yet. `io` is shared with other clients and
+        stays the caller's; None starts a thread that ends with this client. Raises `ConfigError`.
+        """
         if config.keep_freed_memory:
             keep_freed_memory()
         self._config = config
         self._clock = clock
-        self._loop = Loop(config, clock)
+        io_thread = io or IoThread()
+        try:
+            self._loop = io_thread.add(lambda: Loop(config, clock, io_thread))
+        except BaseException:
+            if io is None:
+                io_thread.close()
+            raise
+        self._own_part = io_thread if io is None else self._loop
+        """What ends with this client."""
         self._declaring = Lock()
         self._registered = False
         self._num_undeclared = 0
         """Namespaces and regions not yet processed by the I/O thread: not `ready` until zero."""
-        # Stops the thread of a client that is dropped without `close`, and at the interpreter's
-        # exit.
-        self._finalizer = weakref.finalize(self, self._loop.stop)
+        # For a client that is dropped without `close`, and at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._own_part.stop)
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
@@ -325,14 +340,15 @@ class RemoteClient(OneServer):
         return not self._loop.is_current_thread and done.wait(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End every request and the thread. Idempotent, and safe to call from a callback.
+        """End every request, and the I/O thread unless it is shared. Idempotent, and safe to call
+        from a callback.
 
         Returns after `timeout_s` at the latest. All requests have ended by then, except puts whose
         rows libzmq has not released yet.
         """
         self._finalizer.detach()
-        self._loop.stop()
-        self._loop.join(timeout_s)
+        self._own_part.stop()
+        self._own_part.join(timeout_s)
 
     @property
     def closed(self) -> bool:

@@ -17,8 +17,6 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
-import zmq
-
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request, Transfer
 from remote_server.client.session import Session
@@ -52,7 +50,7 @@ class Attachment:
     ) -> None:
         self._region = region
         self._tickets = tickets
-        self._poller = client_context.poller
+        self._poll_set = client_context.poll_set
         self._config = client_context.config
         self._counters = client_context.counters
         self._socket: socket.socket | None = None
@@ -107,7 +105,7 @@ class Attachment:
     def hang_up(self, reason: str) -> None:
         """Close the connection and unmap the arena. No copy may be under way."""
         if self._socket is not None:
-            self._poller.unregister(self._socket.fileno())
+            self._poll_set.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
         if self.arena is not None:
@@ -154,7 +152,7 @@ class Attachment:
             self._refuse(str(error))
             return
         self._socket = connection
-        self._poller.register(connection.fileno(), zmq.POLLIN)
+        self._poll_set.register(connection.fileno())
         self._due = now + ANSWER_S
 
     def _read(self, epoch: str | None, now: float) -> None:

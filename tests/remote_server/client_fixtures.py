@@ -4,14 +4,24 @@ Test modules name this file in `pytest_plugins`.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared, io_threads
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    Clock,
+    Heap,
+    Memory,
+    Shared,
+    assert_works,
+    io_threads,
+)
 from fake_server import PATIENCE_S, FakeServer, eventually
 from held import FaultPoints, install, no_pause
 
-from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client import ClientConfig, IoThread, RemoteClient
 
 
 @pytest.fixture
@@ -56,12 +66,42 @@ def fake() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., RemoteClient]]:
+def io_thread() -> IoThread | None:
+    """The I/O thread of the test's clients; None: each has its own. A module may replace it by
+    `own_or_shared`."""
+    return None
+
+
+@pytest.fixture(params=["own", "shared"])
+def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
+    """A thread for each client, or one that a client of another server shares. Whatever the test
+    did, that client works afterwards, and no thread remains."""
+    if request.param == "own":
+        yield None
+        return
+    io, before = IoThread(), io_threads()
+    with FakeServer() as other:
+        neighbour = RemoteClient(ClientConfig(other.endpoint), io=io)
+        neighbour.declare(NAMESPACE, BLOCK_BYTES)
+        eventually(lambda: neighbour.ready, "the neighbour is ready")
+        yield io
+        assert_works(neighbour, other)
+        neighbour.check()
+        assert neighbour.counters()["internal_errors"] == neighbour.counters()["disconnects"] == 0
+        io.close(PATIENCE_S)
+        assert neighbour.closed
+    assert io_threads() < before, "the thread outlived close"
+
+
+@pytest.fixture
+def make_client(
+    request: pytest.FixtureRequest, io_thread: IoThread | None
+) -> Iterator[Callable[..., RemoteClient]]:
     """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared.
 
     Whatever the test did to them, their books must balance afterwards and they must close.
     """
-    clients: list[tuple[RemoteClient, threading.Thread]] = []
+    clients: list[tuple[RemoteClient, set[threading.Thread]]] = []
 
     def make(
         endpoint: str, *, block_bytes: int = BLOCK_BYTES, wait: bool = True,
@@ -72,11 +112,12 @@ def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., Remote
             quick["transport"] = "shm"
         config = ClientConfig(endpoint, **{**quick, **settings})
         before = io_threads()
-        client = RemoteClient(config, clock=clock) if clock else RemoteClient(config)
+        client = RemoteClient(config, clock=clock or time.monotonic, io=io_thread)
         if clock:
             clock.clients.append(client)
-        (thread,) = io_threads() - before
-        clients.append((client, thread))
+        threads = io_threads() - before
+        assert len(threads) == (io_thread is None)
+        clients.append((client, threads))
         if isinstance(Memory.source, Shared):
             region = Memory.source.region
             client.register(region.view, region.fd)
@@ -87,11 +128,12 @@ def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., Remote
         return client
 
     yield make
-    for client, thread in clients:
+    for client, threads in clients:
         client.check()
         client.close(PATIENCE_S)
         client.check()
-        assert not thread.is_alive(), "the thread outlived close"
+        assert client.closed
+        assert not any(thread.is_alive() for thread in threads), "the thread outlived close"
         assert client.queued_bytes == 0
         counters = client.counters()
         assert "breaks_inside" in request.fixturenames or counters["internal_errors"] == 0

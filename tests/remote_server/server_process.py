@@ -2,9 +2,12 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from remote_server.values import MiB
@@ -36,6 +39,15 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         return cpu_s(self._popen.pid)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its process stands still until this block ends."""
+        self._popen.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._popen.send_signal(signal.SIGCONT)
 
     def private_bytes(self) -> int:
         """Resident, and no shared memory as the arena is."""

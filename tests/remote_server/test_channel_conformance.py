@@ -29,7 +29,14 @@ from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from held import Point
 from shared_messages import SharedGet, SharedPut, kind_of
 
-from remote_server.client import GetOutcome, RemoteClient, loop, remote_client, shm_channels
+from remote_server.client import (
+    GetOutcome,
+    IoThread,
+    RemoteClient,
+    loop,
+    remote_client,
+    shm_channels,
+)
 from remote_server.client.channel import Channel
 from remote_server.client.get import GetChannel, GetState, GetTransfer
 from remote_server.client.lease import LeaseWindow
@@ -47,6 +54,12 @@ from remote_server.protocol import (
 )
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 MiB = 1 << 20
 

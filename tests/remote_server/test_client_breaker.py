@@ -20,13 +20,19 @@ from client_helpers import (
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
-from remote_server.client import ClientConfig, GetOutcome
+from remote_server.client import ClientConfig, GetOutcome, IoThread
 from remote_server.errors import (
     DeadlineExceeded,
 )
 from remote_server.protocol import Get, Hello, Lookup, Put
 
 pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 UNAVAILABLE = GetOutcome.UNAVAILABLE
 

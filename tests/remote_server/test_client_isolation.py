@@ -22,13 +22,19 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
-from remote_server.client import GetOutcome, requests
+from remote_server.client import GetOutcome, IoThread, requests
 from remote_server.client.control import ControlChannel
 from remote_server.client.requests import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 NO_NAMESPACES = ["\ud800", "", "x" * 129, 7, ["a list"]]
 

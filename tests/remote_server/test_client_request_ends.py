@@ -21,7 +21,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient
+from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient
 from remote_server.client.control import ControlChannel
 from remote_server.client.tcp_channels import TcpGets
 from remote_server.errors import (
@@ -32,6 +32,12 @@ from remote_server.protocol import Get, Lookup, Put
 from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 HIT, MISS = GetOutcome.HIT, GetOutcome.MISS
 

@@ -23,7 +23,7 @@ from fake_server import PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 
 from remote_server import protocol
-from remote_server.client import GetOutcome
+from remote_server.client import GetOutcome, IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
@@ -35,6 +35,12 @@ from remote_server.errors import (
 from remote_server.protocol import Get, Hello, Lookup, Put, Stats
 
 pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 UNAVAILABLE = GetOutcome.UNAVAILABLE
 

@@ -21,11 +21,17 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
-from remote_server.client import GetOutcome, RemoteClient
+from remote_server.client import GetOutcome, IoThread, RemoteClient
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Get, Put, Release, Stored, Touched
 
 pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 MakeClient = Callable[..., RemoteClient]
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient, SharedRegion
 from remote_server.client.shm_link import ANSWER_S, LONGEST_RETRY_S, RETRY_S, ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, Hello, NotAttached, Put
@@ -34,6 +34,12 @@ from remote_server.shm import mapping
 from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+
+@pytest.fixture
+def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
+    return own_or_shared
+
 
 UNAVAILABLE = GetOutcome.UNAVAILABLE
 FAILED = ("the server does not offer it", "its local socket cannot be reached", "another secret")

@@ -1,0 +1,347 @@
+"""An I/O thread that clients share: each has its turns, and what befalls one disturbs no other."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import pairwise
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_works,
+    block,
+    empty_rows,
+    hold_blocks,
+    io_threads,
+    key,
+    rows_of,
+)
+from fake_server import PATIENCE_S, FakeServer, eventually
+from server_process import ServerProcess
+
+from remote_server.client import BreakerState, ClientConfig, GetOutcome, IoThread, RemoteClient
+from remote_server.client.poll_set import PollSet
+from remote_server.client.put import PutTransfer
+from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import Get, Lookup, Put
+
+pytest_plugins = ["client_fixtures"]
+
+
+@pytest.fixture
+def io_thread() -> Iterator[IoThread]:
+    io = IoThread()
+    yield io
+    io.close(PATIENCE_S)
+
+
+@pytest.fixture
+def other() -> Iterator[FakeServer]:
+    with FakeServer() as other:
+        yield other
+
+
+# ── turns ────────────────────────────────────────────────────────────────────────────────
+
+
+class Turns:
+    """A loop that only counts its turns: `wait_s` apart, or when it is woken."""
+
+    def __init__(self, wait_s: float = 3600.0) -> None:
+        self.poll_set = PollSet()
+        self.wait_s = wait_s
+        self.num_turns = 0
+        self.ended = False
+        self.causes: list[BaseException] = []
+        self.failure: BaseException | None = None
+        self.on_turn: Callable[[], None] = lambda: None
+        self._stopping = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.poll_set.register(self._bell)
+
+    def turn(self, readable: dict[object, int]) -> float:
+        self.num_turns += 1
+        if readable:
+            os.eventfd_read(self._bell)
+        if self._stopping:
+            self.poll_set.close()
+            os.close(self._bell)
+            self.ended = True
+        self.on_turn()
+        if self.failure is not None:
+            raise self.failure
+        return self.wait_s
+
+    def recover(self, cause: BaseException) -> None:
+        self.causes.append(cause)
+
+    def wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+
+
+def begin(io: IoThread, *loops: Turns) -> None:
+    for loop in loops:
+        io.add(lambda loop=loop: loop)
+    for loop in loops:
+        eventually(lambda loop=loop: loop.num_turns)
+
+
+@pytest.mark.parametrize("others", [0, 1, 100])
+def test_an_idle_loop_has_no_turn_while_another_has_many(io_thread: IoThread, others: int):
+    idle = [Turns() for _ in range(others)]
+    begin(io_thread, *idle)
+    busy = Turns(wait_s=0.0)
+    begin(io_thread, busy)
+    eventually(lambda: busy.num_turns > 5, "the others have had the turn of its beginning")
+    before = [loop.num_turns for loop in idle]
+    eventually(lambda: busy.num_turns > 200)
+    assert [loop.num_turns for loop in idle] == before
+
+
+def test_a_loop_that_always_has_more_to_do_gives_each_other_one_a_turn(io_thread: IoThread):
+    busy, woken = Turns(wait_s=0.0), Turns()
+    begin(io_thread, busy, woken)
+    seen: list[int] = []
+
+    def wake_and_note() -> None:
+        woken.wake()
+        seen.append(woken.num_turns)
+
+    busy.on_turn = wake_and_note
+    eventually(lambda: len(seen) > 110)
+    assert all(later - earlier == 1 for earlier, later in pairwise(seen[10:]))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_loop_has_its_turn_when_it_is_due(io_thread: IoThread, others: int):
+    begin(io_thread, *(Turns() for _ in range(others)))
+    loop = Turns(wait_s=0.01)
+    begin(io_thread, loop)
+    began = time.monotonic()
+    eventually(lambda: loop.num_turns > 5)
+    assert time.monotonic() - began >= 0.04
+
+
+def test_a_loop_that_fails_recovers_and_has_a_pause_in_which_the_others_go_on(io_thread: IoThread):
+    failing, busy = Turns(), Turns(wait_s=0.0)
+    begin(io_thread, failing, busy)
+    failing.failure = SystemExit("a bug")
+    failing.wake()
+    eventually(lambda: failing.causes)
+    turns: list[int] = []
+    failing.on_turn = lambda: turns.append(busy.num_turns)
+    failing.wake()  # it takes effect after the pause only
+    eventually(lambda: len(turns) >= 3)
+    assert all(later > earlier + 10 for earlier, later in pairwise(turns))
+    failing.failure = None
+    eventually(lambda: failing.num_turns > 4)
+
+
+# ── clients ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_clients_have_one_thread_and_a_client_that_leaves_ends_none(
+    io_thread: IoThread, make_client, fake: FakeServer, other: FakeServer
+):
+    before = io_threads()
+    clients = [make_client(server.endpoint) for server in (fake, other) for _ in range(5)]
+    assert io_threads() == before
+    for client in clients[:5]:
+        client.close(PATIENCE_S)
+        assert client.closed
+    for client in clients[5:]:
+        assert_works(client, other)
+    assert_works(make_client(fake.endpoint), fake)
+
+
+def test_a_client_closed_amid_the_get_of_another_ends_its_own_requests_only(
+    make_client, fake: FakeServer, other: FakeServer
+):
+    leaving, staying = make_client(fake.endpoint), make_client(other.endpoint)
+    fake.silence(Get, Put, Lookup)
+    other.silence(Get)
+    keys = hold_blocks(other, range(2))
+    rows = empty_rows(2)
+    got = staying.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60)
+    lost = [
+        leaving.lookup(NAMESPACE, keys, timeout_s=60),
+        leaving.get(NAMESPACE, keys, empty_rows(2), stall_s=60, timeout_s=60),
+        leaving.put(NAMESPACE, keys, rows_of(range(2)), timeout_s=60),
+    ]
+    (asked,) = other.wait_for(Get)
+    leaving.close(PATIENCE_S)
+    assert all(future.done() for future in lost)
+    assert not got.done()
+    other.do(lambda: other.answer(asked))
+    assert got.result(PATIENCE_S).landed == [0, 1]
+    assert [bytes(row) for row in rows] == [bytes(block(number)) for number in range(2)]
+
+
+def test_close_waits_for_rows_that_libzmq_holds_and_the_others_go_on(
+    make_client, fake: FakeServer, other: FakeServer, monkeypatch
+):
+    """When libzmq lets go of them is simulated: in fact within a millisecond."""
+    leaving, staying = make_client(fake.endpoint), make_client(other.endpoint)
+    fake.silence(Put)
+    put = leaving.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
+    fake.wait_for(Put)
+    monkeypatch.setattr(PutTransfer, "is_released", lambda _: False)
+    leaving.close(0.01)
+    for _ in range(20):
+        assert staying.lookup(NAMESPACE, [key(1)], timeout_s=5).result(PATIENCE_S)
+    assert not put.done()
+    assert not leaving.closed
+    late = leaving.lookup(NAMESPACE, [key(1)], timeout_s=60)
+    monkeypatch.undo()
+    leaving.close(PATIENCE_S)
+    assert leaving.closed
+    assert isinstance(put.result(0).error, ServerUnavailable)
+    assert isinstance(late.exception(0), ServerUnavailable)
+
+
+def test_an_exception_in_one_loop_ends_the_requests_of_that_server_only(
+    make_client, fake: FakeServer, other: FakeServer, breaks_inside
+):
+    broken, sound = make_client(fake.endpoint), make_client(other.endpoint)
+    fake.silence(Get, Lookup)
+    other.silence(Get)
+    keys = hold_blocks(other, range(1))
+    got = sound.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60)
+    (asked,) = other.wait_for(Get)
+    futures = [
+        broken.lookup(NAMESPACE, keys, timeout_s=60),
+        broken.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60),
+    ]
+    fake.wait_for(Get)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    broken._loop.channels[0].expire = fail
+    broken.forget("a namespace of no test")
+    assert isinstance(futures[0].exception(PATIENCE_S), ServerUnavailable)
+    assert futures[1].result(PATIENCE_S).outcomes == [GetOutcome.UNAVAILABLE]
+    for _ in range(20):
+        assert sound.ready
+        sound.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S)
+    assert not got.done()
+    other.do(lambda: other.answer(asked))
+    assert got.result(PATIENCE_S).landed == [0]
+    assert sound.counters()["internal_errors"] == 0 < broken.counters()["internal_errors"]
+    del broken._loop.channels[0].expire
+    fake.behave()
+    eventually(lambda: broken.ready)
+    assert_works(broken, fake)
+
+
+def test_cancel_all_of_one_client_leaves_the_requests_of_the_others(
+    make_client, fake: FakeServer, other: FakeServer
+):
+    one, two = make_client(fake.endpoint), make_client(other.endpoint)
+    fake.silence(Lookup)
+    other.silence(Lookup)
+    futures = [client.lookup(NAMESPACE, [key(1)], timeout_s=60) for client in (one, two)]
+    (asked,) = other.wait_for(Lookup)
+    assert one.cancel_all(PATIENCE_S)
+    assert isinstance(futures[0].exception(0), DeadlineExceeded)
+    assert not futures[1].done()
+    other.do(lambda: other.answer(asked))
+    futures[1].result(PATIENCE_S)
+
+
+def test_a_callback_of_one_client_cannot_wait_for_another_on_the_same_thread(
+    make_client, fake: FakeServer, other: FakeServer
+):
+    one, two = make_client(fake.endpoint), make_client(other.endpoint)
+    cancelled: Future[bool] = Future()
+    future = one.lookup(NAMESPACE, [key(1)], timeout_s=5)
+    future.add_done_callback(lambda _: cancelled.set_result(two.cancel_all(PATIENCE_S)))
+    assert cancelled.result(PATIENCE_S) is False
+
+
+def test_a_client_that_is_dropped_leaves_the_thread_to_the_others(
+    io_thread: IoThread, make_client, fake: FakeServer
+):
+    staying = make_client(fake.endpoint)
+    ends = threading.Event()
+    client = RemoteClient(ClientConfig(fake.endpoint), io=io_thread)
+    loop = client._loop
+    client.lookup("undeclared", [], timeout_s=1).add_done_callback(lambda _: ends.set())
+    assert ends.wait(PATIENCE_S)
+    del client
+    assert loop.join(PATIENCE_S)
+    assert_works(staying, fake)
+
+
+def test_the_end_of_the_thread_ends_every_client(fake: FakeServer, other: FakeServer):
+    io = IoThread()
+    clients = [RemoteClient(ClientConfig(one.endpoint), io=io) for one in (fake, other)]
+    fake.silence(Lookup)
+    for client in clients:
+        client.declare(NAMESPACE, BLOCK_BYTES)
+    eventually(lambda: all(client.ready for client in clients))
+    future = clients[0].lookup(NAMESPACE, [key(1)], timeout_s=60)
+    fake.wait_for(Lookup)
+    io.close(PATIENCE_S)
+    assert isinstance(future.exception(0), ServerUnavailable)
+    assert all(client.closed for client in clients)
+    for client in clients:
+        assert isinstance(client.stats().exception(0), ServerUnavailable)
+        client.close()
+    with pytest.raises(ConfigError, match="closed"):
+        RemoteClient(ClientConfig(fake.endpoint), io=io)
+    io.close()
+
+
+def test_a_client_that_cannot_be_made_leaves_the_thread_and_its_clients(
+    io_thread: IoThread, make_client, fake: FakeServer
+):
+    client = make_client(fake.endpoint)
+    with pytest.raises(ConfigError):
+        RemoteClient(ClientConfig("tcp://127.0.0.1:99999"), io=io_thread)
+    assert_works(client, fake)
+
+
+# ── a server that stands still ───────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ServerProcess]]:
+    servers = [ServerProcess(), ServerProcess()]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+def test_a_frozen_server_delays_no_request_to_another(servers: list[ServerProcess], make_client):
+    frozen, sound = (make_client(server.endpoint) for server in servers)
+    keys = [key(number) for number in range(8)]
+    for client in (frozen, sound):
+        assert client.put(NAMESPACE, keys, rows_of(range(8))).result(PATIENCE_S).created == 8
+    with servers[0].frozen():
+        silent = frozen.get(NAMESPACE, keys, empty_rows(8), stall_s=0.3)
+        lost = frozen.put(NAMESPACE, keys, rows_of(range(8)), force=True, timeout_s=0.3)
+        rounds = 0
+        while not (silent.done() and lost.done()):
+            for _ in range(4):
+                frozen.lookup(NAMESPACE, keys, timeout_s=0.05)
+            assert sound.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S).prefix == 8
+            got = sound.get(NAMESPACE, keys, empty_rows(8), stall_s=5).result(PATIENCE_S)
+            assert got.outcomes == [GetOutcome.HIT] * 8
+            rounds += 1
+        assert rounds > 10
+        assert silent.result(0).outcomes == [GetOutcome.LATE] * 8
+        assert isinstance(lost.result(0).error, DeadlineExceeded)
+        eventually(lambda: frozen.breaker is not BreakerState.CLOSED)
+        assert sound.breaker is BreakerState.CLOSED
+        counters = sound.counters()
+        assert not any(number for name, number in counters.items() if "timeouts" in name)
+    eventually(lambda: frozen.ready)
+    assert frozen.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S).prefix == 8
