@@ -26,7 +26,6 @@ from concurrent.futures import Future
 from functools import partial
 from math import isnan
 from threading import Event, Lock
-from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
@@ -36,13 +35,11 @@ from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Call
-from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult
+from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult, future_of
 from remote_server.client.session import BreakerState, Declaration
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.shm.region import RegisteredRegion
-
-T = TypeVar("T")
 
 
 class RemoteClient(OneServer):
@@ -202,7 +199,7 @@ class RemoteClient(OneServer):
         `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
         `stats`, `clear` and `keep`.
         """
-        future = _future(protocol.Found)
+        future = future_of(protocol.Found)
         self._loop.mailbox.submit(
             requests.lookup(
                 future, namespace, list(keys), _seconds(timeout_s), on_late, chain, explain=explain
@@ -228,7 +225,7 @@ class RemoteClient(OneServer):
         The rows are read until the future ends and must not change before. The future never raises:
         see `PutResult.error`. `protocol.Put` explains `deferred` and `force`.
         """
-        future = _future(PutResult)
+        future = future_of(PutResult)
         put = PutTransfer(
             future, namespace, list(keys), list(rows), deferred, force, _seconds(timeout_s), chain
         )
@@ -254,7 +251,7 @@ class RemoteClient(OneServer):
         outcome is not HIT may hold anything. `timed` measures the parts of the time, see
         `GetResult.times`, at a cost of some microseconds on either side.
         """
-        future = _future(GetResult)
+        future = future_of(GetResult)
         get = GetTransfer(
             future, namespace, list(keys), list(rows), _seconds(stall_s), _seconds(timeout_s),
             stopwatch=GetStopwatch(self._clock) if timed else None,
@@ -266,7 +263,7 @@ class RemoteClient(OneServer):
         self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 1.0
     ) -> "Future[int]":
         """Mark blocks as recently used; returns how many of them were there."""
-        future = _future(int)
+        future = future_of(int)
         self._loop.mailbox.submit(
             requests.touch(future, namespace, list(keys), _seconds(timeout_s))
         )
@@ -277,7 +274,7 @@ class RemoteClient(OneServer):
     ) -> "Future[protocol.StatsReply]":
         """Query the server's occupancy and counters. `fingerprints` adds what engines declared,
         which is most of the reply."""
-        future = _future(protocol.StatsReply)
+        future = future_of(protocol.StatsReply)
         ask = requests.stats(future, _seconds(timeout_s), fingerprints=fingerprints)
         self._loop.mailbox.submit(ask)
         return future
@@ -291,7 +288,7 @@ class RemoteClient(OneServer):
         `forget` ends the namespace on the server too. Call `forget` of this client first, or the
         client declares it again.
         """
-        future = _future(protocol.Cleared)
+        future = future_of(protocol.Cleared)
         self._loop.mailbox.submit(
             requests.clear(future, namespace, _seconds(timeout_s), forget=forget)
         )
@@ -311,7 +308,7 @@ class RemoteClient(OneServer):
         Returns how many, their bytes of memory, and how many exceeded half of it. Blocks stay
         pinned until they are unpinned, removed or too old, or the server ends.
         """
-        future = _future(protocol.Kept)
+        future = future_of(protocol.Kept)
         names = None if keys is None else list(keys)
         self._loop.mailbox.submit(
             requests.keep(future, namespace, names, _seconds(timeout_s), keep=keep)
@@ -379,9 +376,3 @@ def _seconds(number: float) -> float:
     if isnan(number):
         raise ValueError("a time of nan seconds")
     return number
-
-
-def _future(_: type[T]) -> "Future[T]":
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from here on `cancel` returns False
-    return future
