@@ -196,11 +196,10 @@ class ControlChannel(Channel):
 
     def _declare(self, now: float) -> None:
         """Accept the hellos that are due."""
-        config = self._config
         for declaration in self._session.due(now):
             self._session.hello_sent(declaration)
             end = partial(self._declared, declaration)
-            ask = requests.hello(declaration, config.client_name, config.hello_timeout_s, end)
+            ask = requests.hello(declaration, self._config, end)
             ask.deadline = now + ask.timeout_s
             self.accept(ask)
 

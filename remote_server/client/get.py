@@ -68,6 +68,7 @@ class GetTransfer:
     named: NamedAhead = field(default_factory=NamedAhead)
     bytes: int = 0
     total_bytes: int = 0
+    hot: set[int] = field(default_factory=set)
     error: KVFerryError | None = None
     ended: bool = False
     """`future` has its result. Stored, because it is read for each block."""
@@ -112,6 +113,10 @@ class GetTransfer:
         self.num_asked += number
         if self.state is GetState.PREPARED:
             self._enter(GetState.REQUESTED)
+
+    def mark_hot(self, hot: Sequence[int], indices: Sequence[int]) -> None:
+        """Record the hot keys of a batch, which are positions in its `indices`."""
+        self.hot.update(indices[at] for at in hot if at < len(indices))
 
     def replied(self) -> None:
         """A reply of the server came for it."""
@@ -169,7 +174,8 @@ class GetTransfer:
         self.to_ask.clear()
         self.rows = []
         times = None if self.stopwatch is None else self.stopwatch.times
-        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times))
+        hot = sorted(self.hot)
+        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times, hot))
 
     def turn_away(self, error: KVFerryError) -> None:
         local = isinstance(error, LocalProtocolError)

@@ -44,6 +44,8 @@ VERIFY_TIMEOUT_S = 5.0
 # Poll interval for states that libzmq reports by no event: a row released, space in a queue.
 _POLL_AGAIN_S = 0.001
 
+_WITH_LOAD = (protocol.Found, protocol.Stored, protocol.Welcome)
+
 
 class Loop:
     """The channels of one server, its session and its requests.
@@ -246,6 +248,7 @@ class Loop:
         welcome = isinstance(reply, protocol.Welcome) and self._control.awaits(reply.request_id)
         match self.session.on_epoch(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
+                self._note_load(reply)
                 return True
             case Epoch.STALE:
                 self.counters["stale_epochs"] += 1
@@ -253,7 +256,13 @@ class Loop:
             case Epoch.NEW:
                 self._restarted = True
                 # A welcome answers this connection; every other reply is the previous boot's.
+                if welcome:
+                    self._note_load(reply)
                 return welcome
+
+    def _note_load(self, reply: protocol.Reply) -> None:
+        if isinstance(reply, _WITH_LOAD) and reply.load is not None:
+            self.session.load = reply.load
 
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)

@@ -99,7 +99,7 @@ class RemoteClient(OneServer):
                 "use smaller blocks"
             )
         declaration = Declaration(namespace, block_bytes, dict(fingerprint))
-        requests.check_hello(declaration, self._config.client_name)
+        requests.check_hello(declaration, self._config)
         self._declare(partial(self._loop.session.declare, declaration))
 
     def forget(self, namespace: str) -> None:
@@ -176,6 +176,11 @@ class RemoteClient(OneServer):
         """Boot of the server that replied last. A change may mean the loss of all blocks."""
         return self._loop.session.epoch
 
+    @property
+    def load(self) -> protocol.ServerLoad | None:
+        """The load that the server sent last; None before that, and without a `fleet_digest`."""
+        return self._loop.session.load
+
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def lookup(
@@ -200,11 +205,11 @@ class RemoteClient(OneServer):
         `stats`, `clear` and `keep`.
         """
         future = future_of(protocol.Found)
-        self._loop.mailbox.submit(
-            requests.lookup(
-                future, namespace, list(keys), _seconds(timeout_s), on_late, chain, explain=explain
-            )
-        )
+        ask = requests.lookup(
+            future, namespace, list(keys), _seconds(timeout_s), on_late, chain,
+            explain=explain, fleet=self._config.in_fleet,
+        )  # fmt: skip
+        self._loop.mailbox.submit(ask)
         return future
 
     def put(

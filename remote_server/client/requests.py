@@ -20,7 +20,7 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.channel import Request, check_keys, check_namespace
-from remote_server.client.results import Counters, Op, fail, resolve
+from remote_server.client.results import ClientConfig, Counters, Op, fail, resolve
 from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError, ServerUnavailable
 
@@ -67,36 +67,37 @@ class Ask:
 
 def hello(
     declaration: Declaration,
-    client_name: str,
-    timeout_s: float,
+    config: ClientConfig,
     end: Callable[[list[protocol.Welcome] | KVFerryError], None],
 ) -> Ask:
     """Declare a namespace; `end` receives the welcome."""
-    build = _hello(declaration, client_name)
+    build = _hello(declaration, config)
     fits = _is(protocol.Welcome)
-    return Ask(Op.HELLO, lambda _: [build], fits, end, timeout_s, always=True)
+    return Ask(Op.HELLO, lambda _: [build], fits, end, config.hello_timeout_s, always=True)
 
 
-def check_hello(declaration: Declaration, client_name: str) -> None:
+def check_hello(declaration: Declaration, config: ClientConfig) -> None:
     """Raise `ConfigError` when its hello cannot be sent: it would fail for ever."""
     try:
-        protocol.encode(_hello(declaration, client_name)(request_id=1))
+        protocol.encode(_hello(declaration, config)(request_id=1))
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"namespace {declaration.namespace!r:.80}: {error}") from error
     try:
-        protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
+        protocol.check_names(declaration.namespace, config.client_name, declaration.fingerprint)
     except (RemoteProtocolError, AttributeError, TypeError) as error:  # the two: not text
         raise ConfigError(str(error)) from error
 
 
-def _hello(declaration: Declaration, client_name: str) -> Build:
+def _hello(declaration: Declaration, config: ClientConfig) -> Build:
     return partial(
         protocol.Hello,
         protocol=protocol.PROTOCOL_VERSION,
         namespace=declaration.namespace,
         block_bytes=declaration.block_bytes,
-        client=client_name,
+        client=config.client_name,
         fingerprint=dict(declaration.fingerprint),
+        server=config.server_name,
+        fleet=config.fleet_digest,
     )
 
 
@@ -109,10 +110,11 @@ def lookup(
     chain: Sequence[protocol.Stretch] = (),
     *,
     explain: bool = False,
+    fleet: bool = False,
 ) -> Ask:
     """`future` receives one `Found` for all of `keys`, from any number of messages. After its
     deadline `on_late` receives it instead. `chain` has the stretches of all keys, or none. With
-    `explain` the namespace need not be declared here."""
+    `explain` the namespace need not be declared here. With `fleet` the replies have the load."""
 
     def fits(reply: protocol.Reply, part: Build) -> bool:
         return (
@@ -133,11 +135,13 @@ def lookup(
             chain=[stretch for reply in replies for stretch in reply.chain],
             remote=_joined_runs(replies),
             copies=[copies for reply in replies for copies in reply.copies],
+            load=last.load,
         )  # fmt: skip
 
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))
+    kind = partial(protocol.Lookup, explain=explain, fleet=fleet)
     return Ask(
-        Op.LOOKUP, _by_keys(partial(protocol.Lookup, explain=explain), namespace, keys, chain),
+        Op.LOOKUP, _by_keys(kind, namespace, keys, chain),
         fits, _resolve(future, merge), timeout_s, None if explain else namespace, end_late=end_late,
     )  # fmt: skip
 

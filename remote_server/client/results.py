@@ -80,6 +80,14 @@ class ClientConfig:
     keys: str = ""
     """A client key file, made by `remote_server.keys`, for a server that has keys. Read once."""
 
+    server_name: str = ""
+    """The name that a list of servers gives this one. A server of another name is not used. Empty:
+    any name."""
+
+    fleet_digest: str = ""
+    """The digest of that list. The server then sends its load and marks hot blocks. Empty: there is
+    no list."""
+
     client_name: str = ""
     """Shown by the server's stats next to the namespaces this client declared."""
 
@@ -139,6 +147,11 @@ class ClientConfig:
 
     heartbeat_s: float = 2.0
     """Pause between two ZMTP pings on a connection without blocks; four without a reply end it."""
+
+    @property
+    def in_fleet(self) -> bool:
+        """The client asks for the server's load, and for hot keys."""
+        return bool(self.fleet_digest)
 
     def __post_init__(self) -> None:
         for name in (
@@ -279,6 +292,10 @@ class GetResult:
     parts: Sequence[GetPart] = ()
     """Of several servers, a part for each from which a key was HIT or LATE. Empty for one server,
     and where none served a key."""
+
+    hot: list[int] = field(default_factory=list)
+    """Ascending indices of keys that begin a run and that many clients request, by a server that
+    was given a `fleet_digest`."""
 
 
 @dataclass(frozen=True)

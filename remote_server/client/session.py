@@ -164,6 +164,8 @@ class Session:
     local_socket: str | None = None
     """The server's socket for shared memory; empty when it has none."""
     local_secret: bytes = b""  # to be presented there
+    load: protocol.ServerLoad | None = None
+    """The one that came last. Any thread may read it."""
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
@@ -317,8 +319,9 @@ class Session:
         is_new = reason != declaration.refusal
         is_first = all(one.refusal != reason for one in self.declarations.values())
         declaration.standing, declaration.refusal = Standing.REFUSED, reason
-        if isinstance(error, OtherProtocol):
-            declaration.retry_at = now + OTHER_PROTOCOL_RETRY_S
+        is_other = isinstance(error, OtherProtocol)
+        if is_other or error.code == protocol.ErrorCode.WRONG_SERVER:
+            declaration.retry_at = now + (OTHER_PROTOCOL_RETRY_S if is_other else REFUSED_RETRY_S)
             if is_first:
                 self._warn("%s; every block is a miss until then", error.message)
         else:

@@ -97,7 +97,7 @@ class ShmGets(GetChannel[LeaseWindow]):
         message = Get(
             request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices], shared=terms,
-            ahead=ahead.keys, within_ms=within_ms,
+            ahead=ahead.keys, within_ms=within_ms, fleet=self._config.in_fleet,
         )  # fmt: skip
         if not self._link.send(message):
             return []
@@ -148,6 +148,7 @@ class ShmGets(GetChannel[LeaseWindow]):
             self._window.give_back(leased.number)
             raise
         self._window.hold(reply.request_id, lease)
+        transfer.mark_hot(reply.hot, batch.indices)
         for index in lease.missing:
             transfer.settle(index, GetOutcome.MISS)
         self._counters["wrong_lengths"] += len(lease.short)
@@ -274,7 +275,7 @@ class ShmPuts(PutChannel):
             request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=transfer.keys[part.start : part.stop], lengths=batch.lengths,
             checksums=checksums, deferred=transfer.deferred, force=transfer.force, shared=rows,
-            chain=protocol.select(transfer.chain, part),
+            chain=protocol.select(transfer.chain, part), fleet=self._config.in_fleet,
         )  # fmt: skip
         if not self._link.send(message):
             self._link.tickets.withdraw(batch.ticket)

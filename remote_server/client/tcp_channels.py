@@ -116,7 +116,7 @@ class TcpGets(GetChannel[GetWindow]):
         ahead, within_ms = self._ahead(transfer, len(indices))
         message = protocol.Get(
             request_id=self._next_request_id(), namespace=transfer.namespace,
-            keys=[transfer.keys[index] for index in indices],
+            keys=[transfer.keys[index] for index in indices], fleet=self._config.in_fleet,
             timed=transfer.stopwatch is not None, ahead=ahead.keys, within_ms=within_ms,
         )  # fmt: skip
         frames = protocol.encode(message)
@@ -181,6 +181,7 @@ class TcpGets(GetChannel[GetWindow]):
         found = set(reply.found)
         if len(found) != len(reply.found) or not found <= set(range(len(batch.indices))):
             raise RemoteProtocolError("a get's summary names blocks that were not requested")
+        batch.transfer.mark_hot(reply.hot, batch.indices)
         for position in batch.open - found:
             self._window.close(batch, position, GetOutcome.MISS)
 
@@ -350,7 +351,7 @@ class TcpPuts(PutChannel):
             checksums=transfer.checksums(part) if self._config.integrity else [],
             blocks_per_frame=_blocks_per_frame(batch.lengths, self._session.limits),
             deferred=transfer.deferred, force=transfer.force,
-            chain=protocol.select(transfer.chain, part),
+            chain=protocol.select(transfer.chain, part), fleet=self._config.in_fleet,
         )  # fmt: skip
         if (number := message.blocks_per_frame) > 1:
             packs = (rows[first : first + number] for first in range(0, len(rows), number))

@@ -58,6 +58,7 @@ from remote_server.protocol.limits import (
     check_names,
     other_protocol,
     read_key,
+    wrong_server,
 )
 from remote_server.protocol.messages import (
     Attach,
@@ -97,6 +98,7 @@ from remote_server.protocol.statistics import (
     BucketCalls,
     BucketStats,
     NamespaceStats,
+    ServerLoad,
     TierShare,
     TierStats,
 )
@@ -109,10 +111,10 @@ __all__ = [
     "BucketStats", "ChainTable", "Checksums", "Clear", "Cleared", "Counts", "Declined", "Error",
     "ErrorCode", "Found", "Get", "Got", "Hello", "Keep", "Kept", "KeyState", "Keys",
     "LeaseRequest", "Leased", "LocalMessage", "Lookup", "Message", "Namespace", "NamespaceStats",
-    "NotAttached", "Put", "PutOutcome", "Release", "Reply", "Request", "RequestId", "SharedRows",
-    "ShortText", "Stats", "StatsReply", "Stored", "Stretch", "TierShare", "TierStats", "Touch",
-    "Touched", "Verified", "Verify", "Welcome", "check_chain", "check_name", "check_names",
-    "checksum", "checksums", "decode_local", "decode_reply", "decode_request", "encode",
-    "encode_local", "identities", "is_complete", "lowest_start", "other_protocol", "read_key",
-    "request_id_of", "select", "split_frames",
+    "NotAttached", "Put", "PutOutcome", "Release", "Reply", "Request", "RequestId", "ServerLoad",
+    "SharedRows", "ShortText", "Stats", "StatsReply", "Stored", "Stretch", "TierShare",
+    "TierStats", "Touch", "Touched", "Verified", "Verify", "Welcome", "check_chain",
+    "check_name", "check_names", "checksum", "checksums", "decode_local", "decode_reply",
+    "decode_request", "encode", "encode_local", "identities", "is_complete", "lowest_start",
+    "other_protocol", "read_key", "request_id_of", "select", "split_frames", "wrong_server",
 ]  # fmt: skip

@@ -77,6 +77,9 @@ RequestId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Region = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 ShortText = Annotated[str, Meta(max_length=1024)]
 
+FleetDigest = Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")]
+"""The digest of a list of servers, or nothing."""
+
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
@@ -161,6 +164,7 @@ class ErrorCode(StrEnum):
     BAD_MESSAGE = auto()  # not decodable, or not a message that a client sends
     BAD_REQUEST = auto()  # decodable, but its fields contradict each other or the payload
     UNSUPPORTED_PROTOCOL = auto()
+    WRONG_SERVER = auto()  # of a hello: the client's list calls this server by another name
     UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: send hello again
     UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
@@ -176,6 +180,15 @@ def other_protocol(server: int, client: int) -> str:
     """Why a client and a server of these protocol numbers cannot work together."""
     older = "client" if client < server else "server"
     return f"the server speaks protocol {server}, the client protocol {client}: upgrade the {older}"
+
+
+def wrong_server(server: str, client: str) -> str:
+    """Why a server of one name and a client whose list has another one do not work together."""
+    given = plain(client)[:80]
+    return (
+        f"this server has the name {server!r}, and the client's list calls it {given!r}: correct "
+        f"the list, or start the server with --name {given}"
+    )
 
 
 def check_name(what: str, text: str) -> None:

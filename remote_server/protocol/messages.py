@@ -13,6 +13,7 @@ from remote_server.protocol.limits import (
     Chain,
     Checksums,
     Counts,
+    FleetDigest,
     Keys,
     Namespace,
     Region,
@@ -24,6 +25,7 @@ from remote_server.protocol.statistics import (
     BlockCopy,
     BucketStats,
     NamespaceStats,
+    ServerLoad,
     TierStats,
 )
 
@@ -35,23 +37,30 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """Declare a namespace and the size of its largest block. Idempotent; also the ping."""
+    """Declare a namespace and the size of its largest block. Idempotent; also the ping.
+
+    A client with a list of several servers sends the name that the list gives this one, in
+    `server`, and the digest of the list, in `fleet`. A server of another name refuses the hello.
+    """
 
     protocol: int
     namespace: Namespace
     block_bytes: Annotated[int, Meta(gt=0, le=MAX_FRAME_BYTES)]
     client: ShortText = ""
     fingerprint: dict[ShortText, ShortText] = {}
+    server: ShortText = ""
+    fleet: FleetDigest = ""
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
     """Query which blocks are there. Changes nothing, not even recency. With `explain` the reply has
-    the chain fields of each."""
+    the chain fields of each. With `fleet`, here and in `Put`, it has the server's `load`."""
 
     namespace: Namespace
     keys: Keys
     chain: Chain = []
     explain: bool = False
+    fleet: bool = False
 
 
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +96,7 @@ class Put(Message, frozen=True, tag="put"):
     force: bool = False
     chain: Chain = []
     shared: SharedRows | None = None
+    fleet: bool = False
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,7 +117,8 @@ class Get(Message, frozen=True, tag="get"):
 
     With `timed` the replies have `server_us` and `storage_us`. `stream` and `timed` are for
     payload frames only. `ahead` are keys that the sender will request next, in this order, and
-    `within_ms` is the time after which it wants none of all these blocks; 0 when it has none.
+    `within_ms` is the time after which it wants none of all these blocks; 0 when it has none. With
+    `fleet` the reply has `hot`.
     """
 
     namespace: Namespace
@@ -117,6 +128,7 @@ class Get(Message, frozen=True, tag="get"):
     shared: LeaseRequest | None = None
     ahead: Annotated[list[BlockKey], Meta(max_length=MAX_AHEAD_KEYS)] = []
     within_ms: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    fleet: bool = False
 
 
 class Touch(Message, frozen=True, tag="touch"):
@@ -192,6 +204,9 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     local_secret: bytes = b""  # to be sent there
     ahead_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     """What a get should name in `ahead`, behind what it requests; 0: nothing."""
+    name: ShortText = ""
+    load: ServerLoad | None = None
+    """In the reply to a hello with `fleet`."""
 
 
 class Found(_Reply, frozen=True, tag="found"):
@@ -205,6 +220,7 @@ class Found(_Reply, frozen=True, tag="found"):
     chain: list[Stretch] = []
     remote: Counts = []
     copies: list[list[BlockCopy]] = []
+    load: ServerLoad | None = None
 
 
 class Stored(_Reply, frozen=True, tag="stored"):
@@ -217,6 +233,7 @@ class Stored(_Reply, frozen=True, tag="stored"):
     duplicate: int
     declined: dict[str, int]
     outcomes: bytes
+    load: ServerLoad | None = None
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +258,8 @@ class Got(_Reply, frozen=True, tag="got"):
     `found` are indices into the request's keys, in that order, a repeated key named once. Streamed,
     `Blocks` messages follow until all of `found` has come; whole, the payload frames and their
     lengths and checksums are in this message; on `lease`, their lengths and checksums are.
+    `hot` are those of `found` that begin a run and that more than a few clients have requested in
+    the last minute.
     """
 
     total: int
@@ -254,6 +273,7 @@ class Got(_Reply, frozen=True, tag="got"):
     server_us: int = 0
     storage_us: int = 0
     lease: Leased | None = None
+    hot: Counts = []
 
 
 class Blocks(_Reply, frozen=True, tag="blocks"):
@@ -305,6 +325,9 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """Of a server with a bucket."""
     time_s: float = 0.0
     """The server's wall clock, in seconds since 1970; 0 from an older server."""
+    name: str = ""
+    fleets: dict[str, list[str]] = {}
+    """By digest of a list: the names of the connected clients that have it."""
     protocol: int = 1
     """The server's number. A server of protocol 1 has no such field."""
 

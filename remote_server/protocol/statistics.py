@@ -1,8 +1,10 @@
-"""Parts of replies that describe a server and its blocks for people."""
+"""Parts of replies that describe a server and its blocks."""
 
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from remote_server.histograms import Timings
 
@@ -18,6 +20,23 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     free_slabs: int
     kept: int = 0
     """Those of `pinned` that an operator pinned."""
+
+
+class ServerLoad(msgspec.Struct, array_like=True, frozen=True):
+    """What a client that chooses between servers knows of one."""
+
+    fill: Annotated[int, Meta(ge=0)]
+    """Used bytes of the server's own tiers, memory and disk, in thousandths of their budgets."""
+
+    evicted_age_s: float
+    """The time since the last use of the block that was evicted last from the lowest of these
+    tiers, at that moment; -1 before the first one."""
+
+    up_s: float
+    """The time since the server started."""
+
+    draining: bool = False
+    """Puts are declined: the server is about to stop."""
 
 
 class TierShare(msgspec.Struct, frozen=True, kw_only=True):

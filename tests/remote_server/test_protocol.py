@@ -29,7 +29,9 @@ from remote_server.protocol import (
     PutOutcome,
     Reply,
     Request,
+    ServerLoad,
     SharedRows,
+    Stored,
     Stretch,
     Welcome,
 )
@@ -96,6 +98,25 @@ GOLDEN = [
         "6c696361746500a5666f756e649100a76c656e677468739108a9636865636b73756d739109a56c65"
         "61736585a66e756d62657201a86c656173655f6d7302a76f6666736574739103a5776f7264739104"
         "ab67656e65726174696f6e739105aa726571756573745f696407",
+    ),
+    (
+        Hello(
+            request_id=8, protocol=2, namespace="n", block_bytes=1, server="kvferry-3",
+            fleet="00112233445566ff",
+        ),
+        "87a474797065a568656c6c6fa870726f746f636f6c02a96e616d657370616365a16eab626c6f636b"
+        "5f627974657301a6736572766572a96b7666657272792d33a5666c656574b030303131323233333434"
+        "353536366666aa726571756573745f696408",
+    ),
+    (
+        Stored(
+            request_id=9, epoch="e", total=1, created=1, existed=0, forced=0, duplicate=0,
+            declined={}, outcomes=b"\0", load=ServerLoad(500, 1.5, 2.0),
+        ),
+        "8ba474797065a673746f726564a565706f6368a165a5746f74616c01a76372656174656401a76578"
+        "697374656400a6666f7263656400a96475706c696361746500a86465636c696e656480a86f757463"
+        "6f6d6573c40100a46c6f616494cd01f4cb3ff8000000000000cb4000000000000000c2aa72657175"
+        "6573745f696409",
     ),
 ]  # fmt: skip
 
@@ -183,8 +204,8 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 
 
 MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
-PARTS = [SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings]
-"""Fields of messages that are maps themselves."""
+PARTS = [SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings, ServerLoad]
+"""Fields of messages that have fields themselves."""
 
 
 @pytest.mark.parametrize("message", MESSAGES + PARTS)
