@@ -98,6 +98,11 @@ class WatchedList:
         else:
             self.current = read_list(setting, what)
 
+    @property
+    def follows_a_file(self) -> bool:
+        """Whether it may change."""
+        return bool(self._path)
+
     def changed(self) -> ServerList | None:
         """The new list, which is then also `current`, when the file holds another one than before;
         else None. A file that cannot be read, or is wrong, changes nothing and is logged once.

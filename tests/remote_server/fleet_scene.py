@@ -1,0 +1,146 @@
+"""Servers in this process, fleets of clients of them, and prompts whose rows have known bytes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+from fake_server import eventually
+
+from remote_server.client import ClientConfig, GetResult, PutResult
+from remote_server.client.session import BreakerState
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.server_list import WatchedList
+from remote_server.protocol import Found, Stretch
+from remote_server.runs import begins_run
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
+
+PATIENCE_S = 20.0
+NAMESPACE = "fleet-test"
+ROW_BYTES = 4096
+ROW_TOKENS = 256
+
+
+@dataclass
+class Prompt:
+    """The rows of one prompt, each with bytes that follow from its key."""
+
+    seed: int
+    num_tokens: int
+    keys: list[bytes] = field(init=False)
+    anchors: list[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = range(ROW_TOKENS, self.num_tokens + 1, ROW_TOKENS)
+        self.keys = [xxhash.xxh3_128_digest(b"%d %d" % (self.seed, end)) for end in ends]
+        self.anchors = []
+        for key, end in zip(self.keys, ends, strict=True):
+            begins = begins_run(end - ROW_TOKENS, end)
+            self.anchors.append(key if begins else self.anchors[-1])
+
+    @property
+    def chain(self) -> list[Stretch]:
+        return [Stretch(len(self.keys), 0, 0, ROW_TOKENS)]
+
+    @property
+    def rows(self) -> list[memoryview]:
+        return [memoryview(bytearray(row_of(key))) for key in self.keys]
+
+
+def row_of(key: bytes) -> bytes:
+    """The bytes that belong to a key."""
+    return (key * (ROW_BYTES // len(key) + 1))[:ROW_BYTES]
+
+
+def put(fleet: Fleet, prompt: Prompt) -> PutResult:
+    stored = fleet.put(
+        NAMESPACE, prompt.keys, prompt.rows, deferred=False, chain=prompt.chain,
+        anchors=prompt.anchors,
+    )  # fmt: skip
+    return stored.result(PATIENCE_S)
+
+
+def look(fleet: Fleet, prompt: Prompt, timeout_s: float = 5.0) -> Found:
+    found = fleet.lookup(
+        NAMESPACE, prompt.keys, timeout_s=timeout_s, chain=prompt.chain, anchors=prompt.anchors
+    )
+    return found.result(PATIENCE_S)
+
+
+def get(fleet: Fleet, prompt: Prompt, num_keys: int | None = None) -> GetResult:
+    """Every row that landed has the bytes of its key."""
+    keys = prompt.keys[:num_keys]
+    rows = [memoryview(bytearray(ROW_BYTES)) for _ in keys]
+    got = fleet.get(
+        NAMESPACE, keys, rows, stall_s=5.0, anchors=prompt.anchors[:num_keys]
+    ).result(PATIENCE_S)  # fmt: skip
+    assert all(bytes(rows[index]) == row_of(keys[index]) for index in got.landed)
+    return got
+
+
+class Scene:
+    """Servers by name, and fleets that are closed with the test."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.servers: dict[str, Server] = {}
+        self._stops: dict[str, ExitStack] = {}
+
+    def start(self, name: str, **settings: object) -> Server:
+        """Start or replace the server `name`. It is empty."""
+        config = {"memory": 64 * MiB, "populate": False, "admin": "off", **settings}
+        stop = self._stops[name] = ExitStack()
+        server = Server(ServerConfig(bind="tcp://127.0.0.1:*", **config))
+        self.servers[name] = stop.enter_context(server)
+        self._stack.push(stop)
+        return server
+
+    def stop(self, name: str) -> None:
+        self._stops[name].close()
+
+    def address(self, name: str) -> str:
+        return f"{self.servers[name].endpoint}?name={name}"
+
+    def write_list(self, names: Sequence[str], more: str = "") -> str:
+        """A `file://` list of these servers."""
+        path = self._folder / "servers"
+        new = self._folder / "servers.new"
+        new.write_text("".join(f"{self.address(name)}{more}\n" for name in names))
+        new.rename(path)
+        return f"file://{path}"
+
+    def fleet(self, setting: str | Sequence[str] | None = None, **config: object) -> Fleet:
+        """A fleet of all servers, ready. `config` is of `ClientConfig`."""
+        servers = WatchedList(setting or [self.address(name) for name in self.servers])
+        quick = {"reconnect_s": 0.01, "longest_reconnect_s": 0.02, "breaker_backoff_s": 0.02}
+        fleet = Fleet(servers, ClientConfig("tcp://127.0.0.1:1", **{**quick, **config}))
+        self._stack.callback(self._close, fleet)
+        fleet.declare(NAMESPACE, ROW_BYTES)
+        return fleet
+
+    @staticmethod
+    def _close(fleet: Fleet) -> None:
+        fleet.close(PATIENCE_S)
+        assert fleet.closed and fleet.queued_bytes == 0
+        assert fleet.counters()["internal_errors"] == 0
+
+    def holds(self, name: str, prompt: Prompt) -> list[int]:
+        """The indices of the rows that this server has."""
+        with self.alone(name) as fleet:
+            states = look(fleet, prompt).states
+        return [index for index, state in enumerate(states) if state == 2]
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[Fleet]:
+        fleet = self.fleet([self.address(name)])
+        eventually(lambda: fleet.ready, "the server is ready")
+        yield fleet
+        fleet.close(PATIENCE_S)
+
+
+def all_ready(fleet: Fleet) -> bool:
+    return all(fleet.are_ready) and set(fleet.breakers) == {BreakerState.CLOSED}

@@ -1,0 +1,128 @@
+"""A list of servers that changes: nothing that can be reached is lost, and old servers are left."""
+
+from concurrent.futures import wait
+
+import pytest
+from fake_server import eventually
+from fleet_scene import NAMESPACE, Prompt, Scene, all_ready, get, look, put
+
+from remote_server.client import ClientConfig
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.membership import PREVIOUS_LIST_S
+from remote_server.fleet.server_list import WatchedList, read_list
+from remote_server.protocol import PutOutcome
+
+pytest_plugins = ["fleet_fixtures"]
+
+PROMPTS = [Prompt(seed, 16_384) for seed in range(8)]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fleet_of(scene: Scene, *names: str) -> Fleet:
+    """A fleet whose list is in a file."""
+    fleet = scene.fleet(scene.write_list(names))
+    eventually(lambda: all_ready(fleet), "all servers are ready")
+    return fleet
+
+
+def listed(scene: Scene, *names: str) -> list[str]:
+    return [scene.address(name) for name in names]
+
+
+def test_a_server_that_joins_costs_no_block_and_takes_new_ones(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    for prompt in PROMPTS:
+        put(fleet, prompt)
+    four.start("kvferry-4")
+    four.write_list([*four.servers])
+    eventually(lambda: len(fleet.names) == 5 and all_ready(fleet), "the list has five servers")
+    for prompt in PROMPTS:
+        assert look(fleet, prompt).prefix == len(prompt.keys)
+        assert len(get(fleet, prompt).landed) == len(prompt.keys)
+    for seed in range(100, 112):
+        put(fleet, Prompt(seed, 16_384))
+    new = [row for seed in range(100, 112) for row in four.holds("kvferry-4", Prompt(seed, 16_384))]
+    assert new, "it is a home of two runs of five"
+
+
+def test_a_server_that_left_the_list_is_looked_up_but_takes_nothing(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    for prompt in PROMPTS:
+        put(fleet, prompt)
+    four.write_list([*four.servers][:3])
+    eventually(lambda: len(fleet.membership.view.list.members) == 3, "the list has three servers")
+    assert len(fleet.names) == 4
+    for prompt in PROMPTS:
+        assert look(fleet, prompt).prefix == len(prompt.keys)
+    for seed in range(100, 108):
+        assert set(put(fleet, Prompt(seed, 16_384)).outcomes) == {PutOutcome.CREATED}
+        assert four.holds("kvferry-3", Prompt(seed, 16_384)) == []
+
+
+def test_after_an_hour_the_list_before_is_not_asked_any_more(four: Scene):
+    clock = Clock()
+    fleet = Fleet(
+        WatchedList(listed(four, *four.servers)), ClientConfig("tcp://127.0.0.1:1"), clock=clock
+    )
+    try:
+        fleet.membership.use(read_list(listed(four, *[*four.servers][:3])))
+        clock.now += PREVIOUS_LIST_S - 1
+        fleet.membership.drop_old_servers()
+        assert len(fleet.names) == 4
+        gone = fleet.clients["kvferry-3"]
+        clock.now += 2
+        fleet.membership.drop_old_servers()
+        assert fleet.names == ("kvferry-0", "kvferry-1", "kvferry-2")
+        eventually(lambda: gone.closed, "its client is closed")
+    finally:
+        fleet.close()
+
+
+def test_a_server_that_moved_keeps_its_name_and_its_runs(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    homes = [fleet.membership.view.homes(NAMESPACE, prompt.keys[0]) for prompt in PROMPTS]
+    before = fleet.clients["kvferry-1"]
+    four.stop("kvferry-1")
+    four.start("kvferry-1")
+    four.write_list([*four.servers])
+    eventually(lambda: fleet.clients["kvferry-1"] is not before, "the new address is used")
+    eventually(lambda: all_ready(fleet), "all servers are ready")
+    eventually(lambda: before.closed, "the client of the old address is closed")
+    for prompt, before_it in zip(PROMPTS, homes, strict=True):
+        after = fleet.membership.view.homes(NAMESPACE, prompt.keys[0])
+        assert [one.name for one in after] == [one.name for one in before_it]
+        assert put(fleet, prompt).error is None
+
+
+def test_a_wrong_list_changes_nothing(four: Scene, caplog: pytest.LogCaptureFixture):
+    fleet = fleet_of(four, *four.servers)
+    four.write_list([*four.servers], more="&nonsense=1")
+    eventually(lambda: "nonsense" in caplog.text, "the wrong list is logged")
+    assert len(fleet.names) == 4 and all_ready(fleet)
+
+
+def test_requests_under_way_end_whatever_the_list_becomes(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    asked, names = [], [*four.servers]
+    for round_, prompt in enumerate(PROMPTS * 3):
+        asked.append(fleet.put(NAMESPACE, prompt.keys, prompt.rows, anchors=prompt.anchors))
+        fleet.membership.use(read_list(listed(four, *names[round_ % 4 :][: 1 + round_ % 3])))
+        asked.append(fleet.lookup(NAMESPACE, prompt.keys, anchors=prompt.anchors))
+    not_done = wait(asked, timeout=20).not_done
+    assert not not_done
+
+
+def test_two_clients_with_different_lists_each_find_their_own(four: Scene):
+    names = [*four.servers]
+    some, others = four.fleet(listed(four, *names[:3])), four.fleet(listed(four, *names[1:]))
+    eventually(lambda: all_ready(some) and all_ready(others), "all servers are ready")
+    for prompt in PROMPTS:
+        assert set(put(some, prompt).outcomes) == {PutOutcome.CREATED}
+        put(others, prompt)
+        assert look(some, prompt).prefix == look(others, prompt).prefix == len(prompt.keys)
