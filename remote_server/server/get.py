@@ -250,7 +250,7 @@ class StreamedGet(FrameGet):
         if isinstance(found, Pinned):
             return BlockStream(self.request_id, store.epoch, found, store.memory, self._times)
         return ReadAheadStream(
-            self.request_id, store.epoch, namespace, found, store.tier_stack,
+            self.request_id, store.epoch, namespace, found, store.tier_stack, store.fetches,
             store.namespaces.block_bytes_of(namespace), self._times, self._deadline,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from remote_server.server.outgoing import (
     frames_of,
     times_now,
 )
+from remote_server.store.fetches import Fetches
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
@@ -131,6 +132,7 @@ class ReadAheadStream:
         namespace: str,
         found: Found,
         tier_stack: TierStack,
+        fetches: Fetches,
         block_bytes: int,
         times: RequestTimes | None = None,
         deadline: float = inf,
@@ -143,6 +145,7 @@ class ReadAheadStream:
         self._epoch = epoch
         self._namespace = namespace
         self._tier_stack = tier_stack
+        self._fetches = fetches
         self._memory = tier_stack.memory
         self._places = deque(
             Place(index, key, block, State.WAITING if block is None else State.HERE)
@@ -175,7 +178,7 @@ class ReadAheadStream:
                 if not last_resort or self._num_coming or head.state is not State.WAITING:
                     break
                 head.state = State.LOST
-                self._tier_stack.gave_up(1)
+                self._fetches.gave_up(1)
             self._drop_lost()
         return not self._places or self._places[0].state is State.HERE
 
@@ -231,8 +234,8 @@ class ReadAheadStream:
                 self.num_bytes += block.length if block is not None else 0
                 place.state = State.HERE if block is not None else self._why_not(place, begun)
 
-        self._tier_stack.fetch(self._namespace, keys, fetched, final=False, deadline=self._deadline)
-        begun |= self._tier_stack.are_coming(self._namespace, keys)
+        self._fetches.fetch(self._namespace, keys, fetched, final=False, deadline=self._deadline)
+        begun |= self._fetches.are_coming(self._namespace, keys)
 
     def _why_not(self, place: Place, begun: Container[bytes]) -> State:
         """No room, as long as a tier still has the block; lost otherwise."""
@@ -244,7 +247,7 @@ class ReadAheadStream:
     def _drop_lost(self) -> None:
         while self._places and self._places[0].state is State.LOST:
             self._places.popleft()
-            self._tier_stack.lost()
+            self._fetches.lost()
 
 
 def next_batch(

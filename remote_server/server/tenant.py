@@ -225,7 +225,7 @@ class Tenant:
             run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
         if self.drain is not None:
             more |= run(f"{label}draining to the bucket", self.drain.take_turn, False)
-        run(f"{label}ageing", self.store.expiry.expire_some, None)
+        run(f"{label}ageing", self.store.tier_stack.expire_some, None)
         return more
 
     def drain_to_bucket(self) -> bool:
