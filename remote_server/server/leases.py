@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
+from remote_server.protocol import ErrorCode, Leased, LeaseRequest
 from remote_server.server.copier import Copier
 from remote_server.server.get import Get, Gets, GetState
 from remote_server.server.outgoing import OutgoingMessage, checksums_of
@@ -219,16 +221,7 @@ class SharedGet(Get):
             words=[words_offset + block.word * WORD_BYTES for block in blocks],
             generations=[block.generation for block in blocks],
         )
-        got = Got(
-            request_id=self.request_id,
-            epoch=store.epoch,
-            total=len(self._request.keys),
-            hit=len(blocks),
-            miss=found.miss,
-            duplicate=found.duplicate,
-            found=found.indices,
-            lengths=lengths,
-            checksums=checksums,
-            lease=leased,
+        got = msgspec.structs.replace(
+            self._got(found), lengths=lengths, checksums=checksums, lease=leased
         )
         gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
-from remote_server.server.outgoing import InState, Transfer
+from remote_server.server.outgoing import InState
 from remote_server.store.store import Reserved, Store
-from remote_server.turns import KEYS_PER_STEP, Steps, parts
+from remote_server.turns import KEYS_PER_STEP, Steps, Transfer, parts
 
 
 class PutState(StrEnum):
@@ -218,12 +218,7 @@ class Put(Transfer):
         """End every part without publishing a block."""
         for part in self.parts:
             self._puts.store.puts.end(part, None, Declined.WITHDRAWN)
-        if isinstance(error, RequestRefused):
-            self._end(PutState.REFUSED, error)
-        elif isinstance(error, GeneratorExit):
-            self._end(PutState.DROPPED, error)
-        else:
-            self._end(PutState.FAILED, error)
+        self._end_early(error)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────
 

@@ -294,9 +294,13 @@ class ReadAhead:
     many reads of such a tier under way, so its gets name the keys that follow.
     """
 
-    def __init__(self, tier_stack: TierStack, fetches: Fetches) -> None:
+    def __init__(
+        self, tier_stack: TierStack, fetches: Fetches, block_bytes_of: Callable[[str], int]
+    ) -> None:
+        """`block_bytes_of` returns the block size of a namespace with blocks."""
         self._tier_stack = tier_stack
         self._fetches = fetches
+        self._block_bytes_of = block_bytes_of
         budget = tier_stack.memory.stats().budget_bytes
         self.most_bytes = 0
         """What a client should name ahead of its requests; 0 when no tier gains by it."""
@@ -307,14 +311,12 @@ class ReadAhead:
         self._num_waiting = 0
         self._is_going_on = False
 
-    def want(
-        self, namespace: str, keys: Sequence[bytes], block_bytes: int, deadline: float
-    ) -> None:
+    def want(self, namespace: str, keys: Sequence[bytes], deadline: float) -> None:
         """Read those of `keys` into memory that a tier across a network has, and none above it."""
         there = self._tier_stack.remote(namespace, keys)
         if not there:
             return
-        self._waiting.append(Part(namespace, there, block_bytes, deadline))
+        self._waiting.append(Part(namespace, there, self._block_bytes_of(namespace), deadline))
         self._num_waiting += len(there)
         while self._num_waiting > MAX_WAITING:
             self._num_waiting -= len(self._waiting.popleft().keys)

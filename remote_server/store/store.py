@@ -59,7 +59,7 @@ class Store:
         self.namespaces = Namespaces(self.tier_stack, self.counters, clock)
         self.gets = Gets(self.tier_stack, self.fetches, self.counters)
         self.puts = Puts(self.tier_stack, self.namespaces, self.counters)
-        self.read_ahead = ReadAhead(self.tier_stack, self.fetches)
+        self.read_ahead = ReadAhead(self.tier_stack, self.fetches, self._block_bytes_of)
         self._clock = clock
         self._started = clock()
 

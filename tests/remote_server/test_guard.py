@@ -16,8 +16,8 @@ from remote_server import turns
 from remote_server.server import config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
+from remote_server.server.get import StreamedGet
 from remote_server.server.server import Server
-from remote_server.server.streams import BlockStream
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
@@ -172,7 +172,7 @@ def test_sending_to_one_client(server, connect, other, monkeypatch):
     peer = connect()
     peer.hello("other", block_bytes=LENGTH)
     peer.put([1, 2], "other", length=LENGTH)
-    Broken(monkeypatch, BlockStream, "next_message")
+    Broken(monkeypatch, StreamedGet, "next_message")
     peer.send_get([1], "other")
     eventually(lambda: errors(server) == 1)
     assert serves(other)

@@ -12,8 +12,8 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
+from remote_server.server.get import InMemory
 from remote_server.server.server import Server
-from remote_server.server.streams import BlockStream
 from remote_server.store import tier_stack
 from remote_server.turns import to_end
 from remote_server.values import KiB, MiB
@@ -162,11 +162,11 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     peer.hello(block_bytes=256 * KiB)
     peer.put(range(4), length=256 * KiB)
     found = to_end(server.store.gets.get("ns", [key(number) for number in range(4)]))
-    stream = BlockStream(1, "", found, server.store.memory)
+    stream = InMemory(found, server.store.memory)
     left = []
-    while (outgoing := stream.next_message()) is not None:
+    while (batch := stream.next_batch(may_gather=True)) is not None:
         left.append(stream.num_bytes)
-        server.store.memory.unpin_all(outgoing.blocks)
+        server.store.memory.unpin_all(batch.blocks)
     assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
 
 

@@ -38,6 +38,7 @@ class WaitsForRoom:
     """A stream that goes on once there is `room`."""
 
     num_bytes = num_rows = 0
+    on_message = None
 
     def __init__(self, room: RoomInMemory) -> None:
         self._room = room
