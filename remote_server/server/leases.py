@@ -16,7 +16,7 @@ from remote_server.protocol import ErrorCode, Leased, LeaseRequest
 from remote_server.server.copier import Copier
 from remote_server.server.get import Get, Gets, GetState
 from remote_server.server.outgoing import OutgoingMessage, checksums_of
-from remote_server.shm.mapping import WORD_BYTES, Arena
+from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
@@ -208,7 +208,6 @@ class SharedGet(Get):
             gone = "the local connection ended before the blocks were read"
             raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
         gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
-        words_offset = gets.regions.arena.words_offset
         store.counters["shared_bytes_out"] += sum(lengths)
         self._pinned = ()
         self._enter(GetState.SENDING)
@@ -218,7 +217,7 @@ class SharedGet(Get):
             number=leases.grant(region.token, blocks, self._came_back),
             lease_ms=LEASE_MS,
             offsets=[block.offset for block in blocks],
-            words=[words_offset + block.word * WORD_BYTES for block in blocks],
+            words=store.memory.word_offsets(blocks),
             generations=[block.generation for block in blocks],
         )
         got = msgspec.structs.replace(

@@ -31,7 +31,8 @@ class OutgoingMessage:
     """One message ready to send: all its frames, and the pinned blocks that they point to.
 
     `gathered` of its `num_bytes` of blocks are copies. `held_bytes` is its memory beside blocks:
-    the header, the objects, and those of `own_frames` frames that point into the arena.
+    the header, the objects, and those of `own_frames` frames that point into the arena. From its
+    sending on it counts those of untracked messages before it as well.
     """
 
     __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes", "on_end")

@@ -281,25 +281,21 @@ class Put(Transfer):
             self._source.part_ended(number)
 
     def _reply(self) -> None:
+        """Send the outcome of each key, as far as it is known now."""
         self._is_replied = True
-        epoch = self._puts.store.epoch
-        self._puts.reply(self.client, stored_reply(self.request_id, epoch, self.parts))
-
-
-def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> Stored:
-    """The outcome of each key of a put, as far as it is known now."""
-    reasons = of_parts[0].reasons
-    for part in of_parts[1:]:
-        reasons = reasons + part.reasons
-    outcomes = b"".join([part.outcomes for part in of_parts])
-    return Stored(
-        request_id=request_id,
-        epoch=epoch,
-        total=len(outcomes),
-        created=outcomes.count(PutOutcome.CREATED),
-        existed=outcomes.count(PutOutcome.EXISTED),
-        forced=outcomes.count(PutOutcome.FORCED),
-        duplicate=outcomes.count(PutOutcome.DUPLICATE),
-        declined=dict(reasons),
-        outcomes=outcomes,
-    )
+        reasons = self.parts[0].reasons
+        for part in self.parts[1:]:
+            reasons = reasons + part.reasons
+        outcomes = b"".join([part.outcomes for part in self.parts])
+        stored = Stored(
+            request_id=self.request_id,
+            epoch=self._puts.store.epoch,
+            total=len(outcomes),
+            created=outcomes.count(PutOutcome.CREATED),
+            existed=outcomes.count(PutOutcome.EXISTED),
+            forced=outcomes.count(PutOutcome.FORCED),
+            duplicate=outcomes.count(PutOutcome.DUPLICATE),
+            declined=dict(reasons),
+            outcomes=outcomes,
+        )
+        self._puts.reply(self.client, stored)
