@@ -178,7 +178,7 @@ class Tenant:
                 requests=len(self._meters.open),
                 copies=0,
                 copy_bytes=0,
-                shared_puts=self.shared_copier.num_jobs,
+                shared_puts=self.shared_copier.turns.num_waiting,
                 replies=replies,
                 streams=streams,
                 demotions=store.tier_stack.num_to_demote,

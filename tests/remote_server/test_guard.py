@@ -105,7 +105,7 @@ def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
     while copier.copy_some():
         pass
     assert seen == ["a", ("a", False), "b", "c", ("c", False)]
-    assert copier.queued_bytes == 0
+    assert copier.turns.num_bytes == 0
 
 
 # ── each completion on the loop ──────────────────────────────────────────────────────────

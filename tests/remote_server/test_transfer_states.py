@@ -85,7 +85,11 @@ class Bench(HandlerBench):
         stats, counts = self.tier.stats(), self.store.all_counters()
         under_way = [*self.handlers.puts_in_state.values(), *self.handlers.gets_in_state.values()]
         held = (stats.pinned, stats.pending, len(self.leases), self.handlers.uncopied.total)
-        jobs = (self.puts.num_jobs, self.copier.num_jobs, self.handlers.shared_puts.num_blocks)
+        jobs = (
+            self.puts.turns.num_waiting,
+            self.copier.turns.num_waiting,
+            self.handlers.shared_puts.num_blocks,
+        )
         ends = sum(
             counts[f"put_{end}"] for end in ("created", "existed", "forced", "duplicate")
         ) + sum(count for name, count in counts.items() if name.startswith("put_declined"))
