@@ -1,14 +1,17 @@
-"""Turns: long requests in steps, their order among tenants and connections, and a guard around each
-part."""
+"""Turns: requests in steps, the states of those that move blocks, their order among tenants and
+connections, and a guard around each part."""
 
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
 from time import thread_time
 from typing import Generic, TypeVar
+
+from remote_server.errors import RequestRefused
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,51 @@ def to_end(steps: Steps[Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
+
+
+class Transfer:
+    """One put or get. It is counted in its state from its first step until its end."""
+
+    __slots__ = ("_in_state", "client", "request_id", "state")
+
+    def __init__(
+        self, client: bytes, request_id: int, state: StrEnum, in_state: dict[str, int]
+    ) -> None:
+        """`state` is the first one. `in_state` has the number of transfers in each state but the
+        ends. Among the ends are REFUSED, DROPPED and FAILED."""
+        self.client = client
+        self.request_id = request_id
+        self.state = state
+        self._in_state = in_state
+
+    def _begin(self) -> None:
+        self._in_state[self.state] += 1
+
+    def _enter(self, state: StrEnum) -> None:
+        self._in_state[self.state] -= 1
+        self._in_state[state] += 1
+        self.state = state
+
+    def _end(self, state: StrEnum, why: BaseException | str | None = None) -> None:
+        """`state` is an end; abnormal if there is a reason, `why`."""
+        self._in_state[self.state] -= 1
+        if why is not None:
+            log.debug(
+                "%s %d of connection %s: %s, was %s: %s",
+                type(self).__name__, self.request_id, self.client.hex(), state, self.state,
+                str(why) or type(why).__name__,
+            )  # fmt: skip
+        self.state = state
+
+    def _end_early(self, error: BaseException) -> None:
+        """`error` ended a step: a refusal, GeneratorExit when the client has gone, or a defect."""
+        states = type(self.state)
+        if isinstance(error, RequestRefused):
+            self._end(states["REFUSED"], error)
+        elif isinstance(error, GeneratorExit):
+            self._end(states["DROPPED"], error)
+        else:
+            self._end(states["FAILED"], error)
 
 
 Work = TypeVar("Work")

@@ -223,50 +223,37 @@ class Copier:
 
     def __init__(self, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
-        self._turns: Turns[Job] = Turns()
+        self.turns: Turns[Job] = Turns()
+        """The jobs that are not finished."""
 
     @property
     def busy(self) -> bool:
         """Some job has been submitted and not finished."""
-        return bool(self._turns.num_waiting)
-
-    @property
-    def queued_bytes(self) -> int:
-        """Of the jobs that are not finished."""
-        return self._turns.num_bytes
-
-    def bytes_of(self, client: Hashable) -> int:
-        """The same of one connection."""
-        return self._turns.held_by(client)[1]
+        return bool(self.turns.num_waiting)
 
     def is_full(self) -> bool:
         """So much waits that the answer to a put must wait for its copy."""
-        return self._turns.num_bytes > MAX_QUEUED_BYTES
-
-    @property
-    def num_jobs(self) -> int:
-        """Those submitted and not finished."""
-        return self._turns.num_waiting
+        return self.turns.num_bytes > MAX_QUEUED_BYTES
 
     def submit(self, job: Job, client: Hashable = b"", tenant: str = "") -> None:
         """Queue `job`, of the connection `client` of `tenant`."""
-        self._turns.add(tenant, client, job, job.num_bytes)
+        self.turns.add(tenant, client, job, job.num_bytes)
 
     def copy_some(self) -> bool:
         """Give the next job its turn. True when there is more to do at once."""
-        if not self._turns.num_waiting:
+        if not self.turns.num_waiting:
             return False
-        self._turns.take_turn(self._work_some)
+        self.turns.take_turn(self._work_some)
         return self.busy
 
     def drop(self, client: Hashable) -> None:
         """`client` has left, and what its jobs copy from is gone: end them."""
-        for job in self._turns.drop(client):
+        for job in self.turns.drop(client):
             self._end(job, failed=False)
 
     def stop(self) -> None:
         """End unfinished jobs. Their blocks stay unpublished."""
-        for job in self._turns.drop_all():
+        for job in self.turns.drop_all():
             self._end(job, failed=True)
 
     def _work_some(self, job: Job) -> bool:

@@ -1,6 +1,6 @@
 """Gets: one state machine, for blocks in a stream of messages and in one message.
 
-The get on lease is in `leases`.
+`streams.py` reads blocks below memory for a stream. The get on lease is in `leases.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,19 +22,20 @@ from remote_server.server.outgoing import (
     InState,
     OutgoingMessage,
     RequestTimes,
-    Transfer,
     blocks_per_frame,
     checksums_of,
     frames_of,
+    take_batch,
     times_now,
     to_gather,
 )
 from remote_server.server.send_queue import SendQueues
-from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
+from remote_server.server.streams import Batch, BelowMemory, Stream
 from remote_server.store.gets import Found, Pinned
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.turns import KEYS_PER_STEP, Steps
+from remote_server.turns import KEYS_PER_STEP, Steps, Transfer
 
 if TYPE_CHECKING:
     from remote_server.server.leases import Regions
@@ -74,12 +75,18 @@ class Gets(NamedTuple):
 class Get(Transfer, ABC):
     """One get: pins blocks, answers once, and hands every pin over or releases it."""
 
-    __slots__ = ("_all_out", "_deadline", "_dropped", "_gets", "_num_out", "_pinned", "_request")
+    __slots__ = (
+        "_all_out", "_deadline", "_dropped", "_gets", "_num_out", "_pinned", "_request", "_times",
+    )  # fmt: skip
 
-    def __init__(self, gets: Gets, client: bytes, request: protocol.Get) -> None:
+    def __init__(
+        self, gets: Gets, client: bytes, request: protocol.Get, times: RequestTimes | None = None
+    ) -> None:
+        """Its replies carry `times`, if given."""
         super().__init__(client, request.request_id, GetState.FINDING, gets.in_state)
         self._gets = gets
         self._request = request
+        self._times = times
         within_s = request.within_ms / 1000 if request.within_ms else inf
         self._deadline = gets.store.tier_stack.clock() + within_s
         self._pinned: Iterable[Block | None] = ()
@@ -94,20 +101,12 @@ class Get(Transfer, ABC):
         self._begin()
         try:
             yield from self._find()
-            if self._request.ahead:
-                self._read_ahead(self._request)
+            if ahead := self._request.ahead:
+                read_ahead = self._gets.store.read_ahead
+                read_ahead.want(self._request.namespace, ahead, self._deadline)
         except BaseException as error:
             self._give_up(error)
             raise
-
-    def _read_ahead(self, request: protocol.Get) -> None:
-        """Have the blocks read that the client requests next."""
-        store, namespace = self._gets.store, request.namespace
-        try:
-            block_bytes = store.namespaces.block_bytes_of(namespace)
-        except KeyError:  # no client has declared it, and no tier has it
-            return
-        store.read_ahead.want(namespace, request.ahead, block_bytes, self._deadline)
 
     @abstractmethod
     def _find(self) -> Steps[None]:
@@ -141,51 +140,10 @@ class Get(Transfer, ABC):
             self._give_up(error)
             raise
 
-    def _goes_out(self) -> None:
-        """One more message or lease holds pins. `_came_back` must be called at its end."""
-        self._num_out += 1
-
-    def _came_back(self, sent: bool) -> None:
-        """The end of a message or lease. Without `sent` its blocks did not reach the client."""
-        self._num_out -= 1
-        self._dropped |= not sent
-        if self._all_out and not self._num_out:
-            self._finish()
-
-    def _is_all_out(self) -> None:
-        """No further message or lease follows."""
-        self._all_out = True
-        if not self._num_out:
-            self._finish()
-
-    def _finish(self) -> None:
-        if self._dropped:
-            self._end(GetState.DROPPED, "its client left, or the server ends")
-        else:
-            self._end(GetState.RELEASED)
-
-    def _give_up(self, error: BaseException) -> None:
-        pinned, self._pinned = self._pinned, ()
-        self._gets.store.memory.unpin_all([block for block in pinned if block is not None])
-        if isinstance(error, RequestRefused):
-            self._end(GetState.REFUSED, error)
-        elif isinstance(error, GeneratorExit):
-            self._end(GetState.DROPPED, error)
-        else:
-            self._end(GetState.FAILED, error)
-
-
-class FrameGet(Get):
-    """A get whose blocks travel as frames. Its replies carry `times`, if given."""
-
-    __slots__ = ("_held", "_times")
-
-    def __init__(
-        self, gets: Gets, client: bytes, request: protocol.Get, times: RequestTimes | None
-    ) -> None:
-        super().__init__(gets, client, request)
-        self._times = times
-        self._held = 0
+    def _waits_for_storage(self, waits: bool) -> None:
+        """Whether it waits for its blocks from now on."""
+        if self._times is not None:
+            (self._times.storage_begins if waits else self._times.storage_ends)()
 
     def _got(self, found: Pinned | Found) -> Got:
         server_us, storage_us = times_now(self._times)
@@ -201,27 +159,79 @@ class FrameGet(Get):
             storage_us=storage_us,
         )
 
+    def _goes_out(self) -> None:
+        """One more message or lease holds pins. `_came_back` must be called at its end."""
+        self._num_out += 1
 
-class StreamedGet(FrameGet):
+    def _came_back(self, sent: bool) -> None:
+        """The end of a message or lease. Without `sent` its blocks did not reach the client."""
+        self._num_out -= 1
+        self._dropped |= not sent
+        self._finish()
+
+    def _is_all_out(self) -> None:
+        """No further message or lease follows."""
+        self._all_out = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._num_out or not self._all_out:
+            return
+        if self._dropped:
+            self._end(GetState.DROPPED, "its client left, or the server ends")
+        else:
+            self._end(GetState.RELEASED)
+
+    def _give_up(self, error: BaseException) -> None:
+        pinned, self._pinned = self._pinned, ()
+        self._gets.store.memory.unpin_all([block for block in pinned if block is not None])
+        self._end_early(error)
+
+
+class InMemory:
+    """The blocks of a streamed get that are all in memory. Owns the pins of those not sent."""
+
+    def __init__(self, found: Pinned, tier: MemoryTier) -> None:
+        self._tier = tier
+        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
+        self._indices = deque(found.indices)
+        self._blocks = deque(found.blocks)
+        self.num_bytes = sum([block.length for block in found.blocks])
+
+    def go_on(self, last_resort: bool) -> bool:
+        return True
+
+    def next_batch(self, may_gather: bool) -> Batch | None:
+        if not self._blocks:
+            return None
+        indices, blocks = take_batch(self._indices, self._blocks, may_gather)
+        self.num_bytes -= sum([block.length for block in blocks])
+        return Batch(indices, blocks, more=bool(self._blocks))
+
+    def cancel(self) -> None:
+        self._tier.unpin_all(self._blocks)
+        self._blocks.clear()
+        self.num_bytes = 0
+
+
+class StreamedGet(Get):
     """A get whose blocks follow its answer, as they come. It is the stream of these messages."""
 
-    __slots__ = ("_stream", "num_rows")
-
-    _stream: Stream
+    __slots__ = ("_held", "_source", "num_rows", "on_message")
 
     def _find(self) -> Steps[None]:
-        gets, request, times = self._gets, self._request, self._times
-        if times is not None:
-            times.storage_begins()
+        gets, request = self._gets, self._request
+        self._held = 0
+        self._waits_for_storage(True)
         found = yield from gets.store.gets.find(request.namespace, request.keys, self._check_step)
         self._pinned = found.blocks
-        if times is not None:
-            times.storage_ends()
+        self._waits_for_storage(False)
         # With many blocks each of these takes more than a millisecond: a step of its own.
         if len(found.blocks) > KEYS_PER_STEP:
             yield
-        self._stream = self._stream_of(found)
-        self.num_rows = self._stream.num_rows
+        self._source = self._source_of(found)
+        self.num_rows = len(found.blocks)
+        self.on_message: Callable[[OutgoingMessage | None], None] | None = None
         if len(found.blocks) > KEYS_PER_STEP:
             yield
         if not gets.send_queues.may_stream(self.client, len(found.blocks)):
@@ -245,55 +255,75 @@ class StreamedGet(FrameGet):
         gets.in_flight.check(gets.send_queues.bytes_of(self.client) + self._held, more)
         self._held += more
 
-    def _stream_of(self, found: Pinned | Found) -> Stream:
+    def _source_of(self, found: Pinned | Found) -> InMemory | BelowMemory:
         store, namespace = self._gets.store, self._request.namespace
         if isinstance(found, Pinned):
-            return BlockStream(self.request_id, store.epoch, found, store.memory, self._times)
-        return ReadAheadStream(
-            self.request_id, store.epoch, namespace, found, store.tier_stack,
-            store.namespaces.block_bytes_of(namespace), self._times, self._deadline,
+            return InMemory(found, store.memory)
+        return BelowMemory(
+            namespace, found, store.tier_stack, store.fetches,
+            store.namespaces.block_bytes_of(namespace), self._deadline,
         )  # fmt: skip
 
     @property
     def num_bytes(self) -> int:
-        return self._stream.num_bytes
+        return self._source.num_bytes
 
     def go_on(self, last_resort: bool) -> bool:
-        is_ready = self._stream.go_on(last_resort)
+        is_ready = self._source.go_on(last_resort)
         if is_ready is (self.state is GetState.READING):
             self._enter(GetState.SENDING if is_ready else GetState.READING)
-            if self._times is not None:
-                (self._times.storage_ends if is_ready else self._times.storage_begins)()
+            self._waits_for_storage(not is_ready)
         return is_ready
 
     def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        outgoing = self._stream.next_message(may_gather)
+        batch = self._source.next_batch(may_gather)
+        outgoing = None if batch is None else self._message_of(batch)
         if outgoing is None:
             self._is_all_out()
         else:
             self._goes_out()
             outgoing.on_end = self._came_back
+        if self.on_message is not None:
+            self.on_message(outgoing)
         return outgoing
 
+    def _message_of(self, batch: Batch) -> OutgoingMessage:
+        """One `Blocks` message, which takes over the pins of its blocks. The last one may have
+        none."""
+        blocks, store = batch.blocks, self._gets.store
+        server_us, storage_us = times_now(self._times)
+        header = protocol.Blocks(
+            request_id=self.request_id,
+            epoch=store.epoch,
+            indices=batch.indices,
+            lengths=[block.length for block in blocks],
+            checksums=checksums_of(blocks, store.memory),
+            more=batch.more,
+            blocks_per_frame=max(1, len(blocks)),
+            server_us=server_us,
+            storage_us=storage_us,
+        )
+        payload = frames_of(blocks, header.blocks_per_frame, store.memory)
+        frames = [*protocol.encode(header), *payload.frames]
+        return OutgoingMessage(frames, payload.pinned, sum(header.lengths), payload.gathered)
+
     def cancel(self) -> None:
-        self._stream.cancel()
+        self._source.cancel()
         self._dropped = True
         self._is_all_out()
 
 
-class WholeGet(FrameGet):
+class WholeGet(Get):
     """A get that is answered in one message, after its blocks were read if necessary."""
 
     __slots__ = ("_framed",)
 
     def _find(self) -> Steps[None]:
-        if self._times is not None:
-            self._times.storage_begins()
+        self._waits_for_storage(True)
         return self._fetch(self._request.namespace, self._request.keys)
 
     def _send(self, found: Pinned) -> Steps[None]:
-        if self._times is not None:
-            self._times.storage_ends()
+        self._waits_for_storage(False)
         gets, tier = self._gets, self._gets.store.memory
         left = deque(found.blocks)
         self._framed: list[Block] = []

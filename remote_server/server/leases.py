@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
+from remote_server.protocol import ErrorCode, Leased, LeaseRequest
 from remote_server.server.copier import Copier
 from remote_server.server.get import Get, Gets, GetState
 from remote_server.server.outgoing import OutgoingMessage, checksums_of
-from remote_server.shm.mapping import WORD_BYTES, Arena
+from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
@@ -206,7 +208,6 @@ class SharedGet(Get):
             gone = "the local connection ended before the blocks were read"
             raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
         gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
-        words_offset = gets.regions.arena.words_offset
         store.counters["shared_bytes_out"] += sum(lengths)
         self._pinned = ()
         self._enter(GetState.SENDING)
@@ -216,19 +217,10 @@ class SharedGet(Get):
             number=leases.grant(region.token, blocks, self._came_back),
             lease_ms=LEASE_MS,
             offsets=[block.offset for block in blocks],
-            words=[words_offset + block.word * WORD_BYTES for block in blocks],
+            words=store.memory.word_offsets(blocks),
             generations=[block.generation for block in blocks],
         )
-        got = Got(
-            request_id=self.request_id,
-            epoch=store.epoch,
-            total=len(self._request.keys),
-            hit=len(blocks),
-            miss=found.miss,
-            duplicate=found.duplicate,
-            found=found.indices,
-            lengths=lengths,
-            checksums=checksums,
-            lease=leased,
+        got = msgspec.structs.replace(
+            self._got(found), lengths=lengths, checksums=checksums, lease=leased
         )
         gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

@@ -143,7 +143,7 @@ class Prefetch:
         self._memory = store.memory
         self._tier_stack = store.tier_stack
         self._block_bytes = store.namespaces.block_bytes_of(namespace)
-        self._expiry = store.expiry
+        self._fetches = store.fetches
         self._namespace = namespace
         self._left = [*dict.fromkeys(keys)]
         most = len(self._left)
@@ -167,7 +167,7 @@ class Prefetch:
             self._on_end(self.so_far)
             return
         part = self._take_part()
-        self._expiry.expire(self._namespace, part)
+        self._tier_stack.expire(self._namespace, part)
         states = self._memory.lookup_all(self._namespace, part)
         missing = [key for key, state in zip(part, states, strict=True)
                  if state != KeyState.READABLE]  # fmt: skip
@@ -200,7 +200,7 @@ class Prefetch:
             # In a turn of its own, so that an exception there ends the prefetch.
             self._go_on_later(partial(self._count_read, keys, blocks))
 
-        self._tier_stack.fetch(self._namespace, keys, came, final=False, purpose=Purpose.OTHER)
+        self._fetches.fetch(self._namespace, keys, came, final=False, purpose=Purpose.OTHER)
 
     def _count_read(self, keys: list[bytes], blocks: list[Block | None]) -> None:
         self._num_reading = 0

@@ -6,6 +6,7 @@ read on demand.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -180,44 +181,17 @@ class MeteredHandlers(Handlers):
 
     def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
         traffic = self._meters.traffic_of(request.namespace, self._arrived)
-        metered = MeteredStream(stream, self._streams, self._arrived, self._clock, traffic)
-        super()._post_stream(client, request, metered)
+        stream.on_message = partial(self._count_message, traffic, self._arrived)
+        super()._post_stream(client, request, stream)
 
-
-class MeteredStream:
-    """A stream that is observed when its last message has been taken."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        histogram: Histogram,
-        began: float,
-        clock: Callable[[], float],
-        traffic: Traffic,
+    def _count_message(
+        self, traffic: Traffic, began: float, outgoing: OutgoingMessage | None
     ) -> None:
-        self._stream = stream
-        self._histogram = histogram
-        self._began = began
-        self._clock = clock
-        self._traffic = traffic
-        self.go_on = stream.go_on
-        self.cancel = stream.cancel
-
-    @property
-    def num_bytes(self) -> int:
-        return self._stream.num_bytes
-
-    @property
-    def num_rows(self) -> int:
-        return self._stream.num_rows
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        outgoing = self._stream.next_message(may_gather)
+        """The next message of a stream has been taken; None after the last one."""
         if outgoing is None:
-            self._histogram.observe(self._clock() - self._began)
+            self._streams.observe(self._clock() - began)
         else:
-            self._traffic.bytes_out += outgoing.num_bytes
-        return outgoing
+            traffic.bytes_out += outgoing.num_bytes
 
 
 # Tested by type: `isinstance` of a union costs as much as all the rest.

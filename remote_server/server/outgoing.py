@@ -1,8 +1,8 @@
-"""Outgoing messages: frames, the pins of their blocks, bounds on both, the times that they carry,
-and the states of the puts and gets behind them."""
+"""Outgoing messages: frames, the pins of their blocks, bounds on both, and the times that they
+carry."""
 
-import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -16,9 +16,6 @@ from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode, checksum
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.values import KiB, MiB, format_bytes
-
-log = logging.getLogger(__name__)
-
 
 # What a waiting message takes beside its header: its objects here, and later libzmq's.
 MESSAGE_BYTES = 512
@@ -34,7 +31,8 @@ class OutgoingMessage:
     """One message ready to send: all its frames, and the pinned blocks that they point to.
 
     `gathered` of its `num_bytes` of blocks are copies. `held_bytes` is its memory beside blocks:
-    the header, the objects, and those of `own_frames` frames that point into the arena.
+    the header, the objects, and those of `own_frames` frames that point into the arena. From its
+    sending on it counts those of untracked messages before it as well.
     """
 
     __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes", "on_end")
@@ -123,6 +121,27 @@ def blocks_per_frame(blocks: Sequence[Block]) -> int:
     """How many of `blocks` to put into each frame of one message, where they may be gathered."""
     largest = max((block.length for block in blocks), default=OWN_FRAME_BYTES)
     return 1 if largest >= OWN_FRAME_BYTES else min(MAX_SHARING, SHARED_FRAME_BYTES // largest)
+
+
+def take_batch(
+    left_indices: deque[int], left: deque[Block], may_gather: bool
+) -> tuple[list[int], list[Block]]:
+    """Take one block from `left`, or small ones up to a full frame. Returns indices and blocks.
+    Without `may_gather` only neighbours in the arena share a frame, so that nothing is copied."""
+    indices: list[int] = []
+    blocks: list[Block] = []
+    room = SHARED_FRAME_BYTES
+    end = 0  # of the last one in the arena
+    while left and len(blocks) < MAX_SHARING:
+        block = left[0]
+        if blocks and (block.length > room or not (may_gather or block.offset == end)):
+            break
+        left.popleft()
+        indices.append(left_indices.popleft())
+        blocks.append(block)
+        end = block.offset + block.length
+        room = room - block.length if block.length < OWN_FRAME_BYTES else 0
+    return indices, blocks
 
 
 # One message must be possible in the smallest memory. Our client requests within windows of 16 MiB
@@ -299,35 +318,3 @@ InState = dict[str, int]
 def none_in(states: Iterable[StrEnum]) -> InState:
     """The count of each of `states` at the start."""
     return {state.value: 0 for state in states}
-
-
-class Transfer:
-    """One put or get. It is counted in its state from its first step until its end."""
-
-    __slots__ = ("_in_state", "client", "request_id", "state")
-
-    def __init__(self, client: bytes, request_id: int, state: StrEnum, in_state: InState) -> None:
-        """`state` is the first one. `in_state` has an entry for each state but the ends."""
-        self.client = client
-        self.request_id = request_id
-        self.state = state
-        self._in_state = in_state
-
-    def _begin(self) -> None:
-        self._in_state[self.state] += 1
-
-    def _enter(self, state: StrEnum) -> None:
-        self._in_state[self.state] -= 1
-        self._in_state[state] += 1
-        self.state = state
-
-    def _end(self, state: StrEnum, why: BaseException | str | None = None) -> None:
-        """`state` is an end; abnormal if there is a reason, `why`."""
-        self._in_state[self.state] -= 1
-        if why is not None:
-            log.debug(
-                "%s %d of connection %s: %s, was %s: %s",
-                type(self).__name__, self.request_id, self.client.hex(), state, self.state,
-                str(why) or type(why).__name__,
-            )  # fmt: skip
-        self.state = state

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
-from remote_server.server.outgoing import InState, Transfer
+from remote_server.server.outgoing import InState
 from remote_server.store.store import Reserved, Store
-from remote_server.turns import KEYS_PER_STEP, Steps, parts
+from remote_server.turns import KEYS_PER_STEP, Steps, Transfer, parts
 
 
 class PutState(StrEnum):
@@ -218,12 +218,7 @@ class Put(Transfer):
         """End every part without publishing a block."""
         for part in self.parts:
             self._puts.store.puts.end(part, None, Declined.WITHDRAWN)
-        if isinstance(error, RequestRefused):
-            self._end(PutState.REFUSED, error)
-        elif isinstance(error, GeneratorExit):
-            self._end(PutState.DROPPED, error)
-        else:
-            self._end(PutState.FAILED, error)
+        self._end_early(error)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────
 
@@ -286,25 +281,21 @@ class Put(Transfer):
             self._source.part_ended(number)
 
     def _reply(self) -> None:
+        """Send the outcome of each key, as far as it is known now."""
         self._is_replied = True
-        epoch = self._puts.store.epoch
-        self._puts.reply(self.client, stored_reply(self.request_id, epoch, self.parts))
-
-
-def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> Stored:
-    """The outcome of each key of a put, as far as it is known now."""
-    reasons = of_parts[0].reasons
-    for part in of_parts[1:]:
-        reasons = reasons + part.reasons
-    outcomes = b"".join([part.outcomes for part in of_parts])
-    return Stored(
-        request_id=request_id,
-        epoch=epoch,
-        total=len(outcomes),
-        created=outcomes.count(PutOutcome.CREATED),
-        existed=outcomes.count(PutOutcome.EXISTED),
-        forced=outcomes.count(PutOutcome.FORCED),
-        duplicate=outcomes.count(PutOutcome.DUPLICATE),
-        declined=dict(reasons),
-        outcomes=outcomes,
-    )
+        reasons = self.parts[0].reasons
+        for part in self.parts[1:]:
+            reasons = reasons + part.reasons
+        outcomes = b"".join([part.outcomes for part in self.parts])
+        stored = Stored(
+            request_id=self.request_id,
+            epoch=self._puts.store.epoch,
+            total=len(outcomes),
+            created=outcomes.count(PutOutcome.CREATED),
+            existed=outcomes.count(PutOutcome.EXISTED),
+            forced=outcomes.count(PutOutcome.FORCED),
+            duplicate=outcomes.count(PutOutcome.DUPLICATE),
+            declined=dict(reasons),
+            outcomes=outcomes,
+        )
+        self._puts.reply(self.client, stored)

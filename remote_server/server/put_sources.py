@@ -149,7 +149,7 @@ class SharedPuts:
     def check(self, rows: SharedRows, lengths: Sequence[int], region: Region) -> None:
         """Raise `RequestRefused` when this put of `rows` in `region` may not wait."""
         copier = self.regions.copier
-        if copier.num_jobs >= MAX_PUTS:
+        if copier.turns.num_waiting >= MAX_PUTS:
             raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
         if self.num_blocks + len(lengths) > MAX_BLOCKS_OF_PUTS:
             raise RequestRefused(
@@ -162,7 +162,7 @@ class SharedPuts:
                 ErrorCode.BAD_REQUEST,
                 f"a block ends at {end} of a region of {region.num_bytes} bytes",
             )
-        self.in_flight.check_waiting(copier.bytes_of(region), sum(lengths))
+        self.in_flight.check_waiting(copier.turns.held_by(region)[1], sum(lengths))
 
 
 class Rows(Source):

@@ -1,7 +1,7 @@
 """Send queues: one per client, served in turns, each with the pins of its messages."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 from typing import NamedTuple
@@ -52,14 +52,10 @@ Unpin = Callable[[Iterable[Block]], None]
 
 
 class Sent(NamedTuple):
-    """What libzmq holds until `tracker` is done: blocks to unpin, and bytes to subtract then."""
+    """A message that libzmq holds until `tracker` is done."""
 
     tracker: zmq.MessageTracker
-    blocks: Sequence[Block]
-    num_bytes: int
-    gathered: int
-    held_bytes: int
-    on_end: Callable[[bool], None] | None = None
+    outgoing: OutgoingMessage
 
 
 class SendQueue:
@@ -78,9 +74,8 @@ class SendQueue:
         self.unseen = unseen
         self.replies: deque[OutgoingMessage] = deque()
         self.streams: deque[Stream] = deque()
-        self.stuck: OutgoingMessage | None = (
-            None  # refused by a full socket; sent before all others
-        )
+        self.stuck: OutgoingMessage | None = None
+        """Refused by a full socket; sent before all others."""
         self.in_flight: deque[Sent] = deque()
         self.paused = False
         """Its streams wait until libzmq has released what was sent."""
@@ -97,17 +92,14 @@ class SendQueue:
             self.reply_bytes + self.block_bytes + sum([stream.num_bytes for stream in self.streams])
         )
 
-    def take(self, num_bytes: int, gathered: int, held_bytes: int) -> None:
-        """Add to what the client holds; negative numbers subtract."""
-        self.block_bytes += num_bytes
-        self.reply_bytes += held_bytes
-        self.held.replies.held += held_bytes
-        if gathered:
-            self.gathered += gathered
-            self.held.gathered.held += gathered
-
-    def give_back(self, num_bytes: int, gathered: int, held_bytes: int) -> None:
-        self.take(-num_bytes, -gathered, -held_bytes)
+    def take(self, outgoing: OutgoingMessage, sign: int = 1) -> None:
+        """Add `outgoing` to what the client holds; with `sign` -1 subtract it."""
+        self.block_bytes += sign * outgoing.num_bytes
+        self.reply_bytes += sign * outgoing.held_bytes
+        self.held.replies.held += sign * outgoing.held_bytes
+        if outgoing.gathered:
+            self.gathered += sign * outgoing.gathered
+            self.held.gathered.held += sign * outgoing.gathered
 
     def add(self, stream: Stream) -> None:
         self.streams.append(stream)
@@ -144,9 +136,7 @@ class SendQueue:
                 continue
             next_of_stream = stream.next_message(may_gather)
             if next_of_stream is not None:
-                self.take(
-                    next_of_stream.num_bytes, next_of_stream.gathered, next_of_stream.held_bytes
-                )
+                self.take(next_of_stream)
                 return next_of_stream
             self.remove(stream)
         return None
@@ -244,7 +234,7 @@ class SendQueues:
     def post(self, client: bytes, outgoing: OutgoingMessage) -> None:
         queue = self._send_queue(client)
         queue.replies.append(outgoing)
-        queue.take(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
+        queue.take(outgoing)
 
     def post_stream(self, client: bytes, stream: Stream) -> None:
         self._send_queue(client).add(stream)
@@ -263,11 +253,7 @@ class SendQueues:
         more = False
         for client, queue in [*self._queues.items()]:
             while queue.in_flight and queue.in_flight[0].tracker.done:
-                sent = queue.in_flight.popleft()
-                self._unpin_all(sent.blocks)
-                queue.give_back(sent.num_bytes, sent.gathered, sent.held_bytes)
-                if sent.on_end is not None:
-                    sent.on_end(True)
+                self._end(queue, queue.in_flight.popleft().outgoing, sent=True)
                 more |= bool(queue.streams)
             if not queue.in_flight and not len(queue):
                 del self._queues[client]
@@ -320,30 +306,24 @@ class SendQueues:
                 return False
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
-                    queue.give_back(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
+                    queue.take(outgoing, -1)
                     raise
-                self._discard(queue, outgoing)
+                self._end(queue, outgoing, sent=False)
                 self._drop(queue)
                 self.clients_gone += 1
                 return False
             sent_bytes += max(1, outgoing.num_bytes)
             self.bytes_out += outgoing.num_bytes
-            held_bytes = outgoing.held_bytes
             if tracker is None:
-                queue.give_back(0, 0, held_bytes)
-                queue.unseen += held_bytes
-                if outgoing.on_end is not None:
-                    outgoing.on_end(True)
+                queue.unseen += outgoing.held_bytes
+                self._end(queue, outgoing, sent=True)
                 continue
             # When this message is released, the untracked ones before it are released too.
-            queue.take(0, 0, queue.unseen)
-            held_bytes += queue.unseen
+            queue.reply_bytes += queue.unseen
+            self.held.replies.held += queue.unseen
+            outgoing.held_bytes += queue.unseen
             queue.unseen = 0
-            sent = Sent(
-                tracker, outgoing.blocks, outgoing.num_bytes, outgoing.gathered, held_bytes,
-                outgoing.on_end,
-            )  # fmt: skip
-            queue.in_flight.append(sent)
+            queue.in_flight.append(Sent(tracker, outgoing))
         return True
 
     def _send(self, queue: SendQueue, outgoing: OutgoingMessage) -> zmq.MessageTracker | None:
@@ -368,19 +348,19 @@ class SendQueues:
             return None
         return trackers[0] if len(trackers) == 1 else zmq.MessageTracker(*trackers)
 
-    def _discard(self, queue: SendQueue, outgoing: OutgoingMessage) -> None:
-        """Release a message that is not sent."""
+    def _end(self, queue: SendQueue, outgoing: OutgoingMessage, *, sent: bool) -> None:
+        """Release a message that libzmq has released, or that is not sent."""
         self._unpin_all(outgoing.blocks)
-        queue.give_back(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
+        queue.take(outgoing, -1)
         if outgoing.on_end is not None:
-            outgoing.on_end(False)
+            outgoing.on_end(sent)
 
     def _drop(self, queue: SendQueue) -> None:
         if queue.stuck is not None:
-            self._discard(queue, queue.stuck)
+            self._end(queue, queue.stuck, sent=False)
             queue.stuck = None
         for outgoing in queue.replies:
-            self._discard(queue, outgoing)
+            self._end(queue, outgoing, sent=False)
         queue.replies.clear()
         for stream in [*queue.streams]:
             stream.cancel()

@@ -242,8 +242,8 @@ class Server:
             queues=msgspec.structs.replace(
                 seen.queues,
                 turns=self._serving.num_waiting,
-                copies=self.copier.num_jobs,
-                copy_bytes=self.copier.queued_bytes,
+                copies=self.copier.turns.num_waiting,
+                copy_bytes=self.copier.turns.num_bytes,
             ),
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters

@@ -1,31 +1,17 @@
-"""Streamed gets: the `Blocks` messages of one get, produced one at a time.
-
-A get whose blocks are all in memory sends them from there. Otherwise a window of blocks is read
-from the tiers below memory ahead of sending: the first blocks are sent while later ones are read,
-and a get may be larger than memory.
-"""
+"""Streamed gets whose blocks must be read: a window of them is read from the tiers below memory
+ahead of sending. The first blocks are sent while later ones are read, and a get may be larger than
+memory."""
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
-from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from remote_server import protocol
-from remote_server.server.outgoing import (
-    MAX_SHARING,
-    OWN_FRAME_BYTES,
-    SHARED_FRAME_BYTES,
-    OutgoingMessage,
-    RequestTimes,
-    checksums_of,
-    frames_of,
-    times_now,
-)
-from remote_server.store.gets import Found, Pinned
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.server.outgoing import OutgoingMessage, take_batch
+from remote_server.store.fetches import Fetches
+from remote_server.store.gets import Found
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
 
@@ -47,6 +33,9 @@ class Stream(Protocol):
     def num_rows(self) -> int:
         """Blocks that it began with."""
 
+    on_message: Callable[[OutgoingMessage | None], None] | None
+    """Called with each result of `next_message`."""
+
     def go_on(self, last_resort: bool) -> bool:
         """Prepare the next message. Whether `next_message` may be called now.
 
@@ -61,43 +50,12 @@ class Stream(Protocol):
         """Unpin the remaining blocks."""
 
 
-class BlockStream:
-    """The `Blocks` messages of one streamed get. Owns the pins of the blocks it has not sent."""
+class Batch(NamedTuple):
+    """The blocks of one message of a streamed get, pinned for it."""
 
-    def __init__(
-        self, request_id: int, epoch: str, found: Pinned, tier: MemoryTier,
-        times: RequestTimes | None = None,
-    ) -> None:  # fmt: skip
-        """Its messages carry `times`, if given."""
-        self._times = times
-        self._request_id = request_id
-        self._epoch = epoch
-        self._tier = tier
-        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
-        self._indices = deque(found.indices)
-        self._blocks = deque(found.blocks)
-        self.num_bytes = sum([block.length for block in found.blocks])
-        self.num_rows = len(found.blocks)
-
-    def go_on(self, last_resort: bool) -> bool:
-        return True
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        if not self._blocks:
-            return None
-        indices, blocks = next_batch(self._indices, self._blocks, may_gather)
-        outgoing = blocks_message(
-            self._request_id, self._epoch, indices, blocks, self._tier, self._times,
-            more=bool(self._blocks),
-        )  # fmt: skip
-        self.num_bytes -= outgoing.num_bytes
-        return outgoing
-
-    def cancel(self) -> None:
-        self._tier.unpin_all(self._blocks)
-        self._indices.clear()
-        self._blocks.clear()
-        self.num_bytes = 0
+    indices: list[int]
+    blocks: list[Block]
+    more: bool
 
 
 class State(Enum):
@@ -117,39 +75,34 @@ class Place:
     state: State
 
 
-class ReadAheadStream:
-    """The `Blocks` messages of one streamed get, in the order of its keys.
+class BelowMemory:
+    """The blocks of a streamed get, some of which must be read, in the order of its keys.
 
     Pins blocks that are read and not sent. Blocks that were found and then lost are omitted; the
-    last message has `more` false.
+    last batch has `more` false.
     """
 
     def __init__(
         self,
-        request_id: int,
-        epoch: str,
         namespace: str,
         found: Found,
         tier_stack: TierStack,
+        fetches: Fetches,
         block_bytes: int,
-        times: RequestTimes | None = None,
-        deadline: float = inf,
+        deadline: float,
     ) -> None:
-        """Takes over the pins of `found`, blocks of `block_bytes` at most. Its messages carry
-        `times`, if given. The client wants no block after `deadline`."""
+        """Takes over the pins of `found`, blocks of `block_bytes` at most. The client wants no
+        block after `deadline`."""
         self._deadline = deadline
-        self._times = times
-        self._request_id = request_id
-        self._epoch = epoch
         self._namespace = namespace
         self._tier_stack = tier_stack
+        self._fetches = fetches
         self._memory = tier_stack.memory
         self._places = deque(
             Place(index, key, block, State.WAITING if block is None else State.HERE)
             for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
         )
         self.num_bytes = sum(block.length for block in found.blocks if block is not None)
-        self.num_rows = len(self._places)
         most = self._memory.stats().budget_bytes // SHARE_OF_MEMORY
         room = min(tier_stack.window_bytes, most)
         self._window = max(1, room // block_bytes)
@@ -157,7 +110,7 @@ class ReadAheadStream:
         self._ended = False
 
     def go_on(self, last_resort: bool) -> bool:
-        """Read as far as the window has room. Whether `next_message` has something now.
+        """Read as far as the window has room. Whether `next_batch` has something now.
 
         `last_resort`: no message in flight to this client will free memory, so a block that finds
         no room now is lost. Waiting for other clients could be a deadlock.
@@ -175,11 +128,11 @@ class ReadAheadStream:
                 if not last_resort or self._num_coming or head.state is not State.WAITING:
                     break
                 head.state = State.LOST
-                self._tier_stack.gave_up(1)
+                self._fetches.gave_up(1)
             self._drop_lost()
         return not self._places or self._places[0].state is State.HERE
 
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
+    def next_batch(self, may_gather: bool) -> Batch | None:
         if self._ended:
             return None
         here_indices: deque[int] = deque()
@@ -189,16 +142,13 @@ class ReadAheadStream:
                 break
             here_indices.append(place.index)
             here.append(place.block)
-        indices, blocks = next_batch(here_indices, here, may_gather)
+        indices, blocks = take_batch(here_indices, here, may_gather)
         for _ in blocks:
             self._places.popleft()
         self._drop_lost()
         self._ended = not self._places
         self.num_bytes -= sum(block.length for block in blocks)
-        return blocks_message(
-            self._request_id, self._epoch, indices, blocks, self._memory, self._times,
-            more=not self._ended,
-        )  # fmt: skip
+        return Batch(indices, blocks, more=not self._ended)
 
     def cancel(self) -> None:
         """Blocks that are being read are unpinned when they arrive."""
@@ -231,8 +181,8 @@ class ReadAheadStream:
                 self.num_bytes += block.length if block is not None else 0
                 place.state = State.HERE if block is not None else self._why_not(place, begun)
 
-        self._tier_stack.fetch(self._namespace, keys, fetched, final=False, deadline=self._deadline)
-        begun |= self._tier_stack.are_coming(self._namespace, keys)
+        self._fetches.fetch(self._namespace, keys, fetched, final=False, deadline=self._deadline)
+        begun |= self._fetches.are_coming(self._namespace, keys)
 
     def _why_not(self, place: Place, begun: Container[bytes]) -> State:
         """No room, as long as a tier still has the block; lost otherwise."""
@@ -244,48 +194,4 @@ class ReadAheadStream:
     def _drop_lost(self) -> None:
         while self._places and self._places[0].state is State.LOST:
             self._places.popleft()
-            self._tier_stack.lost()
-
-
-def next_batch(
-    left_indices: deque[int], left: deque[Block], may_gather: bool
-) -> tuple[list[int], list[Block]]:
-    """Take one block from `left`, or small ones up to a full frame. Returns indices and blocks.
-    Without `may_gather` only neighbours in the arena share a frame, so that nothing is copied."""
-    indices: list[int] = []
-    blocks: list[Block] = []
-    room = SHARED_FRAME_BYTES
-    end = 0  # of the last one in the arena
-    while left and len(blocks) < MAX_SHARING:
-        block = left[0]
-        if blocks and (block.length > room or not (may_gather or block.offset == end)):
-            break
-        left.popleft()
-        indices.append(left_indices.popleft())
-        blocks.append(block)
-        end = block.offset + block.length
-        room = room - block.length if block.length < OWN_FRAME_BYTES else 0
-    return indices, blocks
-
-
-def blocks_message(
-    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: MemoryTier,
-    times: RequestTimes | None, *, more: bool,
-) -> OutgoingMessage:  # fmt: skip
-    """One `Blocks` message. Takes over the pins of `blocks`; the last message may have no block."""
-    server_us, storage_us = times_now(times)
-    header = protocol.Blocks(
-        request_id=request_id,
-        epoch=epoch,
-        indices=indices,
-        lengths=[block.length for block in blocks],
-        checksums=checksums_of(blocks, tier),
-        more=more,
-        blocks_per_frame=max(1, len(blocks)),
-        server_us=server_us,
-        storage_us=storage_us,
-    )
-    num_bytes = sum(header.lengths)
-    payload = frames_of(blocks, max(1, len(blocks)), tier)
-    frames = [*protocol.encode(header), *payload.frames]
-    return OutgoingMessage(frames, payload.pinned, num_bytes, payload.gathered)
+            self._fetches.lost()

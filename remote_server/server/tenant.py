@@ -178,7 +178,7 @@ class Tenant:
                 requests=len(self._meters.open),
                 copies=0,
                 copy_bytes=0,
-                shared_puts=self.shared_copier.num_jobs,
+                shared_puts=self.shared_copier.turns.num_waiting,
                 replies=replies,
                 streams=streams,
                 demotions=store.tier_stack.num_to_demote,
@@ -225,7 +225,7 @@ class Tenant:
             run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
         if self.drain is not None:
             more |= run(f"{label}draining to the bucket", self.drain.take_turn, False)
-        run(f"{label}ageing", self.store.expiry.expire_some, None)
+        run(f"{label}ageing", self.store.tier_stack.expire_some, None)
         return more
 
     def drain_to_bucket(self) -> bool:

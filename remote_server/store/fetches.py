@@ -1,16 +1,33 @@
-"""Fetches of blocks into memory that wait for tiers below, and the sources of hits."""
+"""Fetches: blocks of the tiers below are read up into memory, for gets and ahead of them."""
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
 
-from remote_server.store.slabs import Block
+from remote_server.protocol import KeyState
+from remote_server.store.slabs import Block, BlockState
+from remote_server.store.tier import Together
+from remote_server.store.tier_stack import TierStack
+from remote_server.store.write_behind import WayDown
+from remote_server.turns import Guard
+
+SHARE_OF_READ = 8
+"""The largest part of memory for blocks that come together with those of one read."""
+
+SHARE_AHEAD = 4
+"""The largest part of memory into which blocks are read ahead at one time."""
+
+BYTES_AHEAD = 8 << 20
+"""Read ahead together, and pinned until all of them have come."""
+
+MAX_WAITING = 16_384
+"""Keys that wait until others have been read ahead; those that came first are dropped."""
 
 OnFetched = Callable[[list[Block | None]], None]
-
-MAX_BROUGHT = 1 << 16
-"""Blocks whose source is remembered until their first hit."""
 
 
 class Purpose(Enum):
@@ -23,7 +40,7 @@ class Purpose(Enum):
 
 @dataclass(eq=False)
 class Fetch:
-    """One call of `TierStack.fetch`: the blocks, and how many are still being read."""
+    """One call of `Fetches.fetch`: the blocks, and how many are still being read."""
 
     on_fetched: OnFetched
     blocks: list[Block | None]
@@ -52,32 +69,285 @@ class Reading:
         return Purpose.GET not in purposes and (not purposes or Purpose.AHEAD in purposes)
 
 
-class Hits:
-    """Blocks that gets returned, by the tier that they came from. A block that came into memory
-    before its get, together with others, counts once as one of its tier, and then of memory."""
+class Fetches:
+    """Reads of blocks that memory does not hold. One thread.
 
-    def __init__(self, memory: str) -> None:
-        """`memory` is the name of that tier."""
-        self.by_tier: Counter[str] = Counter()
-        self._memory = memory
-        self._brought: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+    A block is read from the first tier that has it, and the tiers in between get it again. A get
+    uses a block in all tiers, whichever serves it.
+    """
 
-    def came(self, tier: str) -> None:
-        """A block was read from `tier` for a get."""
-        self.by_tier[tier] += 1
+    def __init__(self, tier_stack: TierStack, guard: Guard | None = None) -> None:
+        """Callbacks for blocks read are called under `guard`."""
+        self._tier_stack = tier_stack
+        self._memory = tier_stack.memory
+        self._below = tier_stack.below
+        self._hits = tier_stack.hits
+        self._counters = tier_stack.counters_of
+        self._most_together = self._memory.stats().budget_bytes // SHARE_OF_READ
+        self._guard = guard or Guard()
+        self._reading: dict[tuple[str, bytes], Reading] = {}
+        tier_stack.reading = self._reading
 
-    def brought(self, namespace: str, key: bytes, tier: str) -> None:
-        """A block is in memory, from `tier`, before its get."""
-        self._brought[namespace, key] = tier
-        if len(self._brought) > MAX_BROUGHT:
-            self._brought.popitem(last=False)
+    def find(self, namespace: str, keys: Sequence[bytes]) -> list[Block | bool]:
+        """A pinned block for each distinct key, or whether `fetch` would find it below.
 
-    def in_memory(self, blocks: Iterable[Block | None]) -> None:
-        """A get has found `blocks` in memory, but for those that are None."""
-        here = [block for block in blocks if block is not None]
-        if not self._brought:
-            self.by_tier[self._memory] += len(here)
+        When any block must be read, those that a tier below has are not pinned in memory either:
+        the pins for the end of a large get would take the room of its beginning.
+        """
+        self._tier_stack.asked_again(namespace, keys)
+        self._used(namespace, keys)
+        blocks = self._memory.pin_all(namespace, keys)
+        found: list[Block | bool] = [block or False for block in blocks]
+        if not self._below or False not in found:
+            return found
+        below = self._are_below(namespace, keys)
+        if not any(here for block, here in zip(blocks, below, strict=True) if block is None):
+            return found
+        return self._without_copies(found, below)
+
+    def unpin_copies(
+        self, namespace: str, keys: Sequence[bytes], found: list[Block | bool]
+    ) -> list[Block | bool]:
+        """Unpin those of `found` that a tier below has as well: `find` of another part of the get
+        has shown that it must be read."""
+        return self._without_copies(found, self._are_below(namespace, keys))
+
+    def _are_below(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
+        states = self._tier_stack.states_below(namespace, keys)
+        return [state == KeyState.READABLE for state in states]
+
+    def _without_copies(self, found: list[Block | bool], below: list[bool]) -> list[Block | bool]:
+        both = [one for one, here in zip(found, below, strict=True) if here]
+        self._memory.unpin_all([block for block in both if isinstance(block, Block)])
+        return [here or one for one, here in zip(found, below, strict=True)]
+
+    def _used(self, namespace: str, keys: Sequence[bytes]) -> None:
+        for each in self._below:
+            each.recency.add(namespace, keys)
+
+    def fetch(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        on_fetched: OnFetched,
+        *,
+        final: bool = True,
+        purpose: Purpose = Purpose.GET,
+        deadline: float = inf,
+    ) -> bool:
+        """`pin_all`, after reading the blocks that are only below into memory.
+
+        `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each key. When
+        no block must be read it is called at once, and the result is True. Request no more at a
+        time than memory can hold beside other pinned blocks: a block without a slot is a miss. It
+        is counted, unless the caller will request it again (not `final`) or call `gave_up`. No
+        client wants a block after `deadline`.
+        """
+        self._tier_stack.asked_again(namespace, keys)
+        fetch = Fetch(on_fetched, self._memory.pin_all(namespace, keys), purpose, deadline)
+        if purpose is Purpose.GET:
+            self._hits.in_memory(fetch.blocks)
+        to_read: dict[bytes, int] = {}
+        for place, key in enumerate(keys):
+            if fetch.blocks[place] is None:
+                reading = self._reading.get((namespace, key))
+                if reading is None:
+                    to_read[key] = place
+                else:  # another fetch is reading it
+                    self._wait_for(fetch, place, reading)
+        for each in self._below:
+            if to_read and not self._read(each, namespace, to_read, fetch, final=final):
+                break
+        if final:  # otherwise `find` has recorded all of them
+            self._used(namespace, keys)
+        fetch.one_is_here()
+        return not fetch.num_waiting
+
+    def are_coming(self, namespace: str, keys: Iterable[bytes]) -> set[bytes]:
+        """Those of `keys` that are being read into memory."""
+        return {key for key in keys if (namespace, key) in self._reading}
+
+    def _wait_for(self, fetch: Fetch, place: int, reading: Reading) -> None:
+        fetch.num_waiting += 1
+        reading.waiters.append((fetch, place))
+
+    def _came(self, fetch: Fetch, place: int, tier: str, block: Block | None) -> None:
+        fetch.blocks[place] = block
+        if block is not None and fetch.purpose is Purpose.GET:
+            self._hits.came(tier)
+        fetch.one_is_here()
+
+    def gave_up(self, num_blocks: int) -> None:
+        """Count blocks that found no room in memory and will not be requested again."""
+        self._counters[self._below[0]]["promote_no_slot"] += num_blocks
+
+    def lost(self) -> None:
+        """Count a block that was found, and was in no tier when it was to be sent."""
+        self._counters[self._below[0]]["lost"] += 1
+
+    def _read(
+        self,
+        below: WayDown,
+        namespace: str,
+        to_read: dict[bytes, int],
+        fetch: Fetch,
+        *,
+        final: bool,
+    ) -> bool:
+        """Begin to read those of `to_read` that this tier has, and take them out of it. False when
+        memory has no room for all of them."""
+        below.recency.flush()
+        tier = below.tier
+        sources = [block for block in tier.pin_all(namespace, [*to_read]) if block is not None]
+        num_read = 0
+        for together in tier.together(sources) if sources else ():
+            begun = self._begin(below, namespace, together)
+            for target, _ in begun[: len(together.wanted)]:
+                num_read += 1
+                self._wait_for(fetch, to_read.pop(target.key), self._reading[namespace, target.key])
+            if begun:
+                targets, blocks = [target for target, _ in begun], [block for _, block in begun]
+                views = [self._memory.view(target) for target in targets]
+                tier.read(blocks, views, partial(self._landed, below, targets), fetch.deadline)
+        self._counters[below]["promote_no_slot"] += (len(sources) - num_read) * final
+        return num_read == len(sources)
+
+    def _begin(
+        self, below: WayDown, namespace: str, together: Together[Any]
+    ) -> list[tuple[Block, Any]]:
+        """A slot of memory for each block that is wanted, as far as there is room, and then for
+        those that come with them. Blocks without a slot are unpinned."""
+        tier = below.tier
+        more = self._not_here(namespace, together.more)
+        if len(more) < len(together.more):
+            tier.unpin_all({*together.more}.difference(more))
+        sources = [*together.wanted, *more]
+        targets = self._memory.begin_puts(
+            namespace,
+            [block.key for block in sources],
+            sources[0].block_bytes,  # the namespace may be undeclared
+            [block.length for block in sources],
+            [block.checksum for block in sources],
+            [block.chain for block in sources],
+        )
+        tier.unpin_all(sources[len(targets) :])
+        now = self._tier_stack.clock()
+        for target, source in zip(targets, sources, strict=False):
+            self._reading[namespace, target.key] = Reading(tier.name)
+            target.created_at = now - tier.age_s(source)
+            if source.parent:
+                target.set_parent(source.parent)
+        return [*zip(targets, sources, strict=False)]
+
+    def _not_here(self, namespace: str, blocks: Sequence[Any]) -> Sequence[Any]:
+        """Those of `blocks` that are neither in memory nor on their way there; none when all of
+        them would take too much of memory."""
+        if not blocks or sum(block.length for block in blocks) > self._most_together:
+            return ()
+        states = self._memory.lookup_all(namespace, [block.key for block in blocks])
+        return [
+            block for block, state in zip(blocks, states, strict=True)
+            if state == KeyState.ABSENT and (namespace, block.key) not in self._reading
+        ]  # fmt: skip
+
+    def _landed(self, below: WayDown, targets: list[Block], results: list[bool]) -> None:
+        counters = self._counters[below]
+        namespace, keys = targets[0].namespace, [target.key for target in targets]
+        published = []
+        states = self._memory.lookup_all(namespace, keys)
+        for target, good, state in zip(targets, results, states, strict=True):
+            if good and state != KeyState.READABLE:
+                published.append(target)
+            else:  # damaged, or a forced put has published a newer one
+                self._memory.fail_put(target)
+            counters["promoted" if good else "promote_failed"] += 1
+        self._memory.complete_puts(published)
+        waiting: list[tuple[bytes, Fetch, int]] = []
+        for target in targets:
+            reading = self._reading.pop((namespace, target.key))
+            waiting += [(target.key, *waiter) for waiter in reading.waiters]
+            if reading.hit_comes_later and target.state is BlockState.READABLE:
+                self._hits.brought(namespace, target.key, reading.tier)
+        # All are pinned before the first is handed over: it may make room for other blocks.
+        blocks = self._memory.pin_all(namespace, [key for key, _, _ in waiting])
+        for (_, fetch, place), block in zip(waiting, blocks, strict=True):
+            came = partial(self._came, fetch, place, below.tier.name, block)
+            self._guard.run("a get that read a tier", came, None)
+        here_now = [block for block in targets if block.state is BlockState.READABLE]
+        for faster in self._below[: self._below.index(below)]:
+            faster.published(here_now)
+
+
+class Part(NamedTuple):
+    """Blocks that follow each other in one prompt."""
+
+    namespace: str
+    keys: Sequence[bytes]
+    block_bytes: int
+    deadline: float
+
+
+class ReadAhead:
+    """Reads of the blocks that clients request next, from tiers across a network. One thread.
+
+    A client requests a few MiB at a time. What it requests next is not seen here in time to keep
+    many reads of such a tier under way, so its gets name the keys that follow.
+    """
+
+    def __init__(
+        self, tier_stack: TierStack, fetches: Fetches, block_bytes_of: Callable[[str], int]
+    ) -> None:
+        """`block_bytes_of` returns the block size of a namespace with blocks."""
+        self._tier_stack = tier_stack
+        self._fetches = fetches
+        self._block_bytes_of = block_bytes_of
+        budget = tier_stack.memory.stats().budget_bytes
+        self.most_bytes = 0
+        """What a client should name ahead of its requests; 0 when no tier gains by it."""
+        if any(tier.is_remote for tier in tier_stack.tiers):
+            self.most_bytes = min(tier_stack.window_bytes, budget // SHARE_AHEAD)
+        self._room = budget // SHARE_AHEAD
+        self._waiting: deque[Part] = deque()
+        self._num_waiting = 0
+        self._is_going_on = False
+
+    def want(self, namespace: str, keys: Sequence[bytes], deadline: float) -> None:
+        """Read those of `keys` into memory that a tier across a network has, and none above it."""
+        there = self._tier_stack.remote(namespace, keys)
+        if not there:
             return
-        for block in here:
-            tier = self._brought.pop((block.namespace, block.key), self._memory)
-            self.by_tier[tier] += 1
+        self._waiting.append(Part(namespace, there, self._block_bytes_of(namespace), deadline))
+        self._num_waiting += len(there)
+        while self._num_waiting > MAX_WAITING:
+            self._num_waiting -= len(self._waiting.popleft().keys)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_going_on:  # a block that is here already: the loop below goes on by itself
+            return
+        self._is_going_on = True
+        while self._waiting and self._room > 0:
+            self._read(self._waiting.popleft())
+        self._is_going_on = False
+
+    def _read(self, part: Part) -> None:
+        """Begin with the first blocks of `part`; the others wait for their turn."""
+        num = max(1, min(self._room, BYTES_AHEAD) // part.block_bytes)
+        if part.deadline <= self._tier_stack.clock():
+            num = len(part.keys)
+        keys, rest = part.keys[:num], part.keys[num:]
+        self._num_waiting -= len(keys)
+        if rest:
+            self._waiting.appendleft(part._replace(keys=rest))
+        if part.deadline > self._tier_stack.clock():
+            num_bytes = len(keys) * part.block_bytes
+            self._room -= num_bytes
+            self._fetches.fetch(
+                part.namespace, keys, partial(self._came, num_bytes), final=False,
+                purpose=Purpose.AHEAD, deadline=part.deadline,
+            )  # fmt: skip
+
+    def _came(self, num_bytes: int, blocks: list[Block | None]) -> None:
+        self._tier_stack.memory.unpin_all([block for block in blocks if block is not None])
+        self._room += num_bytes
+        self._go_on()

@@ -6,8 +6,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import BlockCopy, KeyState, Stretch
-from remote_server.store.explain import explain as explain_one
-from remote_server.store.policies import Expiry
+from remote_server.store.fetches import Fetches
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
@@ -59,10 +58,10 @@ def _anything(_: Sequence[Block]) -> None:
 class Gets:
     """The lookups, gets and touches of a tenant."""
 
-    def __init__(self, tier_stack: TierStack, expiry: Expiry, counters: Counter[str]) -> None:
+    def __init__(self, tier_stack: TierStack, fetches: Fetches, counters: Counter[str]) -> None:
         self._memory = tier_stack.memory
         self._tier_stack = tier_stack
-        self._expiry = expiry
+        self._fetches = fetches
         self._counters = counters
 
     def lookup(
@@ -75,7 +74,7 @@ class Gets:
         return found
 
     def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
-        self._expiry.expire(namespace, keys)
+        self._tier_stack.expire(namespace, keys)
         states, remote = self._tier_stack.look_up(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
@@ -106,10 +105,7 @@ class Gets:
                 remote += (len(states) + first, number)
             states += found.states
             if explain:
-                stack = self._tier_stack
-                explained += [
-                    explain_one(stack.memory, stack.tiers, namespace, key) for key in part
-                ]
+                explained += [self._tier_stack.explain(namespace, key) for key in part]
         self._tier_stack.looked_up(namespace, keys, chain, packs, states)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
@@ -149,9 +145,9 @@ class Gets:
             for part in parts(last_first):
                 if gathering.num_expected:
                     yield
-                self._expiry.expire(namespace, part)
+                self._tier_stack.expire(namespace, part)
                 came = gathering.expect(len(part))
-                self._tier_stack.fetch(namespace, part, came, deadline=deadline)
+                self._fetches.fetch(namespace, part, came, deadline=deadline)
         except BaseException:
             gathering.give_up()
             raise
@@ -174,7 +170,7 @@ class Gets:
             for part in parts([*reversed(first)]):
                 if found:
                     yield
-                self._pin(namespace, part, found, self._tier_stack.find, check)
+                self._pin(namespace, part, found, self._fetches.find, check)
             if True not in found:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
@@ -194,7 +190,7 @@ class Gets:
             if not is_first:
                 yield
             is_first = False
-            self._expiry.expire(namespace, part)
+            self._tier_stack.expire(namespace, part)
             touched.update(self._tier_stack.touch(namespace, part))
         return len(touched)
 
@@ -213,7 +209,7 @@ class Gets:
         Keys come from the last of a get to the first, so that the head of a prefix is the most
         recently used: without its head the rest of a prefix is worth nothing.
         """
-        self._expiry.expire(namespace, keys)
+        self._tier_stack.expire(namespace, keys)
         places = pin_all(namespace, keys)
         pinned += places
         check([block for block in places if isinstance(block, Block)])
@@ -230,7 +226,7 @@ class Gets:
         for start in range(0, len(found), KEYS_PER_STEP):
             yield
             part = slice(start, start + KEYS_PER_STEP)
-            found[part] = self._tier_stack.unpin_copies(namespace, last_first[part], found[part])
+            found[part] = self._fetches.unpin_copies(namespace, last_first[part], found[part])
 
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, Stretch, TierStats
-from remote_server.shm.mapping import Arena
+from remote_server.shm.mapping import WORD_BYTES, Arena
 from remote_server.store.policies import POLICIES, OperatorPins, PinCount
 from remote_server.store.slabs import (
     Block,
@@ -163,6 +163,11 @@ class MemoryTier:
                 return None
             end += block.length
         return self._arena.view[blocks[0].offset : end]
+
+    def word_offsets(self, blocks: Iterable[Block]) -> list[int]:
+        """Where in the arena's file the generation word of each is."""
+        start = self._arena.words_offset
+        return [start + (b.slab.first_word + b.slot) * WORD_BYTES for b in blocks]
 
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
         """The readable block of each key or None, used now, and not evicted until `unpin_all`: the

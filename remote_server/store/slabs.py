@@ -262,13 +262,9 @@ class Slabs:
 
     def coldest_of_others(self, size_class: SizeClass) -> Slab | None:
         """The least recently used slab of the other classes, without pinned blocks."""
-        idle = [slab for slab in self._of_others(size_class) if slab.num_pinned == 0]
+        others = [other.slabs for other in self.classes.values() if other is not size_class]
+        idle = [slab for slabs in others for slab in slabs if slab.num_pinned == 0]
         return min(idle, key=lambda slab: slab.mean_tick, default=None)
-
-    def _of_others(self, size_class: SizeClass) -> Iterator[Slab]:
-        for other in self.classes.values():
-            if other is not size_class:
-                yield from other.slabs
 
     def check(self, blocks: list[Block]) -> None:
         """Assert that every slot is free or holds exactly one of `blocks`, and that all sums agree.
@@ -338,7 +334,8 @@ class SlotReclaim:
         if not self._slabs.free:
             slab = self._slab_to_take(size_class, victim)
             if slab is not None:
-                self._empty(slab)
+                for block in [*slab.blocks]:  # none is pinned, so all are readable
+                    self._evict_block(block)
                 self.slabs_recut += 1
             elif victim is not None:
                 self._evict_own(size_class, victim, wanted)
@@ -387,7 +384,3 @@ class SlotReclaim:
             if wanted == 0 or size_class.evictions_until_check <= 0:
                 return
             victim = size_class.policy.victim()
-
-    def _empty(self, slab: Slab) -> None:
-        for block in [*slab.blocks]:  # none is pinned, so all are readable
-            self._evict_block(block)

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, select
 from remote_server.store.bucket.writer import PacksBelow
-from remote_server.store.fetches import OnFetched, Purpose
+from remote_server.store.fetches import Fetches, OnFetched, Purpose, ReadAhead
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.policies import Expiry, PinCount
-from remote_server.store.read_ahead import ReadAhead
+from remote_server.store.policies import PinCount
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import TierBlock
 from remote_server.store.tier_stack import TierStack
@@ -55,12 +54,12 @@ class Store:
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         ways = [each.way(memory, self._block_bytes_of, self._fetch) for each in below]
-        self.tier_stack = TierStack(memory, ways, clock, guard)
+        self.tier_stack = TierStack(memory, ways, clock, ttl_s)
+        self.fetches = Fetches(self.tier_stack, guard)
         self.namespaces = Namespaces(self.tier_stack, self.counters, clock)
-        self.expiry = Expiry(self.tier_stack, ttl_s, self.counters, clock)
-        self.gets = Gets(self.tier_stack, self.expiry, self.counters)
-        self.puts = Puts(self.tier_stack, self.namespaces, self.expiry, self.counters, clock)
-        self.read_ahead = ReadAhead(self.tier_stack)
+        self.gets = Gets(self.tier_stack, self.fetches, self.counters)
+        self.puts = Puts(self.tier_stack, self.namespaces, self.counters)
+        self.read_ahead = ReadAhead(self.tier_stack, self.fetches, self._block_bytes_of)
         self._clock = clock
         self._started = clock()
 
@@ -68,7 +67,7 @@ class Store:
         return self.namespaces.block_bytes_of(namespace)
 
     def _fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> None:
-        self.tier_stack.fetch(namespace, keys, on_fetched, final=False, purpose=Purpose.OTHER)
+        self.fetches.fetch(namespace, keys, on_fetched, final=False, purpose=Purpose.OTHER)
 
     @property
     def uptime_s(self) -> float:
@@ -101,7 +100,7 @@ class Store:
             if total is not None:
                 yield
             if expire:
-                self.expiry.expire(namespace, part)
+                self.tier_stack.expire(namespace, part)
             now = act(namespace, part)
             total = now if total is None else PinCount(*map(add, total, now))
         assert total is not None, "there is one part at least"
@@ -170,6 +169,7 @@ class Store:
 
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.memory.counters(), **self.tier_stack.counters()}
+        counters["expired"] = self.tier_stack.num_expired
         for tier, hits in self.tier_stack.hits.by_tier.items():
             counters[f"hits_{tier}"] = counters.get(f"hits_{tier}", 0) + hits
         return counters
@@ -196,15 +196,11 @@ class Puts:
         self,
         tier_stack: TierStack,
         namespaces: Namespaces,
-        expiry: Expiry,
         counters: Counter[str],
-        clock: Callable[[], float],
     ) -> None:
         self._memory = tier_stack.memory
         self._tier_stack = tier_stack
         self._namespaces = namespaces
-        self._expiry = expiry
-        self._clock = clock
         self._counters = counters
 
     def begin(
@@ -224,7 +220,7 @@ class Puts:
         `chain` has the stretches of all keys, or none. `seen` has the keys that earlier steps of
         the same put reserved; these keys are added to it.
         """
-        self._expiry.expire(namespace, keys)
+        self._tier_stack.expire(namespace, keys)
         all_keys = keys
         states = self._tier_stack.known_states(namespace, keys)
         reasons: Counter[str] = Counter()
@@ -279,7 +275,7 @@ class Puts:
                     reserved.outcomes[index] = PutOutcome.DECLINED
             reserved.reasons[reason] += len(verdicts) - len(good)
             self._counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
-        created_at = self._clock()
+        created_at = self._tier_stack.clock()
         for block in good:
             block.created_at = created_at
         self._memory.complete_puts(good[::-1])

@@ -148,6 +148,6 @@ class HandlerBench:
             self.tier.stats(),
             counters,
             len(self.leases),
-            self.puts.num_jobs,
+            self.puts.turns.num_waiting,
             [*self.store.namespaces.known],
         )

@@ -158,7 +158,7 @@ def test_a_frozen_pack_is_a_miss_and_the_rest_of_the_get_comes_in_time(server, o
 
 
 def test_what_a_client_no_longer_waits_for_is_not_read(server, objects, peer):
-    server.store.read_ahead.want("ns", [key(n) for n in range(ROWS)], ROW_BYTES, deadline=0.0)
+    server.store.read_ahead.want("ns", [key(n) for n in range(ROWS)], deadline=0.0)
     assert peer.stats().counters["bucket_packs_read"] == objects.num_reads == 0
 
 

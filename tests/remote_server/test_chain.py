@@ -28,7 +28,7 @@ from remote_server.protocol import (
 from remote_server.protocol.codec import ChainTable, from_words, to_words
 from remote_server.shm.mapping import Arena
 from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack_slot_header
-from remote_server.store.explain import explain
+from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 
 ROWS = [
@@ -141,11 +141,11 @@ def test_fields_go_down_to_the_disk_and_come_back_with_a_promotion_after_a_resta
                 memory.complete_puts(blocks)
                 stack.published(blocks)
             disk.drain()
-            assert [explain(memory, stack.tiers, "ns", key)[0] for key in keys] == blocks_of(ROWS)
+            assert [stack.explain("ns", key)[0] for key in keys] == blocks_of(ROWS)
             memory.clear("ns")
-            assert [explain(memory, stack.tiers, "ns", key)[0] for key in keys] == blocks_of(ROWS)
+            assert [stack.explain("ns", key)[0] for key in keys] == blocks_of(ROWS)
             promoted = []
-            stack.fetch("ns", keys, promoted.extend)
+            Fetches(stack).fetch("ns", keys, promoted.extend)
             disk.drain()
             stack.finish_jobs()
             assert [block.chain for block in promoted] == blocks_of(ROWS)

@@ -16,16 +16,16 @@ def test_a_long_job_takes_turns_and_is_ended_once(copier):
     copier.submit(CountedJob(seen, "a", 3))
     assert [copier.copy_some() for _ in range(4)] == [True, True, False, False]
     assert seen == ["a", "a", "a", ("a", False)]
-    assert (copier.busy, copier.queued_bytes) == (False, 0)
+    assert (copier.busy, copier.turns.num_bytes) == (False, 0)
 
 
 def test_jobs_follow_one_another(copier):
     seen: list = []
     for name in "ab":
         copier.submit(CountedJob(seen, name, num_bytes=20))
-    assert copier.queued_bytes == 40
+    assert copier.turns.num_bytes == 40
     assert copier.copy_some()
-    assert (seen[-1], copier.queued_bytes) == (("a", False), 20)
+    assert (seen[-1], copier.turns.num_bytes) == (("a", False), 20)
     assert not copier.copy_some()
     assert seen[-1] == ("b", False)
 
@@ -37,7 +37,7 @@ def test_a_job_that_breaks_is_ended_as_failed_and_costs_no_other(copier):
     while copier.copy_some():
         pass
     assert seen == ["a", "a", "a", "a", ("a", True), "b", ("b", False)]
-    assert (copier.busy, copier.queued_bytes) == (False, 0)
+    assert (copier.busy, copier.turns.num_bytes) == (False, 0)
 
 
 def test_the_jobs_of_a_client_that_left_are_ended_and_those_at_the_stop_have_failed(copier):
@@ -45,10 +45,10 @@ def test_the_jobs_of_a_client_that_left_are_ended_and_those_at_the_stop_have_fai
     for name in "abc":
         copier.submit(CountedJob(seen, name, 3), name)
     copier.drop("b")
-    assert (seen, copier.num_jobs) == ([("b", False)], 2)
+    assert (seen, copier.turns.num_waiting) == ([("b", False)], 2)
     copier.stop()
     assert seen[1:] == [("a", True), ("c", True)]
-    assert (copier.busy, copier.queued_bytes) == (False, 0)
+    assert (copier.busy, copier.turns.num_bytes) == (False, 0)
 
 
 def test_a_flood_of_one_connection_does_not_delay_the_small_put_of_another(copier):

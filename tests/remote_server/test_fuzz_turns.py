@@ -11,7 +11,7 @@ from test_fuzz_server import CLIENTS, Conversation, Do, Raw, Say, request_in, sc
 
 from remote_server import turns
 from remote_server.protocol import Got, Release
-from remote_server.server import copier, dispatch, get, put, serving, streams
+from remote_server.server import copier, dispatch, get, outgoing, put, serving
 from remote_server.server.serving import Serving
 from remote_server.store import gets
 
@@ -25,7 +25,7 @@ def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (turns, gets, copier, put, get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
     monkeypatch.setattr(dispatch, "LOOKUP_KEYS_PER_STEP", FEW)
-    monkeypatch.setattr(streams, "MAX_SHARING", FEW)
+    monkeypatch.setattr(outgoing, "MAX_SHARING", FEW)
     monkeypatch.setattr(serving, "TURN_S", 0.0)
 
 

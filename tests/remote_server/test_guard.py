@@ -16,8 +16,8 @@ from remote_server import turns
 from remote_server.server import config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
+from remote_server.server.get import StreamedGet
 from remote_server.server.server import Server
-from remote_server.server.streams import BlockStream
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
@@ -105,7 +105,7 @@ def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
     while copier.copy_some():
         pass
     assert seen == ["a", ("a", False), "b", "c", ("c", False)]
-    assert copier.queued_bytes == 0
+    assert copier.turns.num_bytes == 0
 
 
 # ── each completion on the loop ──────────────────────────────────────────────────────────
@@ -152,12 +152,12 @@ def test_the_end_of_a_disk_job(server, other):
 def test_one_of_those_who_wait_for_a_block_of_the_disk(server, connect, other):
     peer = connect()
     put_all(peer, 17)  # the first has left memory
-    tier_stack = server.store.tier_stack
+    fetches = server.store.fetches
     came: list[int] = []
 
     def ask():
-        tier_stack.fetch("big", [key(0)], fail_with)
-        tier_stack.fetch("big", [key(0)], lambda blocks: came.append(len(blocks)))
+        fetches.fetch("big", [key(0)], fail_with)
+        fetches.fetch("big", [key(0)], lambda blocks: came.append(len(blocks)))
 
     def fail_with(_):
         raise OSError("a get's end")
@@ -172,7 +172,7 @@ def test_sending_to_one_client(server, connect, other, monkeypatch):
     peer = connect()
     peer.hello("other", block_bytes=LENGTH)
     peer.put([1, 2], "other", length=LENGTH)
-    Broken(monkeypatch, BlockStream, "next_message")
+    Broken(monkeypatch, StreamedGet, "next_message")
     peer.send_get([1], "other")
     eventually(lambda: errors(server) == 1)
     assert serves(other)
@@ -193,9 +193,9 @@ def test_an_attach_and_the_end_of_a_region(server, connect, other, monkeypatch):
     assert serves(other)
 
 
-@pytest.mark.parametrize(("part", "name"), [("expiry", "expire_some"), ("tier_stack", "check")])
-def test_what_is_looked_after_now_and_then(server, other, monkeypatch, part, name):
-    Broken(monkeypatch, getattr(server.store, part), name, times=3)
+@pytest.mark.parametrize("name", ["expire_some", "check"])
+def test_what_is_looked_after_now_and_then(server, other, monkeypatch, name):
+    Broken(monkeypatch, server.store.tier_stack, name, times=3)
     server._upkeep._next_check = 0.0
     for number in range(5):
         assert serves(other, number)
@@ -245,7 +245,7 @@ async def ask(no_old_answers):
 async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
     with served() as (server, admin):
         assert await ask(admin) == (200, "alive\n")
-        broken = Broken(monkeypatch, server.store.expiry, "expire_some", times=10**9)
+        broken = Broken(monkeypatch, server.store.tier_stack, "expire_some", times=10**9)
         eventually(lambda: server._wakeup.wake() or server._guard.ailing)
         status, text = await ask(admin)
         assert status == 503 and text.startswith("ageing failed ")

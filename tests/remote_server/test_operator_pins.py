@@ -183,7 +183,7 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
         now += 6.0
     assert to_end(store.pin("ns", None)) == (1, SMALL, 0)
     assert tier.operator_pins.keys("ns") == [b"young"]
-    assert store.counters["expired"] == 1
+    assert store.all_counters()["expired"] == 1
     assert to_end(store.unpin("ns", None)) == (1, SMALL, 0)
     assert to_end(store.unpin("ns", None)) == to_end(store.pin("unknown", None)) == (0, 0, 0)
 

@@ -12,9 +12,9 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
+from remote_server.server.get import InMemory
 from remote_server.server.server import Server
-from remote_server.server.streams import BlockStream
-from remote_server.store import policies as expiry
+from remote_server.store import tier_stack
 from remote_server.turns import to_end
 from remote_server.values import KiB, MiB
 
@@ -162,11 +162,11 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     peer.hello(block_bytes=256 * KiB)
     peer.put(range(4), length=256 * KiB)
     found = to_end(server.store.gets.get("ns", [key(number) for number in range(4)]))
-    stream = BlockStream(1, "", found, server.store.memory)
+    stream = InMemory(found, server.store.memory)
     left = []
-    while (outgoing := stream.next_message()) is not None:
+    while (batch := stream.next_batch(may_gather=True)) is not None:
         left.append(stream.num_bytes)
-        server.store.memory.unpin_all(outgoing.blocks)
+        server.store.memory.unpin_all(batch.blocks)
     assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
 
 
@@ -262,7 +262,7 @@ def test_a_block_is_absent_to_every_request_once_it_is_too_old(start, context, n
     shared = SharedPeer(Peer(context, server.endpoint))
     peer.hello()
     # What is requested is found old without any sweep.
-    server.store.expiry.expire_some = lambda: None
+    server.store.tier_stack.expire_some = lambda: None
     peer.put(range(6))
     now[0] += 59.9
     assert peer.lookup(range(6)).states == READABLE * 6
@@ -283,7 +283,7 @@ def test_a_block_is_absent_to_every_request_once_it_is_too_old(start, context, n
 def test_what_nobody_asks_for_leaves_when_it_is_too_old_a_bounded_part_at_a_time(
     start, context, now, monkeypatch
 ):
-    monkeypatch.setattr(expiry, "MAX_SWEPT", 4)
+    monkeypatch.setattr(tier_stack, "MAX_SWEPT", 4)
     server = start(ttl_s=60.0)
     peer = Peer(context, server.endpoint)
     peer.hello()

@@ -161,7 +161,7 @@ def test_a_deferred_put_is_answered_late_while_copying_is_behind(
         for _ in range(5):
             assert writer.receive()[0].created == 1
         loaded.stats_once(lambda stats: stats.tiers["memory"].pending == 20)
-        assert server.copier.queued_bytes == 20 * LENGTH
+        assert server.copier.turns.num_bytes == 20 * LENGTH
         assert not writer.socket.poll(20), "the sixth put was answered"
     for _ in range(15):
         assert writer.receive()[0].created == 1

@@ -159,7 +159,7 @@ def make(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         server.start()
         servers.append(server)
         # Every step takes the same time.
-        server._serving._turns._clock = server.copier._turns._clock = count(0, 1e-6).__next__
+        server._serving._turns._clock = server.copier.turns._clock = count(0, 1e-6).__next__
         return ByHand(server, context)
 
     yield make

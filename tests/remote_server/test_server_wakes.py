@@ -38,6 +38,7 @@ class WaitsForRoom:
     """A stream that goes on once there is `room`."""
 
     num_bytes = num_rows = 0
+    on_message = None
 
     def __init__(self, room: RoomInMemory) -> None:
         self._room = room
@@ -61,7 +62,8 @@ def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_s
     stream = WaitsForRoom(room)
     tenant.send_queues = SendQueues(idle_server._intake.router, room.leave)
     tenant.send_queues.post_stream(b"client", stream)
-    tenant.send_queues._send_queue(b"client").in_flight.append(Sent(room.tracker, [], 0, 0, 0))
+    sent = Sent(room.tracker, OutgoingMessage([b"", b""]))
+    tenant.send_queues._send_queue(b"client").in_flight.append(sent)
     assert not tenant.take_turn(), "nothing has changed"
     room.tracker.done = True
     assert tenant.take_turn()

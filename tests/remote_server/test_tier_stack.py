@@ -10,6 +10,7 @@ from remote_server.protocol import KeyState
 from remote_server.shm.mapping import Arena
 from remote_server.store import write_behind
 from remote_server.store.disk.layout import PAGE
+from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
@@ -31,6 +32,7 @@ class Both:
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
         self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
         self.tier_stack = stack_of(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
+        self.fetches = Fetches(self.tier_stack)
         (self.write_behind,) = self.tier_stack.below
 
     def put(self, *numbers: int, settle: bool = True, name: str = "ns") -> None:
@@ -54,7 +56,7 @@ class Both:
 
     def fetch(self, *numbers: int) -> list[bytes | None]:
         results = []
-        self.tier_stack.fetch("ns", [b"%d" % number for number in numbers], results.append)
+        self.fetches.fetch("ns", [b"%d" % number for number in numbers], results.append)
         wait_for(self.disk.tier, self.disk.event, lambda: bool(results))
         (blocks,) = results
         data = [None if block is None else bytes(self.memory.view(block)) for block in blocks]
@@ -62,7 +64,7 @@ class Both:
         return data
 
     def find(self, *numbers: int) -> list[bytes | bool]:
-        found = self.tier_stack.find("ns", [b"%d" % number for number in numbers])
+        found = self.fetches.find("ns", [b"%d" % number for number in numbers])
         data = [each if isinstance(each, bool) else bytes(self.memory.view(each)) for each in found]
         self.memory.unpin_all(each for each in found if not isinstance(each, bool))
         return data
@@ -161,10 +163,10 @@ def test_blocks_that_wait_for_a_file_are_forgotten_by_a_clear_and_beyond_a_bound
 def test_what_memory_has_is_fetched_at_once(both):
     both.put(1)
     results = []
-    assert both.tier_stack.fetch("ns", [b"1", b"absent"], results.append)
+    assert both.fetches.fetch("ns", [b"1", b"absent"], results.append)
     assert [block and block.key for block in results[0]] == [b"1", None]
     both.memory.unpin_all([results[0][0]])
-    assert both.tier_stack.fetch("ns", [], results.append)
+    assert both.fetches.fetch("ns", [], results.append)
     assert results[1] == []
 
 
@@ -197,8 +199,8 @@ def test_two_who_fetch_the_same_block_share_one_read(both):
         both.put(number)
     results = []
     with jobs_held(both.disk.pool):
-        assert not both.tier_stack.fetch("ns", [b"0", b"1"], results.append)
-        assert not both.tier_stack.fetch("ns", [b"1", b"0"], results.append)
+        assert not both.fetches.fetch("ns", [b"0", b"1"], results.append)
+        assert not both.fetches.fetch("ns", [b"1", b"0"], results.append)
     wait_for(both.disk.tier, both.disk.event, lambda: len(results) == 2)
     assert [[block.key for block in blocks] for blocks in results] == [[b"0", b"1"], [b"1", b"0"]]
     assert both.disk.tier.counters()["read"] == 2
@@ -224,7 +226,7 @@ def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
         both.put(number)
     keys = [b"%d" % number for number in range(IN_MEMORY + 3)]
     results = []
-    assert not both.tier_stack.fetch("ns", keys, results.append)
+    assert not both.fetches.fetch("ns", keys, results.append)
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     found = [block for block in results[0] if block is not None]
     assert 0 < len(found) <= IN_MEMORY
@@ -237,7 +239,7 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
         both.put(number)
     results = []
     with jobs_held(both.disk.pool):
-        both.tier_stack.fetch("ns", [b"0"], results.append)
+        both.fetches.fetch("ns", [b"0"], results.append)
         both.put(100, 101, settle=False)
         both.memory.clear("ns")
         both.tier_stack.clear_below("ns")
@@ -295,7 +297,7 @@ def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
         both.put(number)
     results = []
     with jobs_held(both.disk.pool):
-        both.tier_stack.fetch("ns", [b"1"], results.append)
+        both.fetches.fetch("ns", [b"1"], results.append)
         force(both, b"new")
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     assert bytes(both.memory.view(results[0][0])) == b"new"

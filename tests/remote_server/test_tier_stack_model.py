@@ -14,6 +14,7 @@ from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.mapping import Arena
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import BlockState
 
@@ -33,6 +34,7 @@ class World:
             max_writing_bytes=12_000,
         )  # fmt: skip
         self.tier_stack = stack_of(self.memory, self.disk, SIZES.__getitem__)
+        self.fetches = Fetches(self.tier_stack)
         self.current: dict[tuple[str, bytes], bytes] = {}
         self.made = 0
         self.served = 0
@@ -87,7 +89,7 @@ class World:
                     self.held.append(block)
                     self.served += 1
 
-        self.tier_stack.fetch(namespace, keys, fetched)
+        self.fetches.fetch(namespace, keys, fetched)
 
     def let_go(self) -> None:
         while self.held:
@@ -127,7 +129,7 @@ class World:
                 assert state is not KeyState.PENDING
                 before = self.served
                 found = []
-                self.tier_stack.fetch(namespace, [key], found.append)
+                self.fetches.fetch(namespace, [key], found.append)
                 self.settle()
                 (block,) = found[0]
                 assert (block is not None) == (state == KeyState.READABLE)

@@ -85,7 +85,11 @@ class Bench(HandlerBench):
         stats, counts = self.tier.stats(), self.store.all_counters()
         under_way = [*self.handlers.puts_in_state.values(), *self.handlers.gets_in_state.values()]
         held = (stats.pinned, stats.pending, len(self.leases), self.handlers.uncopied.total)
-        jobs = (self.puts.num_jobs, self.copier.num_jobs, self.handlers.shared_puts.num_blocks)
+        jobs = (
+            self.puts.turns.num_waiting,
+            self.copier.turns.num_waiting,
+            self.handlers.shared_puts.num_blocks,
+        )
         ends = sum(
             counts[f"put_{end}"] for end in ("created", "existed", "forced", "duplicate")
         ) + sum(count for name, count in counts.items() if name.startswith("put_declined"))
@@ -201,7 +205,7 @@ def test_a_put_passes_its_states_and_is_answered_at_the_end(bench, transport):
 
 @TRANSPORTS
 def test_a_put_whose_client_leaves_while_slots_are_reserved_leaves_none(bench, transport, caplog):
-    caplog.set_level(logging.DEBUG, "remote_server.server.outgoing")
+    caplog.set_level(logging.DEBUG, "remote_server.turns")
     begun(bench, transport).close()
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked - 1, "there is no client to answer"
@@ -346,7 +350,7 @@ def sending(bench: Bench, kind: str) -> None:
 
 @KINDS
 def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind, caplog):
-    caplog.set_level(logging.DEBUG, "remote_server.server.outgoing")
+    caplog.set_level(logging.DEBUG, "remote_server.turns")
     found(bench, kind).close()
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked - 1
