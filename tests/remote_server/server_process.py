@@ -28,10 +28,10 @@ def cpu_s(pid: int) -> float:
 class ServerProcess:
     """`python -m remote_server`, and the memory that is its own alone."""
 
-    def __init__(self, memory: str = "64MiB") -> None:
+    def __init__(self, memory: str = "64MiB", *flags: str) -> None:
         command = ["-m", "remote_server", "--memory", memory, "--bind", "tcp://127.0.0.1:*"]
         self._popen = subprocess.Popen(
-            [sys.executable, *command, "--admin", "off"], stdout=subprocess.PIPE, text=True
+            [sys.executable, *command, "--admin", "off", *flags], stdout=subprocess.PIPE, text=True
         )
         self.endpoint = self._popen.stdout.readline().split()[3]
         self.at_start = self.private_bytes()

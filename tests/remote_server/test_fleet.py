@@ -1,4 +1,4 @@
-"""A fleet over real servers: what is put is found and comes back, also when another server is lost."""
+"""A fleet over real servers: what is put is found and comes back, also while a server is lost."""
 
 from collections import Counter
 
