@@ -195,7 +195,14 @@ GROUPS = (OffloadingGroupConfig(TOKENS_PER_BLOCK, ("layer",), 0),)
 class Engine:
     """The part of vLLM that a tier meets: a pool, a spec, requests and jobs."""
 
-    def __init__(self, num_rows: int = 40, *, declared: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_rows: int = 40,
+        *,
+        declared: bool = True,
+        client_factory: Any = ScriptedClient,
+        **settings: Any,
+    ) -> None:
         self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
         self.clock = Clock()
         spec = SimpleNamespace(
@@ -212,7 +219,7 @@ class Engine:
             memoryview(self.pool),
             "RemoteTier",
             sees_everything=True,
-            client_factory=ScriptedClient,  # type: ignore[arg-type]
+            client_factory=client_factory,
             clock=self.clock,
             server="tcp://127.0.0.1:1",
             **settings,
