@@ -31,12 +31,14 @@ BESIDE_MEMORY = 512 * MiB
 BESIDE_DRAIN_S = 5.0
 
 
-def settings_of(arguments: Sequence[str]) -> ServerConfig:
+def settings_of(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> ServerConfig:
     """What `kvferry serve ARGUMENTS` would use, read as the command reads it. An unknown flag
     ends in `SystemExit`, an unknown or wrong setting in `ConfigError`."""
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
-    return settings.choose(settings.parse(parser, arguments), {}).config
+    return settings.choose(settings.parse(parser, arguments), environment or {}).config
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────
