@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import Any
 
 from remote_server.cli import coloured
 from remote_server.plain_text import plain
@@ -47,7 +48,7 @@ class Child:
         self._rest = b""
         self._popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            bufsize=0, process_group=0, preexec_fn=partial(_end_with, os.getpid()),  # noqa: PLW1509
+            bufsize=0, process_group=0, preexec_fn=partial(_end_with, os.getpid()),
         )  # fmt: skip
         assert self._popen.stdout is not None
         self.output = self._popen.stdout
@@ -96,8 +97,8 @@ class Supervisor:
     """`run` starts the processes and returns when all have ended.
 
     A process that ends by itself is named with its status and is not started again; the others go
-    on. The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to all. The second sends it again, at which
-    a server ends at once. What still runs `drain_s` and `BESIDE_DRAIN_S` after the first, or
+    on. The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to all. The second sends it again, and a
+    server then ends at once. What still runs `drain_s` and `BESIDE_DRAIN_S` after the first, or
     `AT_ONCE_S` after the second, is killed.
     """
 
@@ -146,8 +147,8 @@ class Supervisor:
         """Print a line of the supervisor's own."""
         self._say(OWN_NAME, line)
 
-    def _take_signals(self) -> dict[int, object]:
-        before: dict[int, object] = {}
+    def _take_signals(self) -> dict[int, Any]:
+        before: dict[int, Any] = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup

@@ -174,7 +174,7 @@ def _from_file(path: str, name: str | None) -> dict[str, Any]:
         raise ConfigError(f"--name {name}: {path} has no [servers.{name}]; it has {known}")
     if name is None and servers:
         raise ConfigError(f"settings: {path} has several servers, {known}: choose one by --name")
-    chosen = {**found, **servers.get(name, {})}
+    chosen = {**found, **(servers[name] if name is not None else {})}
     for key in chosen:
         if key not in ServerConfig.__struct_fields__:
             raise ConfigError(f"settings: {path}: unknown setting {key!r}{_nearest(key)}")
