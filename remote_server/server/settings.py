@@ -153,17 +153,28 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
     return Chosen(config, {name: origins.get(name, "default") for name in kinds})
 
 
-def _from_file(path: str, name: str | None) -> dict[str, Any]:
+def names_in(path: str) -> list[str]:
+    """The names of the servers in the file `path`, in their order. Raises `ConfigError`."""
+    return list(_read(path)[1])
+
+
+def _read(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings of every server, and those of each by name."""
     found = toml_of(read_small(path, "settings").data, path, "settings")
     servers = found.pop("servers", {})
     if not isinstance(servers, dict) or not all(isinstance(one, dict) for one in servers.values()):
         raise ConfigError(f"settings: {path}: write one server of several as [servers.NAME]")
+    return found, servers
+
+
+def _from_file(path: str, name: str | None) -> dict[str, Any]:
+    found, servers = _read(path)
     known = ", ".join(servers) or "none"
     if name is not None and name not in servers:
         raise ConfigError(f"--name {name}: {path} has no [servers.{name}]; it has {known}")
     if name is None and servers:
         raise ConfigError(f"settings: {path} has several servers, {known}: choose one by --name")
-    chosen = {**found, **servers.get(name, {})}
+    chosen = {**found, **(servers[name] if name is not None else {})}
     for key in chosen:
         if key not in ServerConfig.__struct_fields__:
             raise ConfigError(f"settings: {path}: unknown setting {key!r}{_nearest(key)}")
