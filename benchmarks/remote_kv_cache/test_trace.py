@@ -8,10 +8,8 @@ tier and its client; `store` is the policies alone, which takes seconds.
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from benchmarks.harness import options
 from benchmarks.harness.record import Record
@@ -23,6 +21,7 @@ from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
 from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE, Setting
+from benchmarks.remote_kv_cache.replay.progress import Progress
 from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, TraceError
 from remote_server.errors import ConfigError
@@ -37,8 +36,6 @@ BOTH = "both"
 POOL_POLICIES = ("lru", "arc")
 PUT_SHARE = 4
 """A quarter of the pool's rows is for puts, so a prompt's blocks must fit into it."""
-
-_LOG_EVERY_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,32 +112,6 @@ def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: 
             report.chart(study, disk, machine).write(arguments.plot.with_name(name))
     if arguments.csv is not None:
         report.write_csv(study, arguments.csv)
-
-
-class Progress:
-    """Prints how many requests of one replay are done: continuously on a terminal, at intervals in
-    a log."""
-
-    def __init__(self, runner: Runner, where: str, total: int, log: TextIO | None = None) -> None:
-        self._runner, self._where, self._total = runner, where, total
-        self._log = sys.stderr if log is None else log
-        self._began = self._logged = time.monotonic()
-        self._write(0)
-
-    def __call__(self, done: int) -> None:
-        if done % 64 and done != self._total:
-            return
-        now = time.monotonic()
-        left_s = (now - self._began) * (self._total - done) / max(1, done)
-        text = f"{self._where}, request {done:,} of {self._total:,}, about {left_s:.0f} s left"
-        self._runner.show(text)
-        if now - self._logged > _LOG_EVERY_S:
-            self._logged = now
-            self._write(done)
-
-    def _write(self, done: int) -> None:
-        if not self._log.isatty():
-            print(f"{self._where}, request {done:,} of {self._total:,}", file=self._log, flush=True)
 
 
 def headline(study: Study, pool: int, arguments: argparse.Namespace) -> str:
