@@ -13,7 +13,7 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
-from remote_server.values import parse_bytes
+from remote_server.values import parse_bytes, server_address
 
 T = TypeVar("T")
 
@@ -84,6 +84,24 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_server(made: argparse.ArgumentParser) -> None:
+    """The flag that measures servers which already run, also on another machine."""
+    made.add_argument(
+        "--server", type=server, action="append", default=[], metavar="ADDRESS",
+        help="measure a running server and start none: tcp://HOST:PORT, with ?keys=FILE where it "
+        "requires keys; the blocks are removed at the end",
+    )  # fmt: skip
+
+
+def server(text: str) -> str:
+    """An address as in an engine's setting."""
+    try:
+        server_address(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def result(text: str) -> Path:

@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
-from remote_server.values import MiB
+from remote_server.values import MiB, server_address
 
 NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""
@@ -34,7 +34,7 @@ def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> Re
 
 
 def connect(
-    endpoint: str,
+    server: str,
     namespace: str,
     block_bytes: int,
     *,
@@ -43,15 +43,18 @@ def connect(
     rows: Sequence[SharedPool] = (),
     keys: str = "",
 ) -> RemoteClient:
-    """A client that is ready. `rows` is the shared memory of its blocks.
+    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`) that is ready.
+    `rows` is the shared memory of its blocks.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
+    address = server_address(server)
     client = RemoteClient(
         ClientConfig(
-            endpoint, client_name="benchmark", integrity=integrity, transport=transport, keys=keys
+            address.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
+            keys=keys or address.keys,
         )
-    )
+    )  # fmt: skip
     if rows:
         client.register(rows[0].region.view, rows[0].region.fd)
     client.declare(namespace, block_bytes)

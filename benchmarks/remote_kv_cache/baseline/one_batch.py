@@ -25,10 +25,10 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     FerryWork,
     connect,
     key_of,
-    server_for,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.client import GetResult, RemoteClient
 
 SUFFIX = ", one batch at a time"
@@ -45,24 +45,26 @@ FirstBlocks = dict[Variant, list[float]]
 """Seconds to the first block, summed over the batches: a value a round, warm-ups first."""
 
 
-def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
+def measure(runner: Runner, record: Record, work: Work, memory: int | None, server: Target) -> None:
     """Measure all ways with one batch outstanding, interleaved with a plain copy, into `record`."""
     work = replace(work, model=work.model._replace(name=work.model.name + SUFFIX))
-    try:
-        machine.skip_unless_fits(work.num_bytes * 6, memory)
-    except Skipped as reason:
-        record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
-        return
+    name = work.model.name
     with ExitStack() as stack:
+        try:
+            machine.skip_unless_fits(work.num_bytes * 6, memory)
+            endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
+        except Skipped as reason:
+            record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
+            return
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
-        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         firsts: FirstBlocks = {}
-        cases = server_cases.wall_cases(stack, source, target, work)
+        cases = server_cases.wall_cases(stack, server, source, target, work)
         for transport in TRANSPORTS:
             for integrity in (True, False):
                 cases += _cases(
-                    stack, server.endpoint, source, target, work, transport, integrity, firsts
-                )
+                    stack, endpoint, server.namespace(name), source, target, work, transport,
+                    integrity, firsts,
+                )  # fmt: skip
         samples = runner.measure(work.model.name, cases, work.num_bytes)
         record.rows += results.rows_of(
             work, samples | _firsts_of(samples, firsts), server_cases.NAIVE, server_cases.WALLS,
@@ -71,10 +73,9 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
 
 
 def _cases(
-    stack: ExitStack, endpoint: str, source: SharedPool, target: SharedPool, work: Work,
-    transport: str, integrity: bool, firsts: FirstBlocks,
+    stack: ExitStack, endpoint: str, namespace: str, source: SharedPool, target: SharedPool,
+    work: Work, transport: str, integrity: bool, firsts: FirstBlocks,
 ) -> list[Case]:  # fmt: skip
-    namespace = work.model.name
     try:
         client = connect(
             endpoint, namespace, work.block_bytes,
@@ -109,9 +110,13 @@ def _cases(
     cases.append(get_case(CLIENT_GET, partial(one.get, target.pool)))
     if transport == "tcp":
         for operation, stream in ((GET, False), (STREAM_GET, True)):
-            plain = SocketGets(
-                endpoint, namespace, work, target.pool, integrity=integrity, stream=stream
-            )
+            try:
+                plain = SocketGets(
+                    endpoint, namespace, work, target.pool, integrity=integrity, stream=stream
+                )
+            except Skipped as reason:
+                cases.append(Case.skipped(Variant(operation, transport, integrity), reason))
+                continue
             stack.callback(plain.close)
             cases.append(get_case(operation, plain.get_and_time))
     return cases
