@@ -13,7 +13,8 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
-from remote_server.values import parse_bytes, server_address
+from remote_server.fleet.server_list import read_list
+from remote_server.values import parse_bytes
 
 T = TypeVar("T")
 
@@ -87,18 +88,19 @@ def size(text: str) -> int:
 
 
 def add_server(made: argparse.ArgumentParser) -> None:
-    """The flag that measures servers which already run, also on another machine."""
+    """The flag that measures servers which already run, also on other machines."""
     made.add_argument(
         "--server", type=server, action="append", default=[], metavar="ADDRESS",
-        help="measure a running server and start none: tcp://HOST:PORT, with ?keys=FILE where it "
-        "requires keys; the blocks are removed at the end",
+        help="measure running servers and start none: tcp://HOST:PORT, with ?keys=FILE where it "
+        "requires keys; two or more are a fleet: repeated, or a range, or file://, as in an "
+        "engine's setting; the blocks are removed at the end",
     )  # fmt: skip
 
 
 def server(text: str) -> str:
-    """An address as in an engine's setting."""
+    """An address, a range or a file, as in an engine's setting."""
     try:
-        server_address(text)
+        read_list(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

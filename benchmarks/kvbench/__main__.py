@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.harness import options, peer_folder
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
-from benchmarks.harness.runner import Runner, Skipped
+from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import configurations, models, report
 from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.making import WAYS
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plans = _plans(arguments)
         server = Target(getattr(arguments, "server", ()))
-    except (ConfigError, Skipped) as error:
+    except ConfigError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         return 2
     if arguments.command not in (_RUN, _PROFILE):

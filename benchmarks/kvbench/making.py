@@ -108,4 +108,6 @@ class Maker:
             rows=self._pools if transport == "shm" else (),
         )  # fmt: skip
         self._stack.callback(client.close)
-        return Server(client, namespace, self.rows)
+        of = self._plan.configuration
+        pages = -(-of.prompt_tokens // of.page_size)
+        return Server(client, namespace, self.rows, pages, of.page_size)

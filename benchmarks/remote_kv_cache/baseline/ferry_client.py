@@ -1,9 +1,11 @@
-"""kvferry's own client on the source's work: put all blocks, get them back, look them up."""
+"""kvferry's own client, of one server or of a fleet, on the source's work: put all blocks, get them
+back, look them up."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 from benchmarks.harness.runner import Skipped
@@ -11,7 +13,11 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
-from remote_server.values import MiB, server_address
+from remote_server.client.cache_client import Anchors
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.server_list import FILE, WatchedList
+from remote_server.runs import begins_run
+from remote_server.values import MiB
 
 NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""
@@ -33,6 +39,50 @@ def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> Re
     return RemoteServer(memory=str(memory), args=args)
 
 
+class FleetClient(Fleet):
+    """A fleet of which a benchmark also uses each server: to clear it and to read its counts."""
+
+    def __init__(self, servers: WatchedList, config: ClientConfig) -> None:
+        super().__init__(servers, config)
+        self.each = [
+            RemoteClient(replace(config, endpoint=one.endpoint, keys=one.keys, transport="tcp"))
+            for one in servers.current.members
+        ]
+
+    def clear(self, namespace: str, *, forget: bool = False, timeout_s: float) -> "Future[None]":
+        """As `RemoteClient.clear`, of every server; done when it returns."""
+        for client in self.each:
+            client.clear(namespace, forget=forget, timeout_s=timeout_s).result()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        super().close(timeout_s)
+        for client in self.each:
+            client.close(timeout_s)
+
+
+Client = RemoteClient | FleetClient
+
+
+def each_of(client: Client) -> list[RemoteClient]:
+    """A client of each server."""
+    return [client] if isinstance(client, RemoteClient) else client.each
+
+
+def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:
+    """The anchors of the rows of one prompt from its first on, of so many tokens each. Empty for a
+    client that needs none."""
+    if not client.places_by_run:
+        return []
+    anchors: list[bytes | None] = []
+    for place, key in enumerate(keys):
+        begins = begins_run(place * tokens, (place + 1) * tokens)
+        anchors.append(key if begins else anchors[-1])
+    return anchors
+
+
 def connect(
     server: str,
     namespace: str,
@@ -42,24 +92,25 @@ def connect(
     integrity: bool = True,
     rows: Sequence[SharedPool] = (),
     keys: str = "",
-) -> RemoteClient:
-    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`) that is ready.
-    `rows` is the shared memory of its blocks.
+) -> Client:
+    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`), or of a fleet (a
+    list with commas, a range, a `file://`), that is ready. `rows` is the shared memory of its
+    blocks.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
-    address = server_address(server)
-    client = RemoteClient(
-        ClientConfig(
-            address.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
-            keys=keys or address.keys,
-        )
+    servers = WatchedList(server if server.startswith(FILE) else server.split(","))
+    first, *others = servers.current.members
+    config = ClientConfig(
+        first.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
+        keys=keys or first.keys,
     )  # fmt: skip
+    client: Client = FleetClient(servers, config) if others else RemoteClient(config)
     if rows:
         client.register(rows[0].region.view, rows[0].region.fd)
     client.declare(namespace, block_bytes)
     deadline = time.monotonic() + _READY_S
-    while not client.ready or client.transport != transport:
+    while client.num_ready <= len(others) or client.transport != transport:
         if time.monotonic() > deadline:
             client.close()
             raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
@@ -78,11 +129,16 @@ class FerryWork:
     Every method waits for its result and raises unless all blocks arrived.
     """
 
-    def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
+    def __init__(
+        self, client: Client, namespace: str, work: Work, row_tokens: int = blocks.BLOCK_SIZE
+    ) -> None:
+        """Each batch is a prompt of blocks of `row_tokens` tokens."""
         self.client = client
         self._namespace = namespace
         self._work = work
         self._keys = [[key_of(number) for number in batch.source] for batch in work.batches]
+        self._anchors = [anchors_of(client, keys, row_tokens) for keys in self._keys]
+        self._all_anchors = [anchor for anchors in self._anchors for anchor in anchors]
         self._all_keys = [key for keys in self._keys for key in keys]
 
     def clear(self) -> None:
@@ -91,11 +147,12 @@ class FerryWork:
     def put(self, source: Pool, *, deferred: bool) -> None:
         """Put all blocks until the replies. With `deferred` a reply precedes readability."""
 
-        def submit(keys: list[bytes], batch: Batch) -> Future[PutResult]:
+        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[PutResult]:
             rows = [memoryview(source[place]) for place in batch.source]
             return self.client.put(
-                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S
-            )
+                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            )  # fmt: skip
 
         results = self._each_batch(submit)
         created = sum(result.created for result in results)
@@ -115,17 +172,20 @@ class FerryWork:
             time.sleep(_POLL_S)
 
     def num_readable(self) -> int:
-        found = self.client.lookup(self._namespace, self._all_keys, timeout_s=PATIENCE_S).result()
-        return found.prefix
+        found = self.client.lookup(
+            self._namespace, self._all_keys, timeout_s=PATIENCE_S, anchors=self._all_anchors
+        )
+        return found.result().prefix
 
     def get(self, target: Pool) -> None:
         """Get all blocks, streamed."""
 
-        def submit(keys: list[bytes], batch: Batch) -> Future[GetResult]:
+        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[GetResult]:
             rows = [memoryview(target[place]) for place in batch.target]
             return self.client.get(
-                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
-            )
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            )  # fmt: skip
 
         for result in self._each_batch(submit):
             if len(result.landed) != len(result.outcomes):
@@ -133,8 +193,10 @@ class FerryWork:
 
     def contains(self) -> None:
         """Look up batch after batch; every key must be present."""
-        for keys in self._keys:
-            found = self.client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result()
+        for keys, anchors in zip(self._keys, self._anchors, strict=True):
+            found = self.client.lookup(
+                self._namespace, keys, timeout_s=PATIENCE_S, anchors=anchors
+            ).result()
             if found.prefix != len(keys):
                 raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
@@ -151,12 +213,13 @@ class FerryWork:
         self.get(target)
         blocks.verify(source, target, self._work.everything)
 
-    def _each_batch(self, submit: Callable[[list[bytes], Batch], Future[T]]) -> list[T]:
+    def _each_batch(self, submit: Callable[[list[bytes], Anchors, Batch], Future[T]]) -> list[T]:
         """Submit batch after batch, with at most `NUM_OUTSTANDING` unfinished."""
         waiting: deque[Future[T]] = deque()
         results: list[T] = []
-        for keys, batch in zip(self._keys, self._work.batches, strict=True):
+        requests = zip(self._keys, self._anchors, self._work.batches, strict=True)
+        for keys, anchors, batch in requests:
             if len(waiting) == NUM_OUTSTANDING:
                 results.append(waiting.popleft().result())
-            waiting.append(submit(keys, batch))
+            waiting.append(submit(keys, anchors, batch))
         return results + [future.result() for future in waiting]

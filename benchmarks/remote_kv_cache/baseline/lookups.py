@@ -14,11 +14,12 @@ from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
+    Client,
+    anchors_of,
     connect,
     key_of,
 )
 from benchmarks.remote_kv_cache.baseline.target import Target
-from remote_server.client import RemoteClient
 from remote_server.protocol import Found
 
 NUM_KEYS = 1_000  # a prompt of 16,000 tokens at 16 a block
@@ -45,7 +46,10 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
         stack.callback(client.close)
         pool = blocks.allocate(NUM_KEYS, _BLOCK_BYTES)
         rows = [memoryview(row) for row in pool]
-        client.put(namespace, keys, rows, deferred=False, timeout_s=PATIENCE_S).result()
+        anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
+        client.put(
+            namespace, keys, rows, deferred=False, timeout_s=PATIENCE_S, anchors=anchors
+        ).result()
         figures = [
             _latency(
                 f"lookup of {NUM_KEYS:,} keys",
@@ -60,8 +64,9 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
         return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
 
 
-def _lookup(client: RemoteClient, namespace: str, keys: list[bytes]) -> None:
-    found = client.lookup(namespace, keys, timeout_s=PATIENCE_S).result()
+def _lookup(client: Client, namespace: str, keys: list[bytes]) -> None:
+    anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
+    found = client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
     if found.prefix != len(keys):
         raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
@@ -77,16 +82,17 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
     return Figure(f"{name}, one round trip", "ms", values, "tcp")
 
 
-def _rate(client: RemoteClient, namespace: str, keys: list[bytes], count: int) -> Figure:
+def _rate(client: Client, namespace: str, keys: list[bytes], count: int) -> Figure:
     """With one batch in flight and with several."""
     values = {}
+    anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
     for outstanding in (1, OUTSTANDING):
         waiting: deque[Future[Found]] = deque()
         started = time.perf_counter()
         for _ in range(count):
             if len(waiting) == outstanding:
                 waiting.popleft().result()
-            waiting.append(client.lookup(namespace, keys, timeout_s=PATIENCE_S))
+            waiting.append(client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors))
         for future in waiting:
             future.result()
         rate = count * len(keys) / (time.perf_counter() - started)

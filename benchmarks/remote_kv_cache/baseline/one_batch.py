@@ -22,14 +22,17 @@ from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, 
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     TRANSPORTS,
+    Client,
     FerryWork,
+    anchors_of,
     connect,
     key_of,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
 from benchmarks.remote_kv_cache.baseline.target import Target
-from remote_server.client import GetResult, RemoteClient
+from remote_server.client import GetResult
+from remote_server.client.cache_client import Anchors
 
 SUFFIX = ", one batch at a time"
 
@@ -125,30 +128,32 @@ def _cases(
 class _OneBatch:
     """kvferry's client with one batch in flight."""
 
-    def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
+    def __init__(self, client: Client, namespace: str, work: Work) -> None:
         self._client = client
         self._namespace = namespace
-        self._batches = [
-            (batch, [key_of(number) for number in batch.source]) for batch in work.batches
-        ]
+        self._batches: list[tuple[Batch, list[bytes], Anchors]] = []
+        for batch in work.batches:
+            keys = [key_of(number) for number in batch.source]
+            self._batches.append((batch, keys, anchors_of(client, keys, blocks.BLOCK_SIZE)))
 
     def put(self, source: Pool, *, deferred: bool, readable: bool = False) -> None:
         """Put until each batch is acknowledged; with `readable`, until a lookup finds all of it."""
-        for batch, keys in self._batches:
+        for batch, keys, anchors in self._batches:
             rows = [memoryview(source[place]) for place in batch.source]
             result = self._client.put(
-                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S
-            ).result()
+                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            ).result()  # fmt: skip
             if result.created != len(keys):
                 raise AssertionError(f"{result.created} of {len(keys)} created: {result}")
             if readable:
-                self._wait_until_readable(keys)
+                self._wait_until_readable(keys, anchors)
 
-    def _wait_until_readable(self, keys: list[bytes]) -> None:
+    def _wait_until_readable(self, keys: list[bytes], anchors: Anchors) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while (
-            self._client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result().prefix
-            < len(keys)
+            self._client.lookup(self._namespace, keys, timeout_s=PATIENCE_S, anchors=anchors)
+            .result().prefix < len(keys)
         ):  # fmt: skip
             if time.monotonic() > deadline:
                 raise AssertionError(f"not readable after {PATIENCE_S:g} s")
@@ -159,13 +164,13 @@ class _OneBatch:
         The client delivers all rows of a get together, when it ends. Earlier arrival lets the copy
         and the checksum of a block overlap with the transfer of the rest.
         """
-        return [self._get(target, batch, keys) for batch, keys in self._batches]
+        return [self._get(target, *one) for one in self._batches]
 
-    def _get(self, target: Pool, batch: Batch, keys: list[bytes]) -> float:
+    def _get(self, target: Pool, batch: Batch, keys: list[bytes], anchors: Anchors) -> float:
         rows = [memoryview(target[place]) for place in batch.target]
         started = time.perf_counter()
         got = self._client.get(
-            self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+            self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=anchors
         )
         first = _seconds_to_first(target, batch, got, started)
         result = got.result()

@@ -21,6 +21,7 @@ from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
     blocks,
     encryption,
+    fleet_cases,
     lookups,
     one_batch,
     redis_work,
@@ -33,14 +34,15 @@ from benchmarks.remote_kv_cache.baseline import (
 from benchmarks.remote_kv_cache.baseline.blocks import Work
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys")
-WITH_OWN_SERVERS = ("tiers", "keys")
-"""Sections that start servers with a disk or with keys, and that no running server replaces."""
+SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys", "fleet")
+WITH_OWN_SERVERS = ("tiers", "keys", "fleet")
+"""Sections that start servers with a disk, with keys, or several: no running one replaces them."""
 
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
+        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys`, a quarter of those "
+        "of `fleet` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
@@ -74,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         server = Target(arguments.server)
-    except Skipped as reason:
-        parser.error(f"--server: {reason}")
+    except ConfigError as error:
+        parser.error(str(error))
     keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("redis-py")
@@ -106,6 +109,9 @@ def _leave_out(arguments: argparse.Namespace, server: Target) -> dict[str, str]:
     mine = [name for name in arguments.only if name in WITH_OWN_SERVERS]
     arguments.only = [name for name in arguments.only if name not in mine]
     reasons = dict.fromkeys(mine, "needs servers of its own, without --server")
+    if server.is_fleet and "fairness" in arguments.only:
+        arguments.only = [name for name in arguments.only if name != "fairness"]
+        reasons["fairness"] = "its streams come from one server"
     if server.is_elsewhere:
         reasons["copies, raw sockets and Redis"] = ELSEWHERE
     return reasons
@@ -146,6 +152,11 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, serv
         )
         record.rows += rows
         record.figures += figures
+    if "fleet" in arguments.only and not runner.interrupted:
+        record.figures += _unless_skipped(
+            record, "fleet",
+            lambda: fleet_cases.measure(runner, arguments.memory, arguments.sizes_bytes),
+        )  # fmt: skip
     if "keys" in arguments.only and not runner.interrupted:
         record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
 
@@ -233,7 +244,9 @@ def show(record: Record, heading: str) -> None:
         ]
         print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
         for verdict in [
-            verdict for each in record.figures for verdict in saturation.verdicts(each)
+            verdict
+            for each in record.figures
+            for verdict in (*saturation.verdicts(each), *fleet_cases.verdicts(each))
         ]:
             print(verdict)
 

@@ -6,7 +6,7 @@ What happens to a server happens in the middle of the trace, between two request
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,15 +82,20 @@ class FleetPoint:
     stored: dict[str, int] = field(default_factory=dict)
     """Blocks on each server at the end."""
 
+    read: dict[str, int] = field(default_factory=dict)
+    """Bytes, or blocks, that each server has sent."""
+
     seconds: float = 0.0
     remarks: dict[str, int] = field(default_factory=dict)
 
     @property
     def stored_to_mean(self) -> float:
         """The most loaded server, relative to the mean."""
-        if not any(self.stored.values()):
-            return 1.0
-        return max(self.stored.values()) * len(self.stored) / sum(self.stored.values())
+        return _most_to_mean(self.stored)
+
+    @property
+    def read_to_mean(self) -> float:
+        return _most_to_mean(self.read)
 
 
 def replay(
@@ -131,8 +136,12 @@ def _both_halves(
     point.hits_after = found.hits - hits_before
     point.seconds = time.monotonic() - began
     if complete:
-        point.stored, point.remarks = side.end()
+        side.end(point)
     return point, complete
+
+
+def _most_to_mean(loads: Mapping[str, int]) -> float:
+    return max(loads.values()) * len(loads) / sum(loads.values()) if any(loads.values()) else 1.0
 
 
 class _Model:
@@ -161,14 +170,14 @@ class _Model:
         elif event is Event.RETURN:
             self._fleet.bring_back(self._setting.victim, with_disk=True)
 
-    def end(self) -> tuple[dict[str, int], dict[str, int]]:
+    def end(self, point: FleetPoint) -> None:
+        """The counts of each server."""
         self._fleet.check()
         lost = self._setting.victim if self._setting.event is Event.LOSE else ""
-        return {
-            name: len(server.disk if server.disk.capacity else server.memory)
-            for name, server in self._fleet.servers.items()
-            if name != lost
-        }, {}
+        for name, server in self._fleet.servers.items():
+            if name != lost:
+                level = server.disk if server.disk.capacity else server.memory
+                point.stored[name], point.read[name] = len(level), self._fleet.read[name]
 
 
 class _Wire:
@@ -228,8 +237,8 @@ class _Wire:
                 "the server that restarted is ready",
             )
 
-    def end(self) -> tuple[dict[str, int], dict[str, int]]:
-        stored: dict[str, int] = {}
+    def end(self, point: FleetPoint) -> None:
+        """The counts of each server that runs, and of the tier."""
         counters: dict[str, int] = {}
         for name, server in self._servers.servers.items():
             if not server.alive():
@@ -239,12 +248,13 @@ class _Wire:
                 stats = client.stats(timeout_s=PATIENCE_S).result()
             finally:
                 client.close()
-            stored[name] = stats.tiers[self._tier_of].blocks
+            point.stored[name] = stats.tiers[self._tier_of].blocks
+            point.read[name] = stats.counters["bytes_out"]
             for counter, value in stats.counters.items():
                 counters[counter] = counters.get(counter, 0) + value
         assert isinstance(self.pool.tier, RemoteTier)
         remarks = remarks_of(self.pool.tier.counters.totals(), counters)
-        return stored, {name: count for name, count in remarks.items() if count}
+        point.remarks = {name: count for name, count in remarks.items() if count}
 
     def _write_list(self) -> str:
         """Replace the file at once, as a ConfigMap is replaced."""

@@ -114,6 +114,7 @@ def figures(study: FleetStudy) -> list[Figure]:
             "found in the second half": _percent(point.hits_after, point.blocks_after),
             "blocks found": point.hits,
             "stored, most to mean": point.stored_to_mean,
+            "read, most to mean": point.read_to_mean,
             **({} if usable is None else {"usable": usable}),
             "seconds": point.seconds,
             **point.remarks,
@@ -130,9 +131,10 @@ def describe(study: FleetStudy) -> str:
             study.name(point), f"{_percent(point.hits, point.blocks):.3f} %",
             f"{_percent(point.hits_after, point.blocks_after):.3f} %",
             None if usable is None else f"{usable:.2f} %",
-            f"{point.stored_to_mean:.3f}", f"{point.seconds:.1f}",
+            f"{point.stored_to_mean:.3f}", f"{point.read_to_mean:.3f}", f"{point.seconds:.1f}",
         ])  # fmt: skip
-    headers = ["", "found", "found in the second half", "usable", "stored, most to mean", "s"]
+    headers = ["", "found", "found in the second half", "usable", "stored, most to mean",
+               "read, most to mean", "s"]  # fmt: skip
     text = [table.render(headers, lines)] if lines else []
     for wire, model in study.pairs():
         more = wire.hits - model.hits
