@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TypeVar
 
 from benchmarks.harness.runner import Skipped
@@ -40,27 +39,15 @@ def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> Re
 
 
 class FleetClient(Fleet):
-    """A fleet of which a benchmark also uses each server: to clear it and to read its counts."""
-
-    def __init__(self, servers: WatchedList, config: ClientConfig) -> None:
-        super().__init__(servers, config)
-        self.each = [
-            RemoteClient(replace(config, endpoint=one.endpoint, keys=one.keys, transport="tcp"))
-            for one in servers.current.members
-        ]
+    """A fleet that a benchmark can clear."""
 
     def clear(self, namespace: str, *, forget: bool = False, timeout_s: float) -> "Future[None]":
         """As `RemoteClient.clear`, of every server; done when it returns."""
-        for client in self.each:
+        for client in each_of(self):
             client.clear(namespace, forget=forget, timeout_s=timeout_s).result()
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        super().close(timeout_s)
-        for client in self.each:
-            client.close(timeout_s)
 
 
 Client = RemoteClient | FleetClient
@@ -68,7 +55,7 @@ Client = RemoteClient | FleetClient
 
 def each_of(client: Client) -> list[RemoteClient]:
     """A client of each server."""
-    return [client] if isinstance(client, RemoteClient) else client.each
+    return [client] if isinstance(client, RemoteClient) else [*client.clients.values()]
 
 
 def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:
