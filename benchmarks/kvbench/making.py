@@ -14,7 +14,7 @@ from benchmarks.kvbench.transfer import Way
 from benchmarks.kvbench.ways import Memory, Rows, Server
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
-from benchmarks.remote_kv_cache.baseline.ferry_client import connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import connect_to
 from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.store.disk.layout import padded
 
@@ -103,7 +103,7 @@ class Maker:
                 self._server.server(_NAMESPACE, needed, self._plan.block_bytes)
             )
         namespace = self._server.namespace(_NAMESPACE)
-        client = connect(
+        client = connect_to(
             self._address, namespace, self._plan.block_bytes, transport=transport,
             rows=self._pools if transport == "shm" else (),
         )  # fmt: skip

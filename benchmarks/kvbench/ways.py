@@ -78,17 +78,19 @@ class Server:
     """Blocks through a server in another process. A put ends when its blocks are readable."""
 
     def __init__(
-        self, client: Client, namespace: str, rows: Rows, places_of_a_prompt: int, row_tokens: int
-    ) -> None:
+        self, client: Client, namespace: str, rows: Rows, places_of_a_prompt: int = 0,
+        row_tokens: int = 1,
+    ) -> None:  # fmt: skip
         """Each `places_of_a_prompt` rows are a prompt, or the part of one that a rank holds, of
-        `row_tokens` tokens each."""
+        `row_tokens` tokens each. 0: all rows are."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
         self._client = client
         self._namespace = namespace
         self._rows = rows
         self._anchors: list[bytes | None] = []
-        for first in range(0, len(rows), places_of_a_prompt):
-            end = min(first + places_of_a_prompt, len(rows))
+        step = places_of_a_prompt or len(rows)
+        for first in range(0, len(rows), step):
+            end = min(first + step, len(rows))
             self._anchors += anchors_of(client, [*map(key_of, range(first, end))], row_tokens)
 
     def prepare_write(self, places: Range) -> ServerRequest:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from benchmarks.harness.runner import nothing
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect_to
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, chain_of, keys_of
 from benchmarks.store_sweep.points import PARTS
 from remote_server.client import CacheClient, GetTimes
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     talkers = []
     for number in range(int(clients)):
-        client = connect(servers, namespace, int(block_bytes))
+        client = connect_to(servers, namespace, int(block_bytes))
         talkers.append(Talker(client, namespace, int(block_bytes), f"{speaker} {number}"))
     warm_up = [talker.talk_for(0) for talker in talkers]
     if errors := [error for talk in warm_up for error in talk.errors]:

@@ -14,9 +14,9 @@ from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
 from remote_server.client.cache_client import Anchors
 from remote_server.fleet.fleet import Fleet
-from remote_server.fleet.server_list import FILE, WatchedList
+from remote_server.fleet.server_list import WatchedList
 from remote_server.runs import begins_run
-from remote_server.values import MiB
+from remote_server.values import MiB, server_address
 
 NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""
@@ -58,6 +58,71 @@ def each_of(client: Client) -> list[RemoteClient]:
     return [client] if isinstance(client, RemoteClient) else [*client.clients.values()]
 
 
+def connect(
+    server: str,
+    namespace: str,
+    block_bytes: int,
+    *,
+    transport: str = "tcp",
+    integrity: bool = True,
+    rows: Sequence[SharedPool] = (),
+    keys: str = "",
+) -> RemoteClient:
+    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`) that is ready.
+    `rows` is the shared memory of its blocks.
+
+    Raises `Skipped` when this client, or this host, cannot use `transport`.
+    """
+    address = server_address(server)
+    config = ClientConfig(
+        address.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
+        keys=keys or address.keys,
+    )  # fmt: skip
+    client = RemoteClient(config)
+    _prepare(client, 1, namespace, block_bytes, transport, rows)
+    return client
+
+
+def connect_to(
+    servers: str,
+    namespace: str,
+    block_bytes: int,
+    *,
+    transport: str = "tcp",
+    integrity: bool = True,
+    rows: Sequence[SharedPool] = (),
+) -> Client:
+    """As `connect`, of one server or of a fleet: addresses with commas between them."""
+    if "," not in servers:
+        return connect(
+            servers, namespace, block_bytes, transport=transport, integrity=integrity, rows=rows
+        )
+    watched = WatchedList(servers.split(","))
+    client = FleetClient(
+        watched,
+        ClientConfig("", client_name="benchmark", integrity=integrity, transport=transport),
+    )
+    number = len(watched.current.members)
+    _prepare(client, number, namespace, block_bytes, transport, rows)
+    return client
+
+
+def _prepare(
+    client: Client, num_servers: int, namespace: str, block_bytes: int, transport: str,
+    rows: Sequence[SharedPool],
+) -> None:  # fmt: skip
+    """Wait until all servers are ready. Raises `Skipped`, and closes the client then."""
+    if rows:
+        client.register(rows[0].region.view, rows[0].region.fd)
+    client.declare(namespace, block_bytes)
+    deadline = time.monotonic() + _READY_S
+    while client.num_ready < num_servers or client.transport != transport:
+        if time.monotonic() > deadline:
+            client.close()
+            raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
+        time.sleep(0.01)
+
+
 def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:
     """The anchors of the rows of one prompt from its first on, of so many tokens each. Empty for a
     client that needs none."""
@@ -68,41 +133,6 @@ def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes
         begins = begins_run(place * tokens, (place + 1) * tokens)
         anchors.append(key if begins else anchors[-1])
     return anchors
-
-
-def connect(
-    server: str,
-    namespace: str,
-    block_bytes: int,
-    *,
-    transport: str = "tcp",
-    integrity: bool = True,
-    rows: Sequence[SharedPool] = (),
-    keys: str = "",
-) -> Client:
-    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`), or of a fleet (a
-    list with commas, a range, a `file://`), that is ready. `rows` is the shared memory of its
-    blocks.
-
-    Raises `Skipped` when this client, or this host, cannot use `transport`.
-    """
-    servers = WatchedList(server if server.startswith(FILE) else server.split(","))
-    first, *others = servers.current.members
-    config = ClientConfig(
-        first.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
-        keys=keys or first.keys,
-    )  # fmt: skip
-    client: Client = FleetClient(servers, config) if others else RemoteClient(config)
-    if rows:
-        client.register(rows[0].region.view, rows[0].region.fd)
-    client.declare(namespace, block_bytes)
-    deadline = time.monotonic() + _READY_S
-    while client.num_ready <= len(others) or client.transport != transport:
-        if time.monotonic() > deadline:
-            client.close()
-            raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
-        time.sleep(0.01)
-    return client
 
 
 def key_of(number: int) -> bytes:

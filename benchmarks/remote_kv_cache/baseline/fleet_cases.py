@@ -7,6 +7,7 @@ machine, so seconds are not compared: the CPU time of this process, with the cli
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure
@@ -19,7 +20,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     Client,
     FerryWork,
     anchors_of,
-    connect,
+    connect_to,
     key_of,
 )
 from benchmarks.remote_kv_cache.fleet_servers import FleetServers
@@ -78,9 +79,9 @@ def _measure_cpu(runner: Runner, num_bytes: int) -> list[Figure]:
             runner.show(f"a client's CPU, round {trial + 1}")
             for number, ferry in ferries.items():
                 ferry.clear()
-                put_s = _cpu_s(lambda ferry=ferry: ferry.put(source, deferred=False))
+                put_s = _cpu_s(partial(ferry.put, source, deferred=False))
                 blocks.poison(target)
-                get_s = _cpu_s(lambda ferry=ferry: ferry.get(target))
+                get_s = _cpu_s(partial(ferry.get, target))
                 blocks.verify(source, target, work.everything)
                 if trial >= runner.warm_ups:
                     spent.setdefault(("put", number), []).append(put_s)
@@ -92,7 +93,7 @@ def _ferry(stack: ExitStack, number: int, work: Work) -> FerryWork:
     """A client of `number` servers, of which each holds everything."""
     room = work.num_bytes + work.num_bytes // 4 + 64 * MiB
     servers = stack.enter_context(FleetServers(number, room))
-    client = connect(",".join(servers.addresses), _NAMESPACE, work.block_bytes)
+    client = connect_to(",".join(servers.addresses), _NAMESPACE, work.block_bytes)
     stack.callback(client.close)
     return FerryWork(client, _NAMESPACE, work, ROW_TOKENS)
 
@@ -129,7 +130,7 @@ def _measure_lookups(runner: Runner) -> Figure:
     for number in (1, NUM_LOOKED_UP):
         with ExitStack() as stack:
             servers = stack.enter_context(FleetServers(number, 64 * MiB))
-            client = connect(",".join(servers.addresses), _NAMESPACE, _SMALL_BYTES)
+            client = connect_to(",".join(servers.addresses), _NAMESPACE, _SMALL_BYTES)
             stack.callback(client.close)
             anchors = anchors_of(client, keys, ROW_TOKENS)
             client.put(

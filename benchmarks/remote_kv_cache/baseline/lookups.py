@@ -16,7 +16,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     Client,
     anchors_of,
-    connect,
+    connect_to,
     key_of,
 )
 from benchmarks.remote_kv_cache.baseline.target import Target
@@ -42,7 +42,7 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
             server.server(_NAMESPACE, NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES)
         )
         namespace = server.namespace(_NAMESPACE)
-        client = connect(endpoint, namespace, _BLOCK_BYTES)
+        client = connect_to(endpoint, namespace, _BLOCK_BYTES)
         stack.callback(client.close)
         pool = blocks.allocate(NUM_KEYS, _BLOCK_BYTES)
         rows = [memoryview(row) for row in pool]

@@ -25,7 +25,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     Client,
     FerryWork,
     anchors_of,
-    connect,
+    connect_to,
     key_of,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
@@ -80,7 +80,7 @@ def _cases(
     work: Work, transport: str, integrity: bool, firsts: FirstBlocks,
 ) -> list[Case]:  # fmt: skip
     try:
-        client = connect(
+        client = connect_to(
             endpoint, namespace, work.block_bytes,
             transport=transport, integrity=integrity, rows=(source, target),
         )  # fmt: skip

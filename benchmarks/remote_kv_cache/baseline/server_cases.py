@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness.runner import Case, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect_to
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
@@ -67,7 +67,7 @@ def ferry_cases(
     source: SharedPool, target: SharedPool, work: Work,
 ) -> list[Case]:  # fmt: skip
     """kvferry over every transport this client has, with checksums and without."""
-    reader = connect(endpoint, namespace, work.block_bytes)
+    reader = connect_to(endpoint, namespace, work.block_bytes)
     stack.callback(reader.close)
     check = FerryWork(reader, namespace, work)
     cases = []
@@ -78,7 +78,7 @@ def ferry_cases(
                 cases.append(Case.skipped(variant, f"this client has no transport {transport}"))
                 continue
             try:
-                client = connect(
+                client = connect_to(
                     endpoint, namespace, work.block_bytes,
                     transport=transport, integrity=integrity, rows=(source, target),
                 )  # fmt: skip

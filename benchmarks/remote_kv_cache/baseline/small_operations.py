@@ -18,6 +18,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
     connect,
+    connect_to,
     key_of,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
@@ -80,7 +81,7 @@ def _size_cases(stack: ExitStack, work: Work, server: Target) -> list[Case]:
     ]
     for transport in TRANSPORTS:
         try:
-            client = connect(endpoint, namespace, work.block_bytes, transport=transport,
+            client = connect_to(endpoint, namespace, work.block_bytes, transport=transport,
                              rows=(source, target))  # fmt: skip
         except Skipped:
             continue  # the rows of the models have the reason

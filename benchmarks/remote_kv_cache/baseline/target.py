@@ -8,7 +8,7 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     Client,
-    connect,
+    connect_to,
     each_of,
     server_for,
 )
@@ -55,7 +55,7 @@ class Target:
                 yield started.endpoint
             return
         namespace = self.namespace(name)
-        with closing(connect(self._text, namespace, block_bytes)) as client:
+        with closing(connect_to(self._text, namespace, block_bytes)) as client:
             skip_unless_room(client, num_bytes)
             try:
                 yield self._text

@@ -201,11 +201,10 @@ class _Wire:
             copies_head=setting.copies_head,
         ))  # fmt: skip
         self._tier_of = "disk" if on_disk else "memory"
-        servers: str | list[str] = self._servers.addresses
+        addresses = self._servers.addresses
+        servers: str | list[str] = addresses if len(addresses) > 1 else addresses[0]
         if setting.event is Event.JOIN:
             servers = self._write_list()
-        elif len(servers) == 1:
-            (servers,) = servers
         make_tier = remote_tier(servers, NAMESPACE, transport=transport, **PATIENT)
         self.pool = TieredPool(setting.pool, payload, TOKENS_PER_BLOCK, make_tier)
         stack.callback(self.pool.close)
