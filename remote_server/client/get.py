@@ -175,7 +175,7 @@ class GetTransfer:
         self.rows = []
         times = None if self.stopwatch is None else self.stopwatch.times
         hot = sorted(self.hot)
-        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times, hot))
+        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times, hot=hot))
 
     def turn_away(self, error: KVFerryError) -> None:
         local = isinstance(error, LocalProtocolError)

@@ -16,6 +16,7 @@ import zmq
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Got
+from remote_server.server.hot_keys import HotKeys, beginnings, is_beginning
 from remote_server.server.outgoing import (
     FRAME_BYTES,
     InFlight,
@@ -31,6 +32,7 @@ from remote_server.server.outgoing import (
 )
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
+from remote_server.store.explain import explain
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -69,6 +71,7 @@ class Gets(NamedTuple):
     post_stream: Callable[[bytes, protocol.Get, Stream], None]
     go_on_later: Callable[[bytes, int, Steps[None]], None]
     in_state: InState
+    hot_keys: HotKeys
 
 
 class Get(Transfer, ABC):
@@ -108,6 +111,30 @@ class Get(Transfer, ABC):
         except KeyError:  # no client has declared it, and no tier has it
             return
         store.read_ahead.want(namespace, request.ahead, block_bytes, self._deadline)
+
+    def _hot(self, found: Pinned | Found) -> list[int]:
+        """Those of the request's keys that begin a run and that many clients get; none for a client
+        that places nothing."""
+        request, blocks = self._request, found.blocks
+        if not request.fleet:
+            return []
+
+        def chain_of(position: int) -> protocol.Stretch:
+            block = blocks[position]
+            if block is not None:
+                return block.chain
+            key = request.keys[found.indices[position]]
+            stack = self._gets.store.tier_stack
+            return explain(stack.memory, stack.tiers, request.namespace, key)[0]
+
+        count, namespace = self._gets.hot_keys.count, request.namespace
+        indices, keys = found.indices, request.keys
+        return [
+            indices[position]
+            for position in beginnings(chain_of, len(blocks))
+            if count(self.client, namespace, keys[indices[position]])
+            and is_beginning(chain_of(position))
+        ]
 
     @abstractmethod
     def _find(self) -> Steps[None]:
@@ -199,6 +226,7 @@ class FrameGet(Get):
             found=found.indices,
             server_us=server_us,
             storage_us=storage_us,
+            hot=self._hot(found),
         )
 
 

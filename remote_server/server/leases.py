@@ -206,6 +206,7 @@ class SharedGet(Get):
             gone = "the local connection ended before the blocks were read"
             raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
         gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
+        hot = self._hot(found)
         words_offset = gets.regions.arena.words_offset
         store.counters["shared_bytes_out"] += sum(lengths)
         self._pinned = ()
@@ -230,5 +231,6 @@ class SharedGet(Get):
             lengths=lengths,
             checksums=checksums,
             lease=leased,
+            hot=hot,
         )
         gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

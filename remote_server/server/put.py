@@ -84,6 +84,9 @@ class Puts(NamedTuple):
 
     in_state: InState
 
+    load: Callable[[object], protocol.ServerLoad | None]
+    """The server's load, when it is wanted."""
+
 
 class Put(Transfer):
     """One put: reserves slots, has its source fill them, publishes and replies, each once.
@@ -287,11 +290,16 @@ class Put(Transfer):
 
     def _reply(self) -> None:
         self._is_replied = True
-        epoch = self._puts.store.epoch
-        self._puts.reply(self.client, stored_reply(self.request_id, epoch, self.parts))
+        epoch, load = self._puts.store.epoch, self._puts.load(self._request.fleet)
+        self._puts.reply(self.client, stored_reply(self.request_id, epoch, self.parts, load))
 
 
-def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> Stored:
+def stored_reply(
+    request_id: int,
+    epoch: str,
+    of_parts: Sequence[Reserved],
+    load: protocol.ServerLoad | None = None,
+) -> Stored:
     """The outcome of each key of a put, as far as it is known now."""
     reasons = of_parts[0].reasons
     for part in of_parts[1:]:
@@ -307,4 +315,5 @@ def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> S
         duplicate=outcomes.count(PutOutcome.DUPLICATE),
         declined=dict(reasons),
         outcomes=outcomes,
+        load=load,
     )
