@@ -66,7 +66,8 @@ def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsR
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     """The lines to print. With an earlier reply `before`, flows are per second since then."""
-    lines = [f"{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}", ""]
+    name = f"{reply.name}  " if reply.name else ""
+    lines = [f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}", ""]
     lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
     for name, tier in reply.tiers.items():
         kept = f" ({tier.kept:,} kept)" if tier.kept else ""
