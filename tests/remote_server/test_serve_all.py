@@ -53,9 +53,10 @@ def test_every_server_answers_under_the_address_of_the_printed_list(tmp_path, co
 
 
 def test_a_signal_to_the_terminals_group_drains_each_server_once(tmp_path):
-    """Ctrl-C reaches the whole foreground group; a server that got it twice would not drain."""
+    """Ctrl-C reaches the whole foreground group; a server in it would get two and not drain."""
     with serve_all(fleet_file(tmp_path, "a", "b")) as fleet:
         fleet.until_ready(2)
+        assert fleet.popen.pid not in {os.getpgid(pid) for pid in fleet.pids.values()}
         os.killpg(fleet.popen.pid, signal.SIGINT)
         assert fleet.ended() == 0
         lines = fleet.rest()
