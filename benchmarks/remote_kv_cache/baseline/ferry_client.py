@@ -98,12 +98,12 @@ def connect_to(
             servers, namespace, block_bytes, transport=transport, integrity=integrity, rows=rows
         )
     watched = WatchedList(servers.split(","))
-    client = FleetClient(
-        watched,
-        ClientConfig("", client_name="benchmark", integrity=integrity, transport=transport),
+    members = watched.current.members
+    config = ClientConfig(
+        members[0].endpoint, client_name="benchmark", integrity=integrity, transport=transport
     )
-    number = len(watched.current.members)
-    _prepare(client, number, namespace, block_bytes, transport, rows)
+    client = FleetClient(watched, config)
+    _prepare(client, len(members), namespace, block_bytes, transport, rows)
     return client
 
 
