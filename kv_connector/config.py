@@ -25,6 +25,7 @@ import logging
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -164,6 +165,20 @@ def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
         transport=config.transport,
         integrity=config.integrity,
     )
+
+
+def client_configs(config: RemoteConfig, client_name: str) -> dict[str, ClientConfig]:
+    """The same for each server of the list, by its name. Raises `ConfigError` without a server."""
+    first = client_config(config, client_name)
+    servers = read_list(config.server or ())
+    if len(servers.members) == 1:
+        return {servers.members[0].name: first}
+    return {
+        name: replace(
+            first, endpoint=endpoint, keys=keys, server_name=name, fleet_digest=servers.digest
+        )
+        for name, endpoint, keys in servers.members
+    }
 
 
 def client_for(

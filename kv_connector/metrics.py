@@ -107,7 +107,8 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         ("reason",),
     ),
     CANARIES: OffloadingCounterMetadata(
-        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier.",
+        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier, "
+        "or one of several servers.",
         ("result",),
     ),
     HOOK_ERRORS: OffloadingCounterMetadata(

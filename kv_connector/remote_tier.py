@@ -123,7 +123,7 @@ class RemoteTier(SecondaryTierManager):
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._steps_of_a_flush = self._flush_steps_left = 0
         self._client = client_for(config, self._engine, client_factory)
-        self._watch = ServerWatch(self._client)
+        self.watch = ServerWatch(self._client)
         # A server on this host copies directly from and into the pool, without a staging copy.
         # vLLM's spec sets the scheduler's mapping of the pool before it makes tiers.
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
@@ -317,15 +317,15 @@ class RemoteTier(SecondaryTierManager):
             for part in () if share else ended.parts:
                 self.break_even.server_took(*part)
         is_ours = ended.namespace == self._namespace
-        ended = self._watch.sorted_out(ended) if is_ours else ended._replace(held=(), unsent=())
-        self._backfill.ended(ended, self._watch.holders_of(ended.held))
+        ended = self.watch.sorted_out(ended) if is_ours else ended._replace(held=(), unsent=())
+        self._backfill.ended(ended, self.watch.holders_of(ended.held))
 
     # ── backfill ─────────────────────────────────────────────────────────────────────────
 
     @never_raises(lambda: None)
     def serve_external_requests(self, parent: ParentManager) -> None:
         """Offer the server the blocks that it lacks, once it is ready."""
-        news = self._watch.poll()
+        news = self.watch.poll()
         if news.first_ready:
             self.break_even.forget()
         for name in news.came_back:
@@ -396,4 +396,4 @@ class RemoteTier(SecondaryTierManager):
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
-        return self.counters.take_stats(gauges | self._watch.gauges(self.break_even))
+        return self.counters.take_stats(gauges | self.watch.gauges(self.break_even))

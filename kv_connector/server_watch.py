@@ -4,7 +4,7 @@ What the tier keeps for a server it keeps by the server's name: numbers change w
 server has the name "".
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +65,15 @@ class ServerWatch:
         self._boots = boots
         self._current = Servers(servers.names, tuple(boots.values()))
         return News(any(ready) and not any(were_ready), came_back, restarted, left)
+
+    def exclude(self, wrong: Mapping[str, str]) -> bool:
+        """Do not use these servers, by name with the reason. False, without effect, if no other is
+        left."""
+        if wrong and wrong.keys() >= set(self.client.names):
+            return False
+        for name, why in wrong.items():
+            self.client.exclude(name, why)
+        return True
 
     def sorted_out(self, ended: Ended) -> Ended:
         """`ended` with what a server took in a boot that is over as unsent."""

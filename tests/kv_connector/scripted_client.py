@@ -224,7 +224,7 @@ class Engine:
             server="tcp://127.0.0.1:1",
             **settings,
         )
-        self.client = ScriptedClient.latest
+        self.client: Any = ScriptedClient.latest
         if declared:
             self.tier.declare("model", {"model": "m"})
         self._jobs = 0
