@@ -16,7 +16,7 @@ import zmq
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Got
-from remote_server.server.hot_keys import HotKeys, beginnings, is_beginning
+from remote_server.server.hot_keys import HotKeys, beginnings
 from remote_server.server.outgoing import (
     FRAME_BYTES,
     InFlight,
@@ -127,14 +127,11 @@ class Get(Transfer, ABC):
             stack = self._gets.store.tier_stack
             return explain(stack.memory, stack.tiers, request.namespace, key)[0]
 
-        count, namespace = self._gets.hot_keys.count, request.namespace
         indices, keys = found.indices, request.keys
-        return [
-            indices[position]
-            for position in beginnings(chain_of, len(blocks))
-            if count(self.client, namespace, keys[indices[position]])
-            and is_beginning(chain_of(position))
-        ]
+        places = beginnings(chain_of, len(blocks))
+        of_places = [(place, keys[indices[place]]) for place in places]
+        hot = self._gets.hot_keys.count(self.client, request.namespace, of_places, chain_of)
+        return [indices[place] for place in hot]
 
     @abstractmethod
     def _find(self) -> Steps[None]:
