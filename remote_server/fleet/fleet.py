@@ -159,7 +159,8 @@ class Fleet(CacheClient):
         """`on_late` is called once for each server whose reply comes late."""
         future = future_of(Found)
         view, now_s, parts = self._view, self._clock(), dict[FleetServer, Part]()
-        for anchor, run in runs_in(keys, anchors):
+        runs = [*runs_in(keys, anchors)]
+        for anchor, run in runs:
             for server in view.all_homes(namespace, anchor, now_s):
                 if self._may_ask(server, namespace, keys[run.start]):
                     part = parts.get(server)
@@ -168,6 +169,8 @@ class Fleet(CacheClient):
                     part.add(run, keys, chain)
         merged = FleetLookup(future, keys, on_late, self.holders.learn, self.holders.forget)
         merged.expects([*parts.values()])
+        if anchors:
+            future.add_done_callback(lambda _: self._note_homes(runs, keys))
         with self._lock:
             self._counts["fleet_lookups"] += 1
             self._counts["fleet_parts"] += len(parts)
@@ -179,6 +182,12 @@ class Fleet(CacheClient):
             )  # fmt: skip
             asked.add_done_callback(partial(self._found, merged, part, now_s))
         return future
+
+    def _note_homes(self, runs: Sequence[tuple[bytes, range]], keys: Sequence[bytes]) -> None:
+        """A lookup has ended: the runs whose first keys were found go on where these are."""
+        for anchor, run in runs:
+            if (holder := self.holders.get(keys[run.start])) is not None:
+                self.holders.goes_on(anchor, holder)
 
     def _may_ask(self, server: FleetServer, namespace: str, key: bytes) -> bool:
         """Whether a lookup waits for this server. One that is always late is probed instead."""
@@ -238,8 +247,9 @@ class Fleet(CacheClient):
             homes = [one for one in view.homes(namespace, anchor) if one.takes_puts]
             if hot:
                 holder = self.holders.get(keys[run.start])
-                homes = [one for one in homes if one is not holder]
-            server = self._home_of(anchor, homes)
+                server = next((one for one in homes if one is not holder), None)
+            else:
+                server = self._home_of(anchor, homes)
             chosen.setdefault((server, False), RowsPart(server)).indices += run
             if ends and 0 < ends[run.start] <= HEAD_TOKENS:
                 for other in homes:
@@ -266,11 +276,14 @@ class Fleet(CacheClient):
         return future
 
     def _home_of(self, anchor: bytes, homes: Sequence[FleetServer]) -> FleetServer | None:
-        """Where a run of these homes is put."""
-        if len(homes) < 2:
-            return homes[0] if homes else None
-        holder = self.holders.get(anchor)
-        return holder if holder in homes else roomier(*homes)
+        """Where a run of these homes is put. Its next rows follow, also before this put ends."""
+        if not homes:
+            return None
+        home = self.holders.home_of(anchor)
+        if home is None or home not in homes:
+            home = roomier(*homes) if len(homes) == 2 else homes[0]
+        self.holders.goes_on(anchor, home)
+        return home
 
     def get(
         self,

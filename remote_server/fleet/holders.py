@@ -9,13 +9,19 @@ from remote_server.fleet.server import FleetServer
 # About 100 bytes each besides the keys. A key that is not remembered is asked of its first home.
 MOST_KEYS = 65_536
 
+# Runs whose home is remembered, those of about 3,000 long prompts.
+MOST_RUNS = 16_384
+
 
 class Holders:
-    """A bounded memory of keys, the oldest forgotten first. For any thread."""
+    """A bounded memory of keys and of runs, the oldest forgotten first. For any thread."""
 
-    def __init__(self, most_keys: int = MOST_KEYS) -> None:
+    def __init__(self, most_keys: int = MOST_KEYS, most_runs: int = MOST_RUNS) -> None:
         self._most_keys = most_keys
+        self._most_runs = most_runs
         self._servers: dict[bytes, FleetServer] = {}
+        self._runs: dict[bytes, FleetServer] = {}
+        """By anchor; one that is used again moves to the end."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -23,6 +29,18 @@ class Holders:
 
     def get(self, key: bytes) -> FleetServer | None:
         return self._servers.get(key)
+
+    def home_of(self, anchor: bytes) -> FleetServer | None:
+        """The server to which the run goes on."""
+        return self._runs.get(anchor)
+
+    def goes_on(self, anchor: bytes, server: FleetServer) -> None:
+        """The run has its beginning at `server`, or is being put there."""
+        with self._lock:
+            self._runs.pop(anchor, None)
+            self._runs[anchor] = server
+            if len(self._runs) > self._most_runs:
+                del self._runs[next(iter(self._runs))]
 
     def learn(self, server: FleetServer, keys: Iterable[bytes]) -> None:
         """`server` has `keys`."""
@@ -42,3 +60,4 @@ class Holders:
         """`server` has left the fleet."""
         with self._lock:
             self._servers = {k: one for k, one in self._servers.items() if one is not server}
+            self._runs = {k: one for k, one in self._runs.items() if one is not server}

@@ -73,6 +73,34 @@ def test_a_prompt_that_grows_goes_where_its_run_began(four: Scene, fleet: Fleet)
     assert [run & {*some} for some in rows.values() if run & {*some}] == [run]
 
 
+def test_the_rows_of_a_run_that_are_put_one_by_one_are_on_one_server(
+    four: Scene, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the roomier home is another one for each row, and no put has ended."""
+    prompt = PROMPTS[0]
+    turn = iter(range(1000))
+    monkeypatch.setattr("remote_server.fleet.fleet.roomier", lambda *two: two[next(turn) % 2])
+    puts = [
+        fleet.put(NAMESPACE, [key], [row], anchors=[anchor])
+        for key, row, anchor in zip(prompt.keys, prompt.rows, prompt.anchors, strict=True)
+    ]
+    assert all(one.result(20).error is None for one in puts)
+    assert next(turn) == len({*prompt.anchors}), "one choice for each run"
+    assert look(fleet, prompt).prefix == len(prompt.keys)
+
+
+def test_the_home_of_a_run_outlives_the_memory_of_its_keys(fleet: Fleet):
+    prompt = PROMPTS[0]
+    put(fleet, prompt)
+    home = fleet.holders.home_of(prompt.anchors[-1])
+    others = [b"%d" % number for number in range(70_000)]
+    fleet.holders.learn(fleet.membership.view.servers["kvferry-0"], others)
+    assert fleet.holders.get(prompt.keys[-1]) is None and len(fleet.holders) == 65_536
+    assert fleet.holders.home_of(prompt.anchors[-1]) is home is not None
+    assert look(fleet, prompt).prefix == len(prompt.keys)
+    assert fleet.holders.get(prompt.keys[-1]) is home
+
+
 def test_a_lost_server_costs_its_rows_and_no_other(four: Scene, fleet: Fleet):
     for prompt in PROMPTS:
         put(fleet, prompt)
