@@ -131,7 +131,7 @@ def test_lookups_loads_and_puts_carry_the_anchor_of_every_key():
 def test_one_server_needs_no_anchors_and_none_are_looked_for():
     engine = Engine()
     context, keys = engine.request("r", 4)
-    context._offload_key_positions = None  # whoever reads it fails
+    context._offload_key_positions = None  # a read of it fails
     context.get_offload_key_position = lambda key: (keys.index(key) + 1) * T
     engine.lookup(context, keys)
     engine.step()
