@@ -38,10 +38,6 @@ class Due(NamedTuple):
     """Failed puts."""
 
 
-Held = tuple[Place, str]
-"""The place of a key, and the name of the server that holds it."""
-
-
 class Backlog:
     """Lists of keys, oldest first: held by servers, due to be offered to them, and set aside until
     a server comes back. Each key keeps its place in its prompt, and each held key its server.
@@ -52,7 +48,9 @@ class Backlog:
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = max(1, min(most_keys, MOST_KEYS))
-        self._held: dict[OffloadKey, Held] = {}
+        self._held: dict[OffloadKey, Place] = {}
+        self._holders: dict[bytes, str] = {}
+        """Of several servers, the name of the one that holds each held key; and of some others."""
         self._due: dict[OffloadKey, Due] = {}
         self._aside: dict[OffloadKey, Due] = {}
 
@@ -67,16 +65,17 @@ class Backlog:
         holders: Mapping[bytes, str] | None = None,
     ) -> None:
         """These keys are held now, by the servers `holders`, or the only one."""
-        if holders is None:
-            held = {key: (places.get(key, NOWHERE), "") for key in keys}
-        else:
-            held = {key: (places.get(key, NOWHERE), holders.get(key, "")) for key in keys}
+        held = {key: places.get(key, NOWHERE) for key in keys}
         for known in (self._due, self._held, self._aside):
             if known and not known.keys().isdisjoint(held):
                 for key in held:
                     known.pop(key, None)
         self._held |= held
         _drop_oldest(self._held, self._most_keys)
+        if holders:
+            self._holders |= holders
+            if len(self._holders) > 2 * self._most_keys:
+                self._holders = {key: self._holders.get(key, "") for key in self._held}
 
     def missing(self, keys: Iterable[OffloadKey], places: Places = NO_PLACES) -> int:
         """The server lacks these keys: they become due. Returns how many due keys were dropped."""
@@ -88,13 +87,13 @@ class Backlog:
     def lost(self, server: str = "") -> int:
         """`server` restarted empty, or is gone: the keys that it held become due. Returns the
         number dropped."""
-        held, self._held = self._held, {}
+        held, self._held, holder_of = self._held, {}, self._holders.get
         lost = {}
-        for key, (place, holder) in held.items():
-            if holder == server:
+        for key, place in held.items():
+            if holder_of(key, "") == server:
                 lost[key] = Due(place)
             else:
-                self._held[key] = place, holder
+                self._held[key] = place
         self._due = lost | self._due
         return _drop_oldest(self._due, self._most_keys)
 
@@ -130,12 +129,12 @@ class Backlog:
         """Empty all lists, for another pool or namespace. Returns the number of keys that were not
         held."""
         dropped = len(self._due) + len(self._aside)
-        for keys in (self._held, self._due, self._aside):
+        for keys in (self._held, self._holders, self._due, self._aside):
             keys.clear()
         return dropped
 
 
-def _drop_oldest(keys: dict[OffloadKey, Held] | dict[OffloadKey, Due], most: int) -> int:
+def _drop_oldest(keys: dict[OffloadKey, Place] | dict[OffloadKey, Due], most: int) -> int:
     excess = max(0, len(keys) - most)
     for key in list(islice(keys, excess)):
         del keys[key]

@@ -49,7 +49,7 @@ def fleet_engine(num_rows: int = 40, **settings: Any) -> Engine:
 
 
 def landed(asked: Asked, *parts: GetPart, indices: Sequence[int] | None = None) -> None:
-    """The load ends, each part with what it reports."""
+    """The load ends, with these parts."""
     there = list(range(len(asked.keys)) if indices is None else indices)
     outcomes = [GetOutcome.HIT if i in there else GetOutcome.LATE for i in range(len(asked.keys))]
     size = sum(asked.rows[i].nbytes for i in there)
