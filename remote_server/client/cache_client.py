@@ -148,8 +148,8 @@ class CacheClient(Protocol):
         timed: bool = False,
         anchors: Anchors = (),
     ) -> "Future[GetResult]":
-        """See `RemoteClient.get`. Of several servers each has its own stall, and `GetResult.parts`
-        has the share of each."""
+        """See `RemoteClient.get`. Of several servers each has its own stall, `GetResult.parts` has
+        the share of each, and `times` is that of a get from only one of them."""
 
     def touch(
         self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = ...

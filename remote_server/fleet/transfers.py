@@ -136,6 +136,7 @@ class FleetGet:
                 outcomes=self._outcomes,
                 bytes=sum(one.bytes for one in self._results),
                 error=next(errors, None),
+                times=self._results[0].times if len(self._results) == 1 else None,
                 parts=self._parts,
                 hot=sorted(self._hot),
             ),

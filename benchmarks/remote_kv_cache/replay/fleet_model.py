@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from remote_server.fleet.server import MOST_DOUBLINGS
 from remote_server.runs import FIRST_RUN_TOKENS, run_of
 
 Homes = Callable[[Sequence[str], str, bytes], tuple[int, int]]
@@ -73,6 +74,8 @@ class FleetModel:
         """`copies_head`: rows below token 8,192 are stored on both homes. `keeps_runs_whole`: rows
         go where the beginning of their run is; without it, where there is more room."""
         self.servers = {name: make_server() for name in names}
+        self._now = 0.0
+        self._started = dict.fromkeys(names, 0.0)
         self.read: Counter[str] = Counter()
         """Blocks got from each server."""
         self._make_server = make_server
@@ -92,7 +95,8 @@ class FleetModel:
     def bring_back(self, name: str, *, with_disk: bool) -> None:
         """The server that was lost answers again; what was in its memory is lost."""
         self._gone.discard(name)
-        before, self.servers[name] = self.servers[name], self._make_server()
+        before = self.servers[name]
+        self._start(name)
         if with_disk:
             self.servers[name].disk = before.disk
 
@@ -103,7 +107,7 @@ class FleetModel:
         self._names = tuple(names)
         for name in names:
             if name not in self.servers:
-                self.servers[name] = self._make_server()
+                self._start(name)
         self._of_anchor.clear()
         self._asked_of_anchor.clear()
 
@@ -171,12 +175,18 @@ class FleetModel:
 
     def set_time(self, now: float) -> None:
         """The time of the uses from now on; the ages of evicted blocks are counted in it."""
+        self._now = now
         for server in self.servers.values():
             server.set_time(now)
 
     def check(self) -> None:
         for server in self.servers.values():
             server.check()
+
+    def _start(self, name: str) -> None:
+        self.servers[name] = self._make_server()
+        self.servers[name].set_time(self._now)
+        self._started[name] = self._now
 
     def _homes_in(self, names: Sequence[str], anchor: bytes) -> tuple[str, ...]:
         return tuple(
@@ -191,11 +201,24 @@ class FleetModel:
 
     def _home_for(self, run: Run, homes: Sequence[str]) -> str:
         """The home for rows of `run` that no home has: with the run's beginning, else with more
-        room, else the first."""
+        room as the product's `roomier` has it, else the first."""
         for name in homes if self._keeps_runs_whole else ():
             if self.servers[name].holds(run.anchor):
                 return name
-        return min(homes, key=lambda name: self.servers[name].pressure)
+        if any(self.servers[name].lowest.evicted_age is not None for name in homes):
+            return max(homes, key=self._age_of_evictions)
+        return min(homes, key=self._fill)
+
+    def _age_of_evictions(self, name: str) -> float:
+        lowest = self.servers[name].lowest
+        if lowest.evicted_age is not None:
+            return lowest.evicted_age
+        up_s = lowest.now - self._started[name]
+        return float(2 ** min(up_s / 60, MOST_DOUBLINGS))
+
+    def _fill(self, name: str) -> float:
+        lowest = self.servers[name].lowest
+        return len(lowest) / lowest.capacity
 
 
 class FleetCounts(NamedTuple):

@@ -132,13 +132,9 @@ class ServerModel:
         self.memory.now = self.disk.now = now
 
     @property
-    def pressure(self) -> tuple[bool, float]:
-        """Less where a new block is better put: a server that has not evicted yet, the less filled
-        one; then the one that evicts older blocks."""
-        lowest = self.disk if self.disk.capacity else self.memory
-        if lowest.evicted_age is not None:
-            return True, -lowest.evicted_age
-        return False, len(lowest) / lowest.capacity
+    def lowest(self) -> Level:
+        """Of memory and disk, the one whose evictions lose blocks."""
+        return self.disk if self.disk.capacity else self.memory
 
     def check(self) -> None:
         self.memory.check()
