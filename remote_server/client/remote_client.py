@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from functools import partial
 from math import isnan
 from threading import Event, Lock
+from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
@@ -35,11 +36,13 @@ from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Call
-from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult, future_of
+from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult
 from remote_server.client.session import BreakerState, Declaration
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.shm.region import RegisteredRegion
+
+T = TypeVar("T")
 
 
 class RemoteClient(OneServer):
@@ -381,3 +384,10 @@ def _seconds(number: float) -> float:
     if isnan(number):
         raise ValueError("a time of nan seconds")
     return number
+
+
+def future_of(_: type[T]) -> "Future[T]":
+    """A future of a request: `cancel` has no effect on it."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from here on `cancel` returns False
+    return future

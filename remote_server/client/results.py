@@ -36,13 +36,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def future_of(_: type[T]) -> "Future[T]":
-    """A future of a request: `cancel` has no effect on it."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from here on `cancel` returns False
-    return future
-
-
 def resolve(future: "Future[T]", result: T) -> None:
     """End `future` with `result`."""
     try:

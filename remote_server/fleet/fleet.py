@@ -26,7 +26,7 @@ from remote_server.client import (
     RemoteClient,
 )
 from remote_server.client.cache_client import Anchors, CacheClient
-from remote_server.client.results import future_of
+from remote_server.client.remote_client import future_of
 from remote_server.errors import DeadlineExceeded
 from remote_server.fleet.holders import Holders
 from remote_server.fleet.lookup import FleetLookup, Part

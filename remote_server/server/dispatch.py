@@ -236,7 +236,7 @@ class Handlers:
             local_secret=self._local_secret,
             ahead_bytes=self._store.read_ahead.most_bytes,
             name=self.identity.name,
-            load=self.identity.load(request.fleet),
+            load=self.identity.load() if request.fleet else None,
         )
         self._reply(client, welcome)
 
@@ -266,7 +266,7 @@ class Handlers:
             chain=[*found.chain],
             copies=[*found.copies],
             remote=found.remote,
-            load=self.identity.load(request.fleet),
+            load=self.identity.load() if request.fleet else None,
         )
         self._reply(client, reply)
 

@@ -110,6 +110,9 @@ class Get(Transfer, ABC):
             self._give_up(error)
             raise
 
+    def _hot(self, found: Pinned | Found) -> list[int]:
+        return self._gets.hot_keys.among(self.client, self._request, found)
+
     @abstractmethod
     def _find(self) -> Steps[None]:
         """Pin the blocks, and `_send` those that are here."""
@@ -159,7 +162,7 @@ class Get(Transfer, ABC):
             found=found.indices,
             server_us=server_us,
             storage_us=storage_us,
-            hot=self._gets.hot_keys.among(self.client, self._request, found),
+            hot=self._hot(found) if self._request.fleet else [],
         )
 
     def _goes_out(self) -> None:

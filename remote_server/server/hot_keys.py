@@ -97,15 +97,13 @@ class HotKeys:
 
     def among(self, connection: bytes, request: Get, found: Pinned | Found) -> list[int]:
         """Count a get that has found these blocks. Returns the indices of its keys that begin a run
-        and are hot; none for a client that places nothing."""
+        and are hot."""
         keys, indices = request.keys, found.indices
 
         def chain_of(position: int) -> Stretch:
             block, key = found.blocks[position], keys[indices[position]]
             return block.chain if block is not None else self._explain(request.namespace, key)[0]
 
-        if not request.fleet:
-            return []
         begins = [(place, keys[indices[place]]) for place in beginnings(chain_of, len(indices))]
         hot = self.count(connection, request.namespace, begins, chain_of)
         return [indices[place] for place in hot]

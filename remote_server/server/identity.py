@@ -67,10 +67,8 @@ class Identity:
             names.setdefault(digest, set()).add(client)
         return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}
 
-    def load(self, wanted: object) -> ServerLoad | None:
-        """The load now, when it is `wanted`."""
-        if not wanted:
-            return None
+    def load(self) -> ServerLoad:
+        """The load now."""
         now, load, is_draining = self._clock(), self._measured, self._is_draining()
         if load is None or now >= self._measure_at or load.draining is not is_draining:
             load = self._measured = self._measure(is_draining)

@@ -84,7 +84,7 @@ class Puts(NamedTuple):
 
     in_state: InState
 
-    load: Callable[[object], protocol.ServerLoad | None]
+    load: Callable[[], protocol.ServerLoad]
     """The server's load, when it is wanted."""
 
 
@@ -300,6 +300,6 @@ class Put(Transfer):
             duplicate=outcomes.count(PutOutcome.DUPLICATE),
             declined=dict(reasons),
             outcomes=outcomes,
-            load=self._puts.load(self._request.fleet),
+            load=self._puts.load() if self._request.fleet else None,
         )
         self._puts.reply(self.client, stored)
