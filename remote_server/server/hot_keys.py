@@ -6,7 +6,7 @@ divided between two servers.
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from remote_server.protocol import MAX_TOKENS, UNKNOWN, Get, Stretch
 from remote_server.runs import FIRST_RUN_TOKENS, begins_run
@@ -34,6 +34,17 @@ ChainOf = Callable[[int], Stretch]
 """The chain fields of the block at a position of a get."""
 
 
+class _Seen:
+    """The connections that have got one key, and when, the last one last."""
+
+    __slots__ = ("clients", "is_beginning")
+
+    def __init__(self) -> None:
+        self.clients: dict[bytes, float] = {}
+        self.is_beginning: bool | None = None
+        """Once it was needed: a key names its tokens, so this never changes."""
+
+
 class HotKeys:
     """Counts gets of beginnings of runs, by connection. One thread."""
 
@@ -45,41 +56,60 @@ class HotKeys:
         """`explain` gives the chain fields of a block below memory, by namespace and key."""
         self._clock = clock
         self._explain = explain
-        self._got: OrderedDict[tuple[str, bytes], dict[bytes, float]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, bytes], _Seen] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._got)
+        return len(self._seen)
 
-    def count(self, connection: bytes, namespace: str, key: bytes) -> bool:
-        """Count a get of `key`. Whether it is hot now."""
-        now, place = self._clock(), (namespace, key)
-        clients = self._got.setdefault(place, {})
-        self._got.move_to_end(place)
-        if len(self._got) > MOST_KEYS:
-            self._got.popitem(last=False)
-        clients.pop(connection, None)
-        clients[connection] = now  # the dict stays in the order of these times
-        if len(clients) > _MOST_CLIENTS:
-            del clients[next(iter(clients))]
-        if len(clients) < ENOUGH_CLIENTS:
-            return False
-        return [*clients.values()][-ENOUGH_CLIENTS] > now - WITHIN_S
+    def count(
+        self,
+        connection: bytes,
+        namespace: str,
+        keys: Iterable[tuple[int, bytes]],
+        chain_of: ChainOf,
+    ) -> list[int]:
+        """Count a get of `keys`, with their positions. Returns the positions of those that are hot
+        now and begin a run by their chain fields."""
+        now, seen = self._clock(), self._seen
+        hot: list[int] = []
+        for position, key in keys:
+            place = (namespace, key)
+            one = seen.get(place)
+            if one is None:
+                one = seen[place] = _Seen()
+                if len(seen) > MOST_KEYS:
+                    seen.popitem(last=False)
+            else:
+                seen.move_to_end(place)
+            clients = one.clients
+            clients.pop(connection, None)
+            clients[connection] = now
+            if len(clients) < ENOUGH_CLIENTS:
+                continue
+            if len(clients) > _MOST_CLIENTS:
+                del clients[next(iter(clients))]
+            if [*clients.values()][-ENOUGH_CLIENTS] > now - WITHIN_S:
+                if one.is_beginning is None:
+                    one.is_beginning = is_beginning(chain_of(position))
+                if one.is_beginning:
+                    hot.append(position)
+        return hot
 
     def among(self, connection: bytes, request: Get, found: Pinned | Found) -> list[int]:
         """Count a get that has found these blocks. Returns the indices of its keys that begin a run
         and are hot; none for a client that places nothing."""
+        if not request.fleet:
+            return []
         keys, indices = request.keys, found.indices
 
         def chain_of(position: int) -> Stretch:
             block, key = found.blocks[position], keys[indices[position]]
             return block.chain if block is not None else self._explain(request.namespace, key)[0]
 
-        return [
-            indices[position]
-            for position in (beginnings(chain_of, len(indices)) if request.fleet else ())
-            if is_beginning(chain_of(position))
-            and self.count(connection, request.namespace, keys[indices[position]])
-        ]
+        places = beginnings(chain_of, len(indices))
+        wanted = [(place, keys[indices[place]]) for place in places]
+        hot = self.count(connection, request.namespace, wanted, chain_of)
+        return [indices[place] for place in hot]
 
 
 def beginnings(chain_of: ChainOf, number: int) -> list[int]:
@@ -87,7 +117,7 @@ def beginnings(chain_of: ChainOf, number: int) -> list[int]:
 
     Neighbours of one prompt mostly come in a row, and then their first and last one show where the
     beginnings are. So the cost does not grow with the number of blocks. A row whose inner blocks
-    are of another prompt gives wrong positions: check with `is_beginning` before any is named.
+    are of another prompt gives wrong positions; `HotKeys.count` checks those that it returns.
     """
     found: list[int] = []
     ranges = [(0, number - 1)] if number else []
