@@ -81,6 +81,11 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
         "(KVFERRY_SERVER; default: %(default)s)",
     )
+    add_timeout(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """`--timeout-s`."""
     parser.add_argument(
         "--timeout-s",
         type=seconds,
