@@ -38,27 +38,40 @@ class Due(NamedTuple):
     """Failed puts."""
 
 
-class Backlog:
-    """Two lists of keys, oldest first: held by the server, and due to be offered to it. Each key
-    keeps its place in its prompt.
+Held = tuple[Place, str]
+"""The place of a key, and the name of the server that holds it."""
 
-    Each list holds at most `most_keys`. A full list drops its oldest keys, whose rows are the most
+
+class Backlog:
+    """Lists of keys, oldest first: held by servers, due to be offered to them, and set aside until
+    a server comes back. Each key keeps its place in its prompt, and each held key its server.
+
+    A list holds at most `most_keys`. A full list drops its oldest keys, whose rows are the most
     likely to be evicted from the pool.
     """
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = max(1, min(most_keys, MOST_KEYS))
-        self._held: dict[OffloadKey, Place] = {}
+        self._held: dict[OffloadKey, Held] = {}
         self._due: dict[OffloadKey, Due] = {}
+        self._aside: dict[OffloadKey, Due] = {}
 
     def __len__(self) -> int:
         """Number of due keys, without those that were taken."""
         return len(self._due)
 
-    def held(self, keys: Iterable[OffloadKey], places: Places = NO_PLACES) -> None:
-        """The server holds these keys now."""
-        held = {key: places.get(key, NOWHERE) for key in keys}
-        for known in (self._due, self._held):
+    def held(
+        self,
+        keys: Iterable[OffloadKey],
+        places: Places = NO_PLACES,
+        holders: Mapping[bytes, str] | None = None,
+    ) -> None:
+        """These keys are held now, by the servers `holders`, or the only one."""
+        if holders is None:
+            held = {key: (places.get(key, NOWHERE), "") for key in keys}
+        else:
+            held = {key: (places.get(key, NOWHERE), holders.get(key, "")) for key in keys}
+        for known in (self._due, self._held, self._aside):
             if known and not known.keys().isdisjoint(held):
                 for key in held:
                     known.pop(key, None)
@@ -72,10 +85,23 @@ class Backlog:
             self._due.setdefault(key, Due(places.get(key, NOWHERE)))
         return _drop_oldest(self._due, self._most_keys)
 
-    def lost(self) -> int:
-        """The server restarted empty: all held keys become due. Returns the number dropped."""
+    def lost(self, server: str = "") -> int:
+        """`server` restarted empty, or is gone: the keys that it held become due. Returns the
+        number dropped."""
         held, self._held = self._held, {}
-        self._due = {key: Due(place) for key, place in held.items()} | self._due
+        lost = {}
+        for key, (place, holder) in held.items():
+            if holder == server:
+                lost[key] = Due(place)
+            else:
+                self._held[key] = place, holder
+        self._due = lost | self._due
+        return _drop_oldest(self._due, self._most_keys)
+
+    def came_back(self) -> int:
+        """A server came back: keys that were set aside become due. Returns the number dropped."""
+        aside, self._aside = self._aside, {}
+        self._due |= {key: Due(due.place) for key, due in aside.items()}
         return _drop_oldest(self._due, self._most_keys)
 
     def take(self, most: int) -> dict[OffloadKey, Due]:
@@ -86,26 +112,30 @@ class Backlog:
             del self._due[key]
         return taken
 
-    def failed(self, taken: Mapping[OffloadKey, Due]) -> int:
-        """The puts of these taken keys failed: they become due again, up to `MOST_ATTEMPTS`.
-        Returns how many were dropped."""
+    def failed(self, taken: Mapping[OffloadKey, Due], *, wait: bool = False) -> int:
+        """The puts of these taken keys failed: they become due again, up to `MOST_ATTEMPTS`, and
+        are then dropped, or set aside to `wait` for a server. Returns how many were dropped."""
         again = {
             key: due._replace(attempts=due.attempts + 1)
             for key, due in taken.items()
             if due.attempts + 1 < MOST_ATTEMPTS
         }
         self._due |= again
-        return len(taken) - len(again)
+        if not wait:
+            return len(taken) - len(again)
+        self._aside |= {key: due for key, due in taken.items() if key not in again}
+        return _drop_oldest(self._aside, self._most_keys)
 
     def clear(self) -> int:
-        """Empty both lists, for another pool or namespace. Returns the number of due keys."""
-        dropped = len(self._due)
-        self._held.clear()
-        self._due.clear()
+        """Empty all lists, for another pool or namespace. Returns the number of keys that were not
+        held."""
+        dropped = len(self._due) + len(self._aside)
+        for keys in (self._held, self._due, self._aside):
+            keys.clear()
         return dropped
 
 
-def _drop_oldest(keys: dict[OffloadKey, Place] | dict[OffloadKey, Due], most: int) -> int:
+def _drop_oldest(keys: dict[OffloadKey, Held] | dict[OffloadKey, Due], most: int) -> int:
     excess = max(0, len(keys) - most)
     for key in list(islice(keys, excess)):
         del keys[key]
@@ -193,28 +223,32 @@ class Backfill:
         finally:
             parent.on_request_finished(request)
 
-    def ended(self, ended: Ended) -> None:
-        """A job ended, of backfill or of the engine: record which keys the server has."""
+    def ended(self, ended: Ended, holders: Mapping[bytes, str] | None = None) -> None:
+        """A job ended, of backfill or of the engine: record which keys the servers have. `holders`
+        of `ended.held` are their names; None with one server."""
         if ended.result.job_id == self._job_id:
             now_s = self.clock()
             self._job_id = None
             unsent = {key: self._batch[key] for key in ended.unsent}
-            self._count(self.backlog.failed(unsent), "gave_up")
-            self._resting = bool(unsent)
+            several = holders is not None
+            self._count(self.backlog.failed(unsent, wait=several), "gave_up")
+            # One of several servers may be away while the others take what they are offered.
+            self._resting = bool(unsent) and not (several and ended.held)
             took_s = now_s - self._began_s
             self._next_s = now_s + (REST_AFTER_FAILURE_S if self._resting else took_s)
             self._batch = {}
         else:
             self._count(self.backlog.missing(ended.unsent, ended.places), "overflow")
-        self.backlog.held(ended.held, ended.places)
+        self.backlog.held(ended.held, ended.places, holders)
 
-    def server_restarted(self) -> None:
-        """A new boot of the server: blocks put to the previous one are offered again."""
-        self._count(self.backlog.lost(), "overflow")
+    def server_restarted(self, server: str) -> None:
+        """A new boot of the server, or it is gone: blocks put to it are offered again."""
+        self._count(self.backlog.lost(server), "overflow")
         self.server_came_back()
 
     def server_came_back(self) -> None:
-        """The server answers again: end the pause after a failed batch."""
+        """A server answers again: end the pause after a failed batch."""
+        self._count(self.backlog.came_back(), "overflow")
         self._next_s, self._resting = float("-inf"), False
 
     def forget(self) -> None:

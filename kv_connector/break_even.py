@@ -62,7 +62,8 @@ class LinkSpeed:
         self._round_trip_s.forget()
 
     def beyond(self) -> "LinkSpeed":
-        """The speed of a store behind this link: its round trips are the same."""
+        """The speed of a store behind this link, or of one of its servers: its round trips are the
+        same."""
         return LinkSpeed(_round_trip_s=self._round_trip_s)
 
     @property
@@ -174,6 +175,8 @@ class BreakEven:
     bucket: LinkSpeed = field(init=False)
     _probes: Probes = field(init=False)
     _bucket_probes: Probes = field(init=False)
+    _servers: dict[str, tuple[LinkSpeed, Probes]] = field(default_factory=dict)
+    """Of several servers, by name: the link of each. `link` is then that of all together."""
 
     def __post_init__(self) -> None:
         self.bucket = self.link.beyond()
@@ -197,6 +200,39 @@ class BreakEven:
             or self._bucket_probes.is_due()
         )
 
+    def admits_server(
+        self, name: str, num_bytes: int, num_tokens: int, *, round_trips: int
+    ) -> bool:
+        """The same for blocks on one of several servers."""
+        link, probes = self._server(name)
+        return (
+            not self.enabled
+            or worth_loading(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
+            or probes.is_due()
+        )
+
+    def seconds_from(self, name: str, num_bytes: int) -> float:
+        """How long `num_bytes` take from one of several servers; 0 if that is not known."""
+        bytes_per_s = self._server(name)[0].bytes_per_s
+        return 0.0 if bytes_per_s is None else num_bytes / max(bytes_per_s, 1.0)
+
+    def server_speed(self, name: str) -> float | None:
+        """Bytes a second from one of several servers, once that is known."""
+        return self._server(name)[0].bytes_per_s
+
+    def server_took(self, name: str, num_bytes: int, seconds: float) -> None:
+        """The part of one of several servers in a load without blocks of the object store."""
+        self._server(name)[0].load_took(num_bytes, seconds)
+
+    def server_came_back(self, name: str) -> None:
+        """One of several servers was away: drop its speed."""
+        self._servers.pop(name, None)
+
+    def _server(self, name: str) -> tuple[LinkSpeed, Probes]:
+        if (known := self._servers.get(name)) is None:
+            known = self._servers[name] = self.link.beyond(), Probes(self.clock)
+        return known
+
     def load_took(self, num_bytes: int, seconds: float, *, bucket_share: float) -> None:
         """A load ended. `bucket_share` of its blocks came from the object store: it measures that
         from one half on, and the link without any."""
@@ -209,3 +245,4 @@ class BreakEven:
         """Drop all speeds of the server after an outage: another one may answer now."""
         self.link.forget()
         self.bucket.forget()
+        self._servers.clear()

@@ -24,17 +24,20 @@ import difflib
 import logging
 import os
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from remote_server.client import ClientConfig
+from remote_server.client import CacheClient, ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.server_list import FILE, WatchedList, read_list
 from remote_server.plain_text import forbidden_in, plain
-from remote_server.values import parse_bytes, server_address
+from remote_server.values import parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -51,10 +54,11 @@ Config = TypeVar("Config", bound="RemoteConfig")
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address of the remote server, and time limits for its use."""
 
-    server: str | None = None
+    server: str | list[str] | None = None
     """Address of the cache server, `tcp://host:port`. For a server with keys append the client
-    key file: `tcp://host:port?keys=/path/client.key`. Without an address only the CPU pool is
-    used."""
+    key file: `tcp://host:port?keys=/path/client.key`. Several servers: a list of addresses, a
+    range such as `tcp://kvferry-{0..9}.kvferry:5757`, or `file:///path` with a line for each.
+    Without an address only the CPU pool is used."""
 
     namespace: str = ""
     """Operator's part of the namespace: engines with different values never share a block."""
@@ -93,7 +97,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if self.server is not None:
-            server_address(self.server)
+            read_list(self.server)
         parse_bytes(self.window, "window")
         if wrong := forbidden_in(self.namespace):
             raise ConfigError(
@@ -148,17 +152,55 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
-    """Configuration of this engine's client. Raises `ConfigError` without a server."""
+    """Configuration of this engine's client, of the first server if there are several. Raises
+    `ConfigError` without a server."""
     if config.server is None:
         raise ConfigError("set 'server', the cache server's tcp://host:port")
-    address = server_address(config.server)
+    _, endpoint, keys = read_list(config.server).members[0]
     return ClientConfig(
-        endpoint=address.endpoint,
-        keys=address.keys,
+        endpoint=endpoint,
+        keys=keys,
         client_name=client_name,
         get_window_bytes=parse_bytes(config.window, "window"),
         transport=config.transport,
         integrity=config.integrity,
+    )
+
+
+def client_configs(config: RemoteConfig, client_name: str) -> dict[str, ClientConfig]:
+    """The same for each server of the list, by its name. Raises `ConfigError` without a server."""
+    first = client_config(config, client_name)
+    servers = read_list(config.server or ())
+    if len(servers.members) == 1:
+        return {servers.members[0].name: first}
+    return {
+        name: replace(
+            first, endpoint=endpoint, keys=keys, server_name=name, fleet_digest=servers.digest
+        )
+        for name, endpoint, keys in servers.members
+    }
+
+
+def client_for(
+    config: RemoteConfig,
+    client_name: str,
+    factory: Callable[[ClientConfig], CacheClient] | None = None,
+) -> CacheClient:
+    """This engine's client, of one server or of several, or the one that `factory` makes. Raises
+    `ConfigError` without a server."""
+    given = client_config(config, client_name)
+    if factory is not None:
+        return factory(given)
+    assert config.server is not None
+    if is_one_server(config.server):
+        return RemoteClient(given)
+    return Fleet(WatchedList(config.server), given)
+
+
+def is_one_server(server: str | Sequence[str]) -> bool:
+    """Whether a setting names one server, and for ever: a file may get another line."""
+    return not (isinstance(server, str) and server.startswith(FILE)) and (
+        len(read_list(server).members) == 1
     )
 
 
@@ -195,7 +237,7 @@ def with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "Vllm
     return translated
 
 
-def refuse_weak_hashes(algorithm: str, server: str | None) -> None:
+def refuse_weak_hashes(algorithm: str, server: str | Sequence[str] | None) -> None:
     """Raise `ConfigError` for a hash algorithm that a shared server cannot use.
 
     Keys must be equal in every process, and unforgeable on a server with tenants. xxhash is not
@@ -204,7 +246,7 @@ def refuse_weak_hashes(algorithm: str, server: str | None) -> None:
     """
     if server is None or not algorithm.startswith("xxhash"):
         return
-    if server_address(server).keys:
+    if any(member.keys for member in read_list(server).members):
         raise ConfigError(
             f"--prefix-caching-hash-algo={algorithm} with a server that has keys: a prompt can be "
             "made whose blocks have the keys of another prompt; use sha256"

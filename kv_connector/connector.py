@@ -26,7 +26,7 @@ from kv_connector import guarded, namespace, never_raises
 from kv_connector.config import (
     ConnectorConfig,
     apply_request_options,
-    client_config,
+    client_configs,
     keep_to_engine,
     keep_to_pool,
     read_config,
@@ -34,6 +34,7 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
+from kv_connector.fleet_self_test import run_self_tests
 from kv_connector.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
@@ -54,7 +55,7 @@ from kv_connector.pool import sweep_dead_pools
 from kv_connector.pool_rows import windows_of
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
-from kv_connector.self_test import Outcome, Report, run_self_test
+from kv_connector.self_test import Outcome, Report
 from kv_connector.spec import (
     POOL_NAME_KEY,
     FerrySpec,
@@ -171,8 +172,8 @@ class KVFerryConnector(OffloadingConnector):
     def _run_self_test(self) -> Report | None:
         if self._config.server is None:
             return None
-        config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
-        return run_self_test(self.connector_worker.spec.self_test_fixture, config)
+        configs = client_configs(self._config, f"canary of {self._vllm_config.instance_id}")
+        return run_self_tests(self.connector_worker.spec.self_test_fixture, configs)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]

@@ -238,6 +238,13 @@ class Introduction:
                 reasons.append(
                     f"the start-up canary of worker {rank} failed: {report.self_test.detail}"
                 )
+        wrong = {
+            name: f"the start-up canary of worker {rank} failed: {why}"
+            for rank, report in sorted(self._reports.by_rank.items())
+            for name, why in (report.self_test.failed if report.self_test is not None else ())
+        }
+        if not reasons and not self._tier.watch.exclude(wrong):
+            reasons += wrong.values()
         if self.pool_is_wrong:
             reasons.append("the CPU pool is not used either")
         if reasons:
@@ -267,6 +274,8 @@ class Introduction:
         if report.self_test is not None and (before is None or before.self_test is None):
             self.pool_is_wrong |= report.self_test.miscopied
             self._tier.counters.count(CANARIES, label=report.self_test.outcome)
+            if report.self_test.outcome is not Outcome.FAILED:  # some of several servers
+                self._tier.counters.count(CANARIES, len(report.self_test.failed), Outcome.FAILED)
             if report.self_test.outcome is Outcome.BROKEN:
                 self._tier.counters.count_hook_error("canary")
 

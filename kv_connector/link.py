@@ -12,7 +12,8 @@ from kv_connector.break_even import EngineSpeed, LinkSpeed
 from kv_connector.config import RemoteConfig
 from kv_connector.lookup_state import Answer, Kind, LookupState, Missed, Query
 from kv_connector.metrics import TierCounters
-from remote_server.client import RemoteClient
+from kv_connector.pool_rows import PoolRows
+from remote_server.client import Anchors, CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, Stretch
@@ -58,7 +59,7 @@ class Queries:
     its next lookup.
     """
 
-    client: RemoteClient
+    client: CacheClient
     counters: TierCounters
     link: LinkSpeed
     patience: Patience
@@ -80,8 +81,9 @@ class Queries:
         keys: list[bytes],
         wait: LookupState | None = None,
         chain: Sequence[Stretch] = (),
+        anchors: Anchors = (),
     ) -> None:
-        """Look `keys` up on the server, with their chain fields if they are known."""
+        """Look `keys` up on the server, with their chain fields and anchors if they are known."""
         query = Query(kind, wait, wait.generation if wait is not None else 0, keys, self.clock())
         if wait is not None:
             self._keys_under_way += len(keys)
@@ -91,9 +93,18 @@ class Queries:
             on_late = partial(self._on_late, query)
         timeout_s = self.patience.lookup_s
         found = self.client.lookup(
-            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain
+            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain, anchors=anchors
         )
         found.add_done_callback(partial(self._on_found, query))
+
+    def send_for(
+        self, wait: LookupState, namespace: str, kind: Kind, keys: list[bytes],
+        ends: list[int | None], rows: PoolRows,
+    ) -> None:  # fmt: skip
+        """Look up `keys` of a request, whose tokens end at `ends`."""
+        chain = wait.chain(rows, keys, ends)
+        anchors = () if wait.anchors is None else wait.anchors.of(keys, ends)
+        self.send(namespace, kind, keys, wait, chain, anchors)
 
     def probe(self, namespace: str) -> None:
         """Send a probe if one is due."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from remote_server.client import UNANSWERED, UNANSWERED_LATE
 from remote_server.protocol import KeyState, Stretch, lowest_start
 
 if TYPE_CHECKING:
     from kv_connector.pool_rows import PoolRows
+    from kv_connector.run_anchors import RunAnchors
 
 
 class Missed(StrEnum):
@@ -53,7 +55,16 @@ _STATES: dict[int, KeyState | Missed] = {
     KeyState.ABSENT: Missed.ABSENT,
     KeyState.PENDING: KeyState.PENDING,
     KeyState.READABLE: KeyState.READABLE,
+    UNANSWERED: Missed.UNAVAILABLE,
+    UNANSWERED_LATE: Missed.LOOKUP_LATE,
 }
+
+# Pause before a queued request looks up again what no server has answered: of several servers one
+# may be away for long, while the others answer at once.
+ASK_AGAIN_S = 0.25
+
+
+_CUTS = {Missed.UNAVAILABLE: "dead", Missed.LOOKUP_LATE: "late"}
 
 
 @dataclass(slots=True)
@@ -109,6 +120,8 @@ class LookupState:
     -1 when that is not known."""
     position: Callable[[Any], int | None] = lambda _: None
     """Where the tokens of a key end in the prompt."""
+    anchors: "RunAnchors | None" = None
+    """None where keys have none: one server."""
     queries: int = 0
     """Queries under way."""
     news: bool = False
@@ -120,6 +133,8 @@ class LookupState:
     schedules the request. No admission waits for that."""
     queried_again: bool = False
     """Whether such a query is under way."""
+    ask_again_at_s: float = 0.0
+    """Time before which none is sent."""
     loads: int = 0
     """Hits, each of which leads to a load."""
     owed_s: float = 0.0
@@ -200,13 +215,24 @@ class LookupState:
         elif kind is Kind.AWAITED:
             self.unanswered(keys, answer.reason, answer.ended_s)
         elif states is not None:
-            self.replied_late(keys, states)
+            self.replied_late(keys, states, answer.ended_s)
 
     def take_wanted(self) -> tuple[list[bytes], list[int | None]]:
         """The keys to query now, and their ends; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
         ends, self.wanted_ends = self.wanted_ends, []
         return wanted, ends
+
+    def cut(self) -> str | None:
+        """Why the prefix that the servers hold ends where it does: `dead` or `late` where no server
+        answered, `evicted` where a block is absent and a later one is there; else None. For
+        requests whose keys are one chain."""
+        after = iter(self.states.values())
+        reason = next((state for state in after if isinstance(state, Missed)), None)
+        if reason is Missed.ABSENT:
+            found = any(state in (KeyState.READABLE, KeyState.PENDING) for state in after)
+            return "evicted" if found else None
+        return None if reason is None else _CUTS.get(reason)
 
     def chain(
         self, rows: "PoolRows", keys: list[bytes], ends: Sequence[int | None]
@@ -231,8 +257,16 @@ class LookupState:
         for key, state in zip(keys, states, strict=True):
             if self.states.get(key) is None:  # else a miss by now
                 self.states[key] = _STATES[state]
+        if UNANSWERED in states or UNANSWERED_LATE in states:
+            self._unanswered_in_part(keys, states, now_s)
         if KeyState.PENDING in states:
             self._owed_since_s = now_s
+
+    def _unanswered_in_part(self, keys: Iterable[bytes], states: bytes, now_s: float) -> None:
+        self.ask_again_at_s = now_s + ASK_AGAIN_S
+        for key, state in zip(keys, states, strict=True):
+            if state in (UNANSWERED, UNANSWERED_LATE) and self.states[key] is _STATES[state]:
+                self.missed_for_now[key] = None
 
     def unanswered(self, keys: Iterable[bytes], reason: Missed, now_s: float) -> None:
         """A query ended without a reply: its keys are misses for this request."""
@@ -253,10 +287,12 @@ class LookupState:
             if reason in FOR_NOW:
                 self.missed_for_now[key] = None
 
-    def replied_late(self, keys: Iterable[bytes], states: bytes) -> None:
+    def replied_late(self, keys: Iterable[bytes], states: bytes, now_s: float) -> None:
         """A reply on keys that were a miss for now: late, or to another query."""
         for key, state in zip(keys, states, strict=True):
-            if self.missed_for_now.pop(key, True) is None:  # else forgotten meanwhile
+            if state in (UNANSWERED, UNANSWERED_LATE):
+                self.ask_again_at_s = now_s + ASK_AGAIN_S
+            elif self.missed_for_now.pop(key, True) is None:  # else forgotten meanwhile
                 self.states[key] = _STATES[state]
                 self.news = True
 

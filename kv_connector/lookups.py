@@ -19,7 +19,8 @@ from kv_connector.link import Patience, Queries
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRoom, PoolRows, Room
-from remote_server.client import RemoteClient
+from kv_connector.run_anchors import RunAnchors, run_anchors
+from remote_server.client import CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState
 
@@ -43,7 +44,7 @@ class Lookups:
 
     def __init__(
         self,
-        client: RemoteClient,
+        client: CacheClient,
         rows: PoolRows,
         config: RemoteConfig,
         counters: TierCounters,
@@ -55,7 +56,7 @@ class Lookups:
         self._rows = rows
         self._config = config
         self._counters = counters
-        self._judge = Judge(rows, break_even)
+        self._judge = Judge(client, rows, break_even)
         self._clock = clock
         self._waits: dict[str, LookupState] = {}
         self._past: dict[str, States] = {}
@@ -89,8 +90,15 @@ class Lookups:
         budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
         self._waits[req_context.req_id] = LookupState(
             budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch,
-            position=req_context.get_offload_key_position,
+            position=req_context.get_offload_key_position, anchors=self.anchors_of(req_context),
         )  # fmt: skip
+
+    def anchors_of(self, req_context: ReqContext) -> RunAnchors | None:
+        """The anchors of a request's rows; None with one server, which needs none."""
+        if not self._client.places_by_run:
+            return None
+        wait = self._waits.get(req_context.req_id)
+        return wait.anchors if wait is not None else run_anchors(self._rows, req_context)
 
     def still_waits(self, request_id: str, loading: Collection[bytes]) -> bool:
         """Whether vLLM would defer this request again, found without a walk over its keys: no
@@ -179,6 +187,8 @@ class Lookups:
         if wait.lookup_steps and not wait.admitted:
             wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
+            if self._client.places_by_run and self._rows.is_one_chain and (cut := wait.cut()):
+                self._counters.count(metrics.PREFIX_CUTS, label=cut)
         return None if wait.bypass else wait.states
 
     def class_of(self, request_id: str) -> int:
@@ -374,16 +384,17 @@ class Lookups:
         elif not wait.queried and not self._judge.is_worth(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
-            chain = wait.chain(self._rows, keys, ends)
-            self._queries.send(namespace, Kind.AWAITED, keys, wait, chain)
+            self._queries.send_for(wait, namespace, Kind.AWAITED, keys, ends, self._rows)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
         if namespace is None or wait.queried_again or self.breaker.paused or not self._client.ready:
             return
+        if wait.ask_again_at_s and self._clock() < wait.ask_again_at_s:
+            return
         keys = [*wait.missed_for_now]
         if self._queries.has_room(len(keys)):
             wait.queried_again = True
-            chain = wait.chain(self._rows, keys, [*map(wait.position, keys)])
-            self._queries.send(namespace, Kind.AGAIN, keys, wait, chain)
+            ends = [*map(wait.position, keys)]
+            self._queries.send_for(wait, namespace, Kind.AGAIN, keys, ends, self._rows)

@@ -41,6 +41,8 @@ HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
 BREAKER_STATE = "kvferry_breaker_state"
 LOOKUPS_PAUSED = "kvferry_lookups_paused"
+FLEET_SIZE = "kvferry_fleet_size"
+PREFIX_CUTS = "kvferry_prefix_cut"
 BACKFILL_BLOCKS = "kvferry_backfill_blocks"
 BACKFILL_WAITING = "kvferry_backfill_waiting"
 WAIT_SECONDS = "kvferry_wait_seconds"
@@ -59,6 +61,9 @@ QUEUED_BYTES = "kvferry_queued_bytes"
 
 BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 """Values of `BREAKER_STATE`."""
+
+Gauge = str | tuple[str, str]
+"""The name of a gauge, with the value of its label if it has one."""
 
 _DURATIONS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -102,15 +107,28 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         ("reason",),
     ),
     CANARIES: OffloadingCounterMetadata(
-        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier.",
+        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier, "
+        "or one of several servers.",
         ("result",),
     ),
     HOOK_ERRORS: OffloadingCounterMetadata(
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
-    SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    SERVER_READY: OffloadingGaugeMetadata(
+        "1 while the server answers, 0 while it does not, or is not used. The label is empty for "
+        "the only server.",
+        ("server",),
+    ),
     BREAKER_STATE: OffloadingGaugeMetadata(
-        "0: requests are sent; 2: open after timeouts, nothing is sent; 1: a probe is under way."
+        "0: requests are sent; 2: open after timeouts, nothing is sent; 1: a probe is under way.",
+        ("server",),
+    ),
+    FLEET_SIZE: OffloadingGaugeMetadata("Servers in the engine's list."),
+    PREFIX_CUTS: OffloadingCounterMetadata(
+        "With several servers: requests admitted with a shorter prefix than servers may hold, "
+        "because the servers of a block were `dead` or `late`, or because it was `evicted` and a "
+        "later one was not.",
+        ("reason",),
     ),
     LOOKUPS_PAUSED: OffloadingGaugeMetadata(
         "1 while the server answers, but lookups always too late, so that requests do not wait."
@@ -137,7 +155,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "The same in engine steps; 0 is no wait.",
         buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512),
     ),
-    LINK_SPEED: OffloadingGaugeMetadata("Bytes a second of recent loads, once it is known."),
+    LINK_SPEED: OffloadingGaugeMetadata(
+        "Bytes a second of recent loads, once it is known.", ("server",)
+    ),
     BUCKET_SPEED: OffloadingGaugeMetadata(
         "Bytes a second of recent loads from the server's object store, once it is known."
     ),
@@ -217,7 +237,7 @@ class TierCounters:
         with self._lock:
             return dict(self._totals)
 
-    def take_stats(self, gauges: Mapping[str, float | None]) -> OffloadingConnectorStats:
+    def take_stats(self, gauges: Mapping[Gauge, float | None]) -> OffloadingConnectorStats:
         """`gauges` that are known, increments and observations since the last call."""
         stats = OffloadingConnectorStats()
         for (metric, label), total in self.totals().items():
@@ -228,8 +248,10 @@ class TierCounters:
         while self._observed:
             stats.observe_histogram(*self._observed.popleft())
         for gauge, value in gauges.items():
-            if value is not None:
+            if value is not None and isinstance(gauge, str):
                 stats.set_gauge(gauge, value)
+            elif value is not None:
+                stats.set_gauge(gauge[0], value, gauge[1:])
         return stats
 
 

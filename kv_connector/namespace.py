@@ -24,7 +24,7 @@ import vllm
 from kv_connector import config_facts, model_facts
 from kv_connector.config_facts import NotKnown, digest_of, text_of
 from kv_connector.model_facts import loader_of, weights_of
-from remote_server.client import RemoteClient
+from remote_server.client import CacheClient
 from remote_server.errors import ConfigError
 from remote_server.plain_text import plain
 from remote_server.protocol import StatsReply
@@ -303,7 +303,7 @@ MISMATCH_CHECK_TIMEOUT_S = 5.0
 
 
 def look_for_gaps(
-    client: RemoteClient,
+    client: CacheClient,
     namespace: str,
     engine: str,
     facts: Mapping[str, str],

@@ -19,22 +19,33 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
 
     from kv_connector.break_even import LinkSpeed
+    from kv_connector.run_anchors import RunAnchors
 
-Place = tuple[int | None, int]
-"""Where the tokens of a key end in its prompt, and the class of the request that put it: see
-`protocol.Stretch`. None and -1 when they are not known."""
+Place = tuple[int | None, int, bytes | None]
+"""Where the tokens of a key end in its prompt, the class of the request that put it (see
+`protocol.Stretch`), and the anchor of its run. None, -1 and None when they are not known."""
 
-NOWHERE: Place = (None, -1)
+NOWHERE: Place = (None, -1, None)
 
 Places = Mapping[OffloadKey, Place]
 
 NO_PLACES: Places = MappingProxyType({})
 
 
-def places_of(job: TransferJob, known: int = -1) -> Places:
+def places_of(job: TransferJob, known: int = -1, anchors: "RunAnchors | None" = None) -> Places:
     """The places of the job's keys in its prompt, for a request of the class `known`."""
     position = job.req_context.get_offload_key_position
-    return {key: (position(key), known) for key in job.keys}
+    if anchors is None:
+        return {key: (position(key), known, None) for key in job.keys}
+    keys = [*job.keys]
+    ends = [*map(position, keys)]
+    found = zip(keys, ends, anchors.of(keys, ends), strict=True)
+    return {key: (end, known, anchor) for key, end, anchor in found}
+
+
+def anchors_at(keys: Iterable[OffloadKey], places: Places) -> list[bytes | None]:
+    """The anchors of `keys`, as far as their `places` are known."""
+    return [places.get(key, NOWHERE)[2] for key in keys]
 
 
 def windows_of(groups: Iterable["GroupOffloadConfig"]) -> dict[int, int]:
@@ -81,10 +92,11 @@ class PoolRows:
         self._tokens_of_a_whole_row = (
             self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
         )
-        self._tokens_of_group = {
+        self.tokens_of_group = {
             group.group_id: group.tokens_per_block * spec.blocks_per_chunk
             for group in spec.config.groups
         }
+        """Tokens of a row of each group, by its number."""
         self.windows: Mapping[int, int] = {}
         """By the number of each group with a window: `Stretch.window` of its rows."""
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
@@ -104,6 +116,11 @@ class PoolRows:
         ]
 
     @property
+    def is_one_chain(self) -> bool:
+        """Whether the rows of a prompt are one chain, of which the engine uses a beginning."""
+        return len(self.tokens_of_group) == 1 and not self.windows
+
+    @property
     def can_be_partial(self) -> bool:
         """Whether `is_partial` can be True for any key of this model."""
         return self._tokens_of_a_whole_row > 1
@@ -120,8 +137,8 @@ class PoolRows:
         `known`; empty when a position is not known, or there are too many stretches."""
         if not ends or (first := ends[0]) is None or None in ends:
             return []
-        if len(self._tokens_of_group) == 1 and known.count(known[0]) == len(known):
-            ((group, step),) = self._tokens_of_group.items()
+        if len(self.tokens_of_group) == 1 and known.count(known[0]) == len(known):
+            ((group, step),) = self.tokens_of_group.items()
             stop = first + len(ends) * step
             if first >= step and stop <= MAX_TOKENS and ends == [*range(first, stop, step)]:
                 window = self.windows.get(group, 0)
@@ -131,7 +148,7 @@ class PoolRows:
     def chain_at(self, keys: Sequence[OffloadKey], places: Places) -> list[Stretch]:
         """The same for keys whose `places` are known, as far as they are."""
         of_keys = [places.get(key, NOWHERE) for key in keys]
-        return self.chain(keys, [end for end, _ in of_keys], [known for _, known in of_keys])
+        return self.chain(keys, [place[0] for place in of_keys], [place[1] for place in of_keys])
 
     def _stretches(
         self, keys: Sequence[bytes], ends: Iterable[int], known: Iterable[int]
@@ -148,7 +165,7 @@ class PoolRows:
 
         for key, end, request in zip(keys, ends, known, strict=True):
             group = get_offload_group_idx(OffloadKey(key))
-            tokens = self._tokens_of_group.get(group)
+            tokens = self.tokens_of_group.get(group)
             if tokens is None or not 0 < end <= MAX_TOKENS:
                 return []
             start = (end - 1) // tokens * tokens

@@ -36,15 +36,16 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Backlog, Recency
 from kv_connector.break_even import BreakEven
-from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
+from kv_connector.config import RemoteConfig, bypass_of, client_for, read_config
 from kv_connector.link import Patience
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
+from kv_connector.server_watch import ServerWatch
 from kv_connector.tier_transfers import UNAVAILABLE, Transfers
 from kv_connector.transfer_ends import Ended
-from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES
 
@@ -93,7 +94,7 @@ class RemoteTier(SecondaryTierManager):
         backpressure_detector: "BackpressureDetector | None" = None,
         *,
         sees_everything: bool = False,
-        client_factory: Callable[[ClientConfig], RemoteClient] = RemoteClient,
+        client_factory: Callable[[ClientConfig], CacheClient] | None = None,
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
@@ -110,8 +111,6 @@ class RemoteTier(SecondaryTierManager):
                 f"a block has {self._rows.block_bytes} bytes here and a server takes "
                 f"{MAX_FRAME_BYTES}; use a smaller blocks_per_row"
             )
-        self._was_ready = False
-        self._epoch: str | None = None
         self.break_even = BreakEven(clock, enabled=config.break_even)
         self._label = ""
         self._facts: Facts = {}
@@ -123,7 +122,8 @@ class RemoteTier(SecondaryTierManager):
         self._engine = offloading_spec.config.engine_id
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._steps_of_a_flush = self._flush_steps_left = 0
-        self._client = client_factory(client_config(config, self._engine))
+        self._client = client_for(config, self._engine, client_factory)
+        self.watch = ServerWatch(self._client)
         # A server on this host copies directly from and into the pool, without a staging copy.
         # vLLM's spec sets the scheduler's mapping of the pool before it makes tiers.
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
@@ -263,12 +263,14 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
-        share = self._bucket_share(job_metadata)
-        self._transfers.load(self._namespace, job_metadata, bucket_share=share)
+        share, places = self._known_of(job_metadata)
+        self._transfers.load(self._namespace, job_metadata, places, bucket_share=share)
 
-    @never_raises(lambda: 0.0)
-    def _bucket_share(self, job: TransferJob) -> float:
-        return self.lookups.bucket_share(job.req_context.req_id, job.keys)
+    @never_raises(lambda: (0.0, NO_PLACES))
+    def _known_of(self, job: TransferJob) -> tuple[float, Places]:
+        context = job.req_context
+        share = self.lookups.bucket_share(context.req_id, job.keys)
+        return share, places_of(job, anchors=self.lookups.anchors_of(context))
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
@@ -285,8 +287,9 @@ class RemoteTier(SecondaryTierManager):
         context = job.req_context
         if (bypass := bypass_of(context.kv_transfer_params)) is not None:
             return bypass, NO_PLACES
-        places = places_of(job, self.lookups.class_of(context.req_id))
-        if self._rows.can_be_partial and any(self._rows.is_partial(e) for e, _ in places.values()):
+        known, anchors = self.lookups.class_of(context.req_id), self.lookups.anchors_of(context)
+        places = places_of(job, known, anchors)
+        if self._rows.can_be_partial and any(self._rows.is_partial(e) for e, *_ in places.values()):
             return PARTIAL_BLOCK, NO_PLACES
         return None if self._client.ready and self._namespace else UNAVAILABLE, places
 
@@ -311,28 +314,29 @@ class RemoteTier(SecondaryTierManager):
             num_bytes = result.transfer_bytes or 0
             share = ended.bucket_share
             self.break_even.load_took(num_bytes, ended.link_s, bucket_share=share)
-        if ended.namespace != self._namespace:
-            ended = ended._replace(held=(), unsent=())
-        elif ended.epoch != self._epoch:
-            ended = ended._replace(held=(), unsent=[*ended.unsent, *ended.held])
-        self._backfill.ended(ended)
+            for part in () if share else ended.parts:
+                self.break_even.server_took(*part)
+        is_ours = ended.namespace == self._namespace
+        ended = self.watch.sorted_out(ended) if is_ours else ended._replace(held=(), unsent=())
+        self._backfill.ended(ended, self.watch.holders_of(ended.held))
 
     # ── backfill ─────────────────────────────────────────────────────────────────────────
 
     @never_raises(lambda: None)
     def serve_external_requests(self, parent: ParentManager) -> None:
         """Offer the server the blocks that it lacks, once it is ready."""
-        ready, epoch = self._client.ready, self._client.epoch
-        if ready and not self._was_ready:
+        news = self.watch.poll()
+        if news.first_ready:
             self.break_even.forget()
+        for name in news.came_back:
+            self.break_even.server_came_back(name)
             self.lookups.breaker.forget()
             self._backfill.server_came_back()
-        self._was_ready = ready
-        if ready and epoch != self._epoch:
-            self._epoch = epoch
-            self._backfill.server_restarted()
-            if self._namespace is not None:
-                look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
+        for name in (*news.left, *news.restarted):
+            self._backfill.server_restarted(name)
+        if news.restarted and self._namespace is not None:
+            look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
+        ready = self._client.ready
         if ready and self._namespace is not None:
             self._backfill.serve(parent, self._namespace, engine_waits=self.lookups.engine_waits)
 
@@ -381,18 +385,15 @@ class RemoteTier(SecondaryTierManager):
     def get_stats(self) -> "OffloadingConnectorStats | None":
         """What is new since the last call, for the engine's `/metrics`."""
         self.counters.set_client_totals(self._client.counters())
-        gauges: dict[str, float | None] = {
-            metrics.SERVER_READY: int(self._client.ready),
-            metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
+        gauges: dict[metrics.Gauge, float | None] = {
             metrics.OPEN_LOADS: self._transfers.num_loads,
             metrics.OPEN_PUTS: self._transfers.num_puts,
             metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
             metrics.QUEUED_BYTES: self._client.queued_bytes,
             metrics.LOOKUPS_PAUSED: int(self.lookups.breaker.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
-            metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
             metrics.BUCKET_SPEED: self.break_even.bucket.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
-        return self.counters.take_stats(gauges)
+        return self.counters.take_stats(gauges | self.watch.gauges(self.break_even))

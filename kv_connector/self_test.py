@@ -12,6 +12,7 @@ that it borrowed, and removes its blocks from the server.
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
@@ -27,7 +28,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from kv_connector.pool import Piece, Pieces, Place, owned_by_groups
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.protocol import SELF_TESTS, Declined
+from remote_server.protocol import SELF_TESTS, Cleared, Declined
 
 # vLLM counts its jobs from 0 and does not reach these.
 _STORE_JOB, _LOAD_JOB = 1 << 62, (1 << 62) + 1
@@ -216,16 +217,19 @@ class Report:
     miscopied: bool = False
     """Whether the copies between engine and pool failed."""
 
+    failed: tuple[tuple[str, str], ...] = ()
+    """Of several servers those that returned other bytes, by name, each with its reason."""
 
-class _Skip(Exception):
+
+class Skip(Exception):
     """Nothing was compared; the message is the reason."""
 
 
-class _Differs(Exception):
+class Differs(Exception):
     """Other bytes came back than were sent."""
 
 
-class _Miscopied(_Differs):
+class Miscopied(Differs):
     """A copy between engine and pool changed bytes; no server was involved."""
 
 
@@ -240,15 +244,15 @@ def run_self_test(
 
     Blocks and rows of the stage are borrowed until it returns; no other thread may use them.
     """
-    self_test = _SelfTest(config, client_factory, clock)
+    self_test = SelfTest(config, client_factory, clock)
     try:
         self_test.run(make_stage)
-    except _Skip as reason:
+    except Skip as reason:
         report = Report(Outcome.SKIPPED, str(reason))
     except ConfigError as error:  # the tier reports it to the operator
         report = Report(Outcome.SKIPPED, str(error))
-    except _Differs as difference:
-        miscopied = isinstance(difference, _Miscopied)
+    except Differs as difference:
+        miscopied = isinstance(difference, Miscopied)
         report = Report(Outcome.FAILED, str(difference), miscopied)
     except Exception as error:  # a self-test must not stop the engine
         logger.exception("the start-up canary itself failed")
@@ -259,73 +263,78 @@ def run_self_test(
     return report
 
 
-class _SelfTest:
+class SelfTest:
     def __init__(
         self,
         config: ClientConfig,
         client_factory: Callable[[ClientConfig], RemoteClient],
         clock: Callable[[], float],
     ) -> None:
+        """For one server. A caller with several uses the parts of `run`."""
         self._clock = clock
-        self._ends_at = clock() + CANARY_S
-        self._config = replace(config, quiet=True, hello_timeout_s=2 * CANARY_S)
+        self.ends_at = clock() + CANARY_S
+        self.config = replace(config, quiet=True, hello_timeout_s=2 * CANARY_S)
         self._client_factory = client_factory
         # No name of `namespace_of` has a slash; the random part differs in every canary.
         self._namespace = f"{SELF_TESTS}canary/{secrets.token_hex(16)}"
         self.way = ""
 
     def run(self, make_stage: Callable[[], Fixture]) -> None:
-        """Returns when all bytes were equal. Raises `_Skip` or `_Differs`."""
+        """Returns when all bytes were equal. Raises `Skip` or `Differs`."""
         try:
             stage = make_stage()
         except ValueError as error:
-            raise _Skip(str(error)) from error
-        client = self._client_factory(self._config)
+            raise Skip(str(error)) from error
+        client = self._client_factory(self.config)
         try:
-            client.register(stage.part.pool, stage.part.fd)
-            client.declare(self._namespace, stage.part.block_bytes)
+            self.connect(stage, client)
             self._until_ready(client)
             with stage.borrowed():
-                self._there_and_back(stage, client)
+                stage.write_pattern()
+                stage.store()
+                self.there_and_back(stage, client)
+                stage.load()
+                compare_pages(stage.sources(), stage.targets())
         finally:
             try:
                 self._tidy(client)
             finally:
                 client.close(max(0.05, self._left_s))
 
-    def _there_and_back(self, stage: Fixture, client: RemoteClient) -> None:
-        stage.write_pattern()
-        stage.store()
+    def connect(self, stage: Fixture, client: RemoteClient) -> None:
+        client.register(stage.part.pool, stage.part.fd)
+        client.declare(self._namespace, stage.part.block_bytes)
+
+    def there_and_back(self, stage: Fixture, client: RemoteClient) -> None:
+        """Source rows → server → target rows. Raises `Skip` or `Differs`."""
         self._put(client, stage)
         self._get(client, stage)
         for number, (sent, got) in enumerate(
             zip(stage.source_rows(), stage.target_rows(), strict=True)
         ):
             _compare(f"row {number} of the pool came back from the server", sent, got)
-        stage.load()
-        _compare_pages(stage.sources(), stage.targets())
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
     @property
     def _left_s(self) -> float:
-        return self._ends_at - self._clock()
+        return self.ends_at - self._clock()
 
     def _timeout_s(self) -> float:
         left = self._left_s - TIDYING_S
         if left <= 0:
-            raise _Skip("the server is too slow for a canary")
+            raise Skip("the server is too slow for a canary")
         return left
 
     def _until_ready(self, client: RemoteClient) -> None:
         while not client.ready:
             if client.absent:
-                raise _Skip("no server there yet")
+                raise Skip("no server there yet")
             if self._left_s <= TIDYING_S:
-                raise _Skip("the server did not answer in time")
+                raise Skip("the server did not answer in time")
             time.sleep(_LOOK_AGAIN_S)
         attached_by = self._clock() + ATTACHING_S
-        while self._config.transport == "auto" and client.transport != "shm":
+        while self.config.transport == "auto" and client.transport != "shm":
             if self._clock() >= attached_by or client.counters()["shm_refused"]:
                 break
             time.sleep(_LOOK_AGAIN_S)
@@ -340,11 +349,11 @@ class _SelfTest:
             timeout_s=self._timeout_s(),
         ).result(_HANG_S)
         if put.error is not None:
-            raise _Skip(f"the put did not end well: {put.error}")
+            raise Skip(f"the put did not end well: {put.error}")
         if Declined.CHECKSUM in put.declined:
-            raise _Differs("the server received other bytes than were put")
+            raise Differs("the server received other bytes than were put")
         if put.declined:
-            raise _Skip(f"the server kept nothing: {put.declined}")
+            raise Skip(f"the server kept nothing: {put.declined}")
 
     def _get(self, client: RemoteClient, stage: Fixture) -> None:
         left = self._timeout_s()
@@ -352,34 +361,38 @@ class _SelfTest:
             self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
         ).result(_HANG_S)
         if GetOutcome.CORRUPT in got.outcomes:
-            raise _Differs("the server's answer failed its checksum or its length")
+            raise Differs("the server's answer failed its checksum or its length")
         if len(got.landed) < len(stage.keys):
-            raise _Skip(f"the get did not end well: {got.error or 'evicted at once'}")
+            raise Skip(f"the get did not end well: {got.error or 'evicted at once'}")
 
     def _tidy(self, client: RemoteClient) -> None:
         """Remove blocks and namespace from the server. Also sent to a server that has not replied
         yet: it processes messages in order."""
         try:
-            client.forget(self._namespace)
-            timeout_s = max(0.05, self._left_s - 0.05)
-            client.clear(self._namespace, forget=True, timeout_s=timeout_s).result(_HANG_S)
+            self.clear(client).result(_HANG_S)
         except KVFerryError as error:
             # The blocks that remain are never read, so the server evicts them first.
             logger.debug("the canary could not be cleared: %s", error)
+
+    def clear(self, client: RemoteClient) -> "Future[Cleared]":
+        """Have the server forget the namespace and its blocks."""
+        client.forget(self._namespace)
+        timeout_s = max(0.05, self._left_s - 0.05)
+        return client.clear(self._namespace, forget=True, timeout_s=timeout_s)
 
 
 def _compare(what: str, sent: memoryview, got: memoryview) -> None:
     differ = np.flatnonzero(np.frombuffer(sent, np.int8) != np.frombuffer(got, np.int8))
     if len(differ):
-        raise _Differs(f"{what} with {len(differ)} of {len(sent)} bytes changed, from {differ[0]}")
+        raise Differs(f"{what} with {len(differ)} of {len(sent)} bytes changed, from {differ[0]}")
 
 
-def _compare_pages(sent: Pages, got: Pages) -> None:
+def compare_pages(sent: Pages, got: Pages) -> None:
     bad = [place for place, pages in sent.items() if not np.array_equal(pages, got[place])]
     if bad:
         group, (tensor, *_) = bad[0]
         changed = np.count_nonzero(sent[bad[0]] != got[bad[0]])
-        raise _Miscopied(
+        raise Miscopied(
             f"{len(bad)} of {len(sent)} layers differ after the copies between engine and pool; "
             f"the first is tensor {tensor} of group {group}, {changed} of {sent[bad[0]].size} bytes"
         )

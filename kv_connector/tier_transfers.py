@@ -15,7 +15,6 @@ from math import inf
 from threading import Thread
 
 import numpy as np
-import numpy.typing as npt
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
@@ -24,10 +23,10 @@ from kv_connector import guarded, kept_from_engine, metrics
 from kv_connector.config import RemoteConfig
 from kv_connector.link import Patience
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import Places, PoolRows, places_of
-from kv_connector.transfer_ends import BucketLoads, Ended
-from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
-from remote_server.protocol import Declined, Found, KeyState, PutOutcome, Stretch, select
+from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, anchors_at
+from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
+from remote_server.client import CacheClient, GetOutcome, GetResult, PutResult
+from remote_server.protocol import Declined, Found, KeyState, PutOutcome, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
@@ -41,32 +40,6 @@ OVERDUE_AFTER_CHECKS = 10
 
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
-
-
-@dataclass(frozen=True)
-class _Put:
-    """One store job under way: a put of what the server lacks, after a lookup if that is not
-    known."""
-
-    begun: Ended
-    """The end of a job that puts nothing."""
-    namespace: str
-    keys: list[OffloadKey]
-    rows: npt.NDArray[np.int32]
-    chain: list[Stretch]
-    started_s: float
-    present: Sequence[OffloadKey] = ()
-    """Keys that the server held before, and that are not sent."""
-
-    @property
-    def job_id(self) -> int:
-        return self.begun.result.job_id
-
-    def ended(
-        self, result: JobResult, held: Sequence[OffloadKey], unsent: Sequence[OffloadKey] = ()
-    ) -> Ended:
-        """The end of the job; the keys without room stay unsent."""
-        return self.begun._replace(result=result, held=held, unsent=[*unsent, *self.begun.unsent])
 
 
 @dataclass
@@ -89,7 +62,7 @@ class _Open:
 class Transfers:
     """Moves pool rows to and from the server, each job within its deadlines."""
 
-    client: RemoteClient
+    client: CacheClient
     rows: PoolRows
     config: RemoteConfig
     counters: TierCounters
@@ -106,6 +79,7 @@ class Transfers:
     _draining: bool = False
     _last_load_ended_s: float = -inf
     """Only the client's I/O thread uses it."""
+    _parts: PartTimes = field(default_factory=PartTimes)
     _from_bucket: BucketLoads = field(default_factory=BucketLoads)
 
     @property
@@ -131,8 +105,16 @@ class Transfers:
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
-    def load(self, namespace: str | None, job: TransferJob, *, bucket_share: float = 0.0) -> None:
-        """Get the job's keys into its rows; keys that do not land in time are lost.
+    def load(
+        self,
+        namespace: str | None,
+        job: TransferJob,
+        places: Places = NO_PLACES,
+        *,
+        bucket_share: float = 0.0,
+    ) -> None:
+        """Get the job's keys into its rows; keys that do not land in time are lost. `places` are
+        those of its keys, as far as they are known.
 
         `bucket_share` of them are in the server's object store. Its first byte takes longer than a
         stall, so such a load has no limit but its timeout.
@@ -144,7 +126,7 @@ class Transfers:
             keys += job.keys
             self._loading.update(keys)
             begun = Ended(
-                _failed(job.job_id), keys, places=places_of(job), namespace=namespace,
+                failed(job.job_id), keys, places=places, namespace=namespace,
                 bucket_share=bucket_share,
             )  # fmt: skip
             if namespace is None:
@@ -158,6 +140,7 @@ class Transfers:
                 self.rows.at(job.chunk_ids),
                 stall_s=timeout_s if bucket_share else self.patience.load_stall_s,
                 timeout_s=timeout_s,
+                anchors=self._anchors(keys, places),
             )
             got.add_done_callback(partial(self._on_got, begun, keys, self.clock()))
         except Exception:
@@ -176,6 +159,7 @@ class Transfers:
             lost = sorted(set(keys).difference(landed))
             ended_s = self.clock()
             link_s = ended_s - max(started_s, self._last_load_ended_s)
+            parts = self._parts.ended(got.parts, self.client.names, started_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
             served &= bool(begun.bucket_share) or not self._from_bucket.any_since(started_s)
             self._last_load_ended_s = ended_s
@@ -189,7 +173,11 @@ class Transfers:
             )
             self._end_load(
                 begun._replace(
-                    result=result, lost=lost, held=landed, link_s=link_s if served else None
+                    result=result,
+                    lost=lost,
+                    held=landed,
+                    link_s=link_s if served else None,
+                    parts=parts if served else (),
                 )
             )
         except BaseException:  # a cancelled future included: the job must end exactly once
@@ -228,17 +216,20 @@ class Transfers:
                 self._end(begun)
                 return
             self._open[job.job_id].pinned = len(job.keys)
-            chain = self.rows.chain_at(keys, places)
-            put = _Put(begun, namespace, keys, job.chunk_ids[:room], chain, self.clock())
+            chain, anchors = self.rows.chain_at(keys, places), self._anchors(keys, places)
+            rows = job.chunk_ids[:room]
+            put = PutJob(begun, namespace, keys, rows, chain, anchors, self.clock())
             if lacked:
                 self._put(put)
                 return
-            found = self.client.lookup(namespace, keys, timeout_s=timeout_s, chain=chain)
+            found = self.client.lookup(
+                namespace, keys, timeout_s=timeout_s, chain=chain, anchors=anchors
+            )
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
 
-    def _put_absent(self, put: _Put, reply: "Future[Found]") -> None:
+    def _put_absent(self, put: PutJob, reply: "Future[Found]") -> None:
         """The lookup ended: put the absent blocks. Blocks that exist, or that another engine is
         putting now, are not sent."""
         try:
@@ -246,28 +237,33 @@ class Transfers:
             if stopped or reply.exception() is not None:
                 reason = "draining" if stopped else UNAVAILABLE
                 self.counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
-                self._end(put.ended(_failed(put.job_id), (), put.keys))
+                self._end(put.ended(failed(put.job_id), (), put.keys))
                 return
             states = np.frombuffer(reply.result().states, np.uint8)
-            absent = np.flatnonzero(states == KeyState.ABSENT)
+            # Absent, or not answered: a server that takes the put refuses what it has.
+            is_present = (states == KeyState.READABLE) | (states == KeyState.PENDING)
+            absent = np.flatnonzero(~is_present)
             self.counters.count(metrics.PUT_BLOCKS, len(states) - len(absent), "present")
-            present = [put.keys[index] for index in np.flatnonzero(states != KeyState.ABSENT)]
+            present = [put.keys[index] for index in np.flatnonzero(is_present)]
             if not len(absent):
                 self._end(put.ended(put.begun.result, present))
                 return
             keys, chain = [put.keys[index] for index in absent], select(put.chain, absent.tolist())
-            self._put(replace(put, keys=keys, rows=put.rows[absent], chain=chain, present=present))
+            anchors = [put.anchors[index] for index in absent] if put.anchors else []
+            rest = replace(put, keys=keys, rows=put.rows[absent], chain=chain, anchors=anchors)
+            self._put(replace(rest, present=present))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    def _put(self, put: _Put) -> None:
+    def _put(self, put: PutJob) -> None:
         rows, timeout_s = self.rows.at(put.rows), self.config.put_timeout_ms / 1000
         stored = self.client.put(
-            put.namespace, put.keys, rows, timeout_s=timeout_s, chain=put.chain
-        )
+            put.namespace, put.keys, rows, timeout_s=timeout_s, chain=put.chain,
+            anchors=put.anchors,
+        )  # fmt: skip
         stored.add_done_callback(partial(self._on_stored, put))
 
-    def _on_stored(self, put: _Put, reply: "Future[PutResult]") -> None:
+    def _on_stored(self, put: PutJob, reply: "Future[PutResult]") -> None:
         try:
             stored = reply.result()
             held, unsent = list(put.present), []
@@ -293,6 +289,9 @@ class Transfers:
             self._end(put.ended(result, held, unsent))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
+
+    def _anchors(self, keys: Sequence[OffloadKey], places: Places) -> list[bytes | None]:
+        return anchors_at(keys, places) if self.client.places_by_run else []
 
     def rows_free_for_puts(self) -> int:
         """Rows that may be put now. All rows of a job stay pinned until it ends, whether or not
@@ -338,7 +337,7 @@ class Transfers:
         if self.client.closed:
             # After jobs that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
-                self._ended.append(Ended(_failed(job_id), job.lost))
+                self._ended.append(Ended(failed(job_id), job.lost))
             self._load_has_ended = True
 
     def _is_overdue(self, now_s: float) -> bool:
@@ -360,7 +359,7 @@ class Transfers:
             self._draining = False
 
     def _end(self, ended: Ended) -> None:
-        self._ended.append(ended._replace(epoch=self.client.epoch))
+        self._ended.append(ended._replace(servers=Servers(self.client.names, self.client.epochs)))
 
     def _end_load(self, ended: Ended) -> None:
         self._end(ended)
@@ -368,11 +367,7 @@ class Transfers:
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # Before anything that could raise: a job without an end waits for ever.
-        self._ended.append(Ended(_failed(job_id), lost))
+        self._ended.append(Ended(failed(job_id), lost))
         self._load_has_ended = True
         self._from_bucket.gave_up(job_id)
         kept_from_engine(self.counters, hook)
-
-
-def _failed(job_id: int) -> JobResult:
-    return JobResult(job_id, success=False, successful_keys=())

@@ -134,6 +134,7 @@ vllm.v1.kv_offload.base
     ReqContext.kv_transfer_params: the options of a request
     ReqContext.load_tier_filter: limits backfill to the pool
     ReqContext.get_offload_key_position: the position of a key in its prompt
+    ReqContext._offload_key_positions: the first row of each run of a prompt
     TierFilter: limits backfill to the pool
     LookupResult.HIT .MISS .RETRY: the result of a lookup
     Locality.REMOTE: the locality of our tier
@@ -255,5 +256,8 @@ def _read(table: str) -> dict[str, dict[str, str]]:
                 names[owner + name if name.startswith(".") else name] = USES.get(use, use)
     return modules
 
+
+OPTIONAL = frozenset({"vllm.v1.kv_offload.base.ReqContext._offload_key_positions"})
+"""Names without which kvferry runs, with less: several servers are of little use without it."""
 
 NAMES = _read(TABLE)

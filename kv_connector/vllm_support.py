@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kv_connector
-from kv_connector.vllm_names import NAMES
+from kv_connector.vllm_names import NAMES, OPTIONAL
 from remote_server.errors import ConfigError
 
 logger = logging.getLogger("vllm.kvferry")
@@ -218,7 +218,8 @@ def judge(version: str, package: Path) -> Verdict:
         return Verdict(version, True, [])
     missing = missing_names(package, NAMES)
     older = line != () and line < tested[0]
-    refusal = _refusal(version, missing) if older or missing else ""
+    needed = [each for each in missing if each.name not in OPTIONAL]
+    refusal = _refusal(version, needed) if older or needed else ""
     return Verdict(version, False, missing, refusal)
 
 

@@ -22,12 +22,25 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         prog=prog,
         description="Keep KV-cache blocks for vLLM engines on this or other hosts.",
         epilog="Every setting may also be a variable, KVFERRY_MEMORY=8GiB, or be in the file. "
-        "SIGTERM or Ctrl-C drains and exits; a second one exits at once.",
+        "SIGTERM or Ctrl-C drains and exits; a second one exits at once. With --all a server that "
+        "ends is named with its status and is not started again; the others go on, and the exit "
+        "status is 1 in the end.",
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="start every [servers.NAME] of the file of --settings on this host, a process each; "
+        "other flags are for each of them",
+    )
     settings.add_flags(parser)
-    flags = settings.parse(parser, sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    flags = settings.parse(parser, given)
     try:
+        if flags.all:
+            from remote_server.cli import serve_all
+
+            return serve_all.run(flags, given, os.environ)
         chosen = settings.choose(flags, os.environ)
         config = chosen.config
         if flags.print_config:

@@ -14,6 +14,11 @@ def run_of(end: int) -> int:
     return ((end - 1) // FIRST_RUN_TOKENS).bit_length()
 
 
+def end_of(run: int) -> int:
+    """Tokens of a prompt up to the end of this run."""
+    return FIRST_RUN_TOKENS << run
+
+
 def begins_run(start: int, end: int) -> bool:
     """Whether the row with the tokens from `start` to before `end` is the first of its run. Its key
     is the *anchor* of the run: equal for all prompts that are equal up to there."""

@@ -13,6 +13,7 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
+from remote_server.fleet.server_list import read_list
 from remote_server.values import parse_bytes
 
 T = TypeVar("T")
@@ -84,6 +85,25 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_server(made: argparse.ArgumentParser) -> None:
+    """The flag that measures servers which already run, also on other machines."""
+    made.add_argument(
+        "--server", type=server, action="append", default=[], metavar="ADDRESS",
+        help="measure running servers and start none: tcp://HOST:PORT, with ?keys=FILE where it "
+        "requires keys; two or more are a fleet: repeated, or a range, or file://, as in an "
+        "engine's setting; the blocks are removed at the end",
+    )  # fmt: skip
+
+
+def server(text: str) -> str:
+    """An address, a range or a file, as in an engine's setting."""
+    try:
+        read_list(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def result(text: str) -> Path:

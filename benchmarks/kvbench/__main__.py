@@ -26,9 +26,10 @@ from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
-from remote_server.values import MiB, server_address
+from remote_server.values import MiB
 
 MODULE = "benchmarks.kvbench"
 
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         plans = _plans(arguments)
+        server = Target(getattr(arguments, "server", ()))
     except ConfigError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         return 2
@@ -66,10 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tolerate_closed_pipe():
             print(as_format[arguments.format](plans))
         return 0
-    return _measure(plans, arguments, argv)
+    return _measure(plans, server, arguments, argv)
 
 
-def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+def _measure(
+    plans: Sequence[Plan], server: Target, arguments: argparse.Namespace, argv: Sequence[str]
+) -> int:
     keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("nixl")
@@ -84,7 +88,7 @@ def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequenc
             measure(
                 runner, record, planned, ways=arguments.ways, windows=windows,
                 folder=arguments.directory, memory=arguments.memory, check=arguments.check,
-                server=arguments.server or "",
+                server=server,
             )  # fmt: skip
             if runner.interrupted:
                 break
@@ -155,11 +159,7 @@ def _parser() -> argparse.ArgumentParser:
             "--check", action=argparse.BooleanOptionalAction, default=True,
             help="compare every byte after every trial (default: yes)",
         )  # fmt: skip
-        command.add_argument(
-            "--server", type=_server, metavar="ENDPOINT",
-            help="a running kvferry server for shm and tcp, as tcp://127.0.0.1:5757, with "
-            "?keys=FILE where it requires keys; the blocks are removed (default: its own)",
-        )  # fmt: skip
+        options.add_server(command)
         if name == _RUN:
             command.add_argument(
                 "--window", type=options.size, default=_WINDOW, metavar="SIZE",
@@ -198,14 +198,6 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 def _expand(names: str) -> str:
     return ",".join(models.OF_THE_SOURCE) if names == "source" else names
-
-
-def _server(text: str) -> str:
-    try:
-        server_address(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 if __name__ == "__main__":

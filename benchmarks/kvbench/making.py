@@ -1,12 +1,11 @@
 """The ways by name: each is made over the same rows, or skipped with the reason."""
 
-import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.runner import Skipped, nothing
+from benchmarks.harness.runner import nothing
 from benchmarks.kvbench.device_ways import DeviceRows, Vram, VramThroughServer
 from benchmarks.kvbench.file_ways import OneFile
 from benchmarks.kvbench.nixl_ways import GDS, NixlFile
@@ -15,17 +14,17 @@ from benchmarks.kvbench.transfer import Way
 from benchmarks.kvbench.ways import Memory, Rows, Server
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, server_for
-from remote_server.client import RemoteClient
+from benchmarks.remote_kv_cache.baseline.ferry_client import connect_to
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.store.disk.layout import padded
-from remote_server.values import MiB, format_bytes, server_address
 
 MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
 VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS = "vram", "vram shm", "vram tcp", "gds"
 WAYS = (MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL, VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS)
 
 _OF_A_DEVICE = (VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS)
-_THROUGH_SERVER = {SHM: "shm", TCP: "tcp", VRAM_SHM: "shm", VRAM_TCP: "tcp"}
+THROUGH_SERVER = {SHM: "shm", TCP: "tcp", VRAM_SHM: "shm", VRAM_TCP: "tcp"}
+_NAMESPACE = "kvbench"
 
 
 class Kept:
@@ -57,30 +56,28 @@ class Maker:
         rows: Rows,
         pools: tuple[SharedPool, SharedPool],
         scratch: Path,
-        server: str = "",
+        server: Target | None = None,
         device: str = "cuda",
     ) -> None:
-        """`server` is the address of a running one, as in an engine's setting (`?keys=FILE`);
-        without it one is started for the first way that needs it."""
+        """`server` is used by the first way that needs one; without it one is started."""
         self._stack = stack
         self._plan = plan
         self.rows = rows
         self._pools = pools
         self._scratch = scratch
-        self._server = server
-        self._endpoint, self._keys, *_ = server_address(server) if server else ("", "")
+        self._server = server or Target()
+        self._address = ""
         self._device = device
         self._device_rows: DeviceRows | None = None
         self._in_server = Kept()
-        self._namespace = f"kvbench-{secrets.token_hex(4)}"
 
     def make(self, name: str) -> Made:
         """Raises `Skipped` when this machine has no such way."""
         device = self._rows_on_device() if name in _OF_A_DEVICE else None
         if name == MEMORY:
             return Made(Memory(self.rows, blocks.allocate(*self.rows.padded_source.shape)), Kept())
-        if name in _THROUGH_SERVER:
-            through = self._through_server(_THROUGH_SERVER[name])
+        if name in THROUGH_SERVER:
+            through = self._through_server(THROUGH_SERVER[name])
             way = through if device is None else VramThroughServer(through, device)
             return Made(way, self._in_server, through.clear, device)
         if name == VRAM and device is not None:
@@ -100,31 +97,17 @@ class Maker:
         return self._device_rows
 
     def _through_server(self, transport: str) -> Server:
-        if not self._endpoint:
-            server = server_for(self._plan.num_bytes, self._plan.block_bytes)
-            self._endpoint = self._stack.enter_context(server).endpoint
-        client = connect(
-            self._endpoint, self._namespace, self._plan.block_bytes, transport=transport,
-            rows=self._pools if transport == "shm" else (), keys=self._keys,
+        if not self._address:
+            needed = self._plan.batch * padded(self._plan.block_bytes)
+            self._address = self._stack.enter_context(
+                self._server.server(_NAMESPACE, needed, self._plan.block_bytes)
+            )
+        namespace = self._server.namespace(_NAMESPACE)
+        client = connect_to(
+            self._address, namespace, self._plan.block_bytes, transport=transport,
+            rows=self._pools if transport == "shm" else (),
         )  # fmt: skip
         self._stack.callback(client.close)
-        if self._server:
-            _skip_unless_room(client, self._plan)
-            self._stack.callback(self._leave, client)
-        return Server(client, self._namespace, self.rows)
-
-    def _leave(self, client: RemoteClient) -> None:
-        """Remove all blocks from a server that keeps running."""
-        client.forget(self._namespace)
-        client.clear(self._namespace, forget=True, timeout_s=PATIENCE_S).result()
-
-
-def _skip_unless_room(client: RemoteClient, plan: Plan) -> None:
-    """Raises `Skipped` where the blocks would evict others' blocks from the server."""
-    memory = client.stats(timeout_s=PATIENCE_S).result().tiers["memory"]
-    free, needed = memory.budget_bytes - memory.used_bytes, plan.batch * padded(plan.block_bytes)
-    if free < needed + needed // 4 + 16 * MiB:
-        raise Skipped(
-            f"the server has {format_bytes(free)} of memory free, the blocks are "
-            f"{format_bytes(needed)} and need a quarter and 16 MiB more"
-        )
+        of = self._plan.configuration
+        pages = -(-of.prompt_tokens // of.page_size)
+        return Server(client, namespace, self.rows, pages, of.page_size)

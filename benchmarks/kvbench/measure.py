@@ -12,11 +12,12 @@ from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes, nothing
 from benchmarks.harness.statistics import percentile, summarize
-from benchmarks.kvbench.making import MEMORY, Made, Maker
+from benchmarks.kvbench.making import MEMORY, THROUGH_SERVER, Made, Maker
 from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import StageLog, Stages, move
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.store.disk.layout import padded
 
 WRITE, READ = "write", "read"
@@ -117,7 +118,7 @@ def measure(
     folder: Path,
     memory: int | None,
     check: bool,
-    server: str = "",
+    server: Target | None = None,
     device: str = "cuda",
 ) -> None:
     """Every way in both directions, with each of `windows` (blocks), into `record`."""
@@ -153,6 +154,8 @@ def measure(
         for key, sample in samples.items():
             assert isinstance(key, Key)
             copy = samples.get(key._replace(way=MEMORY))
+            if server is not None and server.is_elsewhere and key.way in THROUGH_SERVER:
+                copy = None  # a copy on this machine bounds no server on another
             _keep(record, plan, key, sample, copy, logs.get(key), named=len(windows) > 1)
 
 

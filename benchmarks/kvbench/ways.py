@@ -7,8 +7,14 @@ from typing import Any
 
 from benchmarks.kvbench.transfer import Range
 from benchmarks.remote_kv_cache.baseline.blocks import Pool
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, key_of
-from remote_server.client import GetResult, PutResult, RemoteClient
+from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    PATIENCE_S,
+    Client,
+    anchors_of,
+    key_of,
+)
+from remote_server.client import GetResult, PutResult
+from remote_server.client.cache_client import Anchors
 from remote_server.values import MiB
 
 REQUEST_BYTES = 8 * MiB
@@ -63,6 +69,7 @@ class ServerRequest:
 
     keys: Sequence[bytes]
     rows: Sequence[memoryview]
+    anchors: Anchors
     is_put: bool
     future: Future[Any] | None = field(default=None)
 
@@ -70,16 +77,27 @@ class ServerRequest:
 class Server:
     """Blocks through a server in another process. A put ends when its blocks are readable."""
 
-    def __init__(self, client: RemoteClient, namespace: str, rows: Rows) -> None:
+    def __init__(
+        self, client: Client, namespace: str, rows: Rows, places_of_a_prompt: int = 0,
+        row_tokens: int = 1,
+    ) -> None:  # fmt: skip
+        """Each `places_of_a_prompt` rows are a prompt, or the part of one that a rank holds, of
+        `row_tokens` tokens each. 0: all rows are."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
         self._client = client
         self._namespace = namespace
         self._rows = rows
+        self._anchors: list[bytes | None] = []
+        step = places_of_a_prompt or len(rows)
+        for first in range(0, len(rows), step):
+            end = min(first + step, len(rows))
+            self._anchors += anchors_of(client, [*map(key_of, range(first, end))], row_tokens)
 
     def prepare_write(self, places: Range) -> ServerRequest:
         return ServerRequest(
             [key_of(place) for place in places],
             self._rows.source[places.start : places.stop],
+            self._anchors[places.start : places.stop],
             is_put=True,
         )
 
@@ -87,18 +105,20 @@ class Server:
         return ServerRequest(
             [key_of(place) for place in places],
             self._rows.target[places.start : places.stop],
+            self._anchors[places.start : places.stop],
             is_put=False,
         )
 
     def post(self, request: ServerRequest) -> None:
         if request.is_put:
             request.future = self._client.put(
-                self._namespace, request.keys, request.rows, deferred=False, timeout_s=PATIENCE_S
-            )
+                self._namespace, request.keys, request.rows, deferred=False, timeout_s=PATIENCE_S,
+                anchors=request.anchors,
+            )  # fmt: skip
         else:
             request.future = self._client.get(
                 self._namespace, request.keys, request.rows,
-                stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+                stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=request.anchors,
             )  # fmt: skip
 
     def wait(self, request: ServerRequest) -> None:
@@ -118,7 +138,10 @@ class Server:
         prefix = 0
         for first in range(0, len(keys), 16_384):
             part = keys[first : first + 16_384]
-            found = self._client.lookup(self._namespace, part, timeout_s=PATIENCE_S).result()
+            found = self._client.lookup(
+                self._namespace, part, timeout_s=PATIENCE_S,
+                anchors=self._anchors[first : first + len(part)],
+            ).result()  # fmt: skip
             prefix += found.prefix
             if found.prefix < len(part):
                 break

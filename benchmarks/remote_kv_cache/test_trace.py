@@ -8,43 +8,33 @@ tier and its client; `store` is the policies alone, which takes seconds.
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TextIO
 
 from benchmarks.harness import options
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.models import MODELS, Model, choose
-from benchmarks.remote_kv_cache.replay import report, trace_file
+from benchmarks.remote_kv_cache.replay import flags, report, trace_file
 from benchmarks.remote_kv_cache.replay.bucket_model import Shape, tails
-from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
-from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
+from benchmarks.remote_kv_cache.replay.candidates import IN_STORE
+from benchmarks.remote_kv_cache.replay.costs import PRICED
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE, Setting
+from benchmarks.remote_kv_cache.replay.progress import Progress
 from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, TraceError
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.sweep import Limits
-from remote_server.store.policies import Admit
 
 MODULE = "benchmarks.remote_kv_cache.test_trace"
 
-ALL = "all"
-BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
-BOTH = "both"
-POOL_POLICIES = ("lru", "arc")
 PUT_SHARE = 4
 """A quarter of the pool's rows is for puts, so a prompt's blocks must fit into it."""
-
-_LOG_EVERY_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = _parser()
+    parser = flags.parser(MODULE)
     arguments = parser.parse_args(argv)
     model = arguments.model
     block_bytes = model.block_bytes(TOKENS_PER_BLOCK)
@@ -52,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests = trace_file.read(
             arguments.trace, partial_blocks=arguments.partial_blocks, limit=arguments.requests
         )
+        if arguments.servers:
+            return _fleets(arguments, argv, requests)
         settings = settings_of(arguments, block_bytes, requests)
     except (TraceError, ConfigError) as error:
         print(f"{MODULE}: {error}", file=sys.stderr)
@@ -71,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     if arguments.bucket != ["none"]:
         study.bucket = BucketStudy(
-            tails(requests, shape), shape.pack_tokens, prices_of(arguments), arguments.bucket_days
+            tails(requests, shape), shape.pack_tokens, flags.prices_of(arguments),
+            arguments.bucket_days,
         )  # fmt: skip
     with Runner(1, 0) as runner:
         uses = next_uses(requests)
@@ -117,32 +110,6 @@ def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: 
         report.write_csv(study, arguments.csv)
 
 
-class Progress:
-    """Prints how many requests of one replay are done: continuously on a terminal, at intervals in
-    a log."""
-
-    def __init__(self, runner: Runner, where: str, total: int, log: TextIO | None = None) -> None:
-        self._runner, self._where, self._total = runner, where, total
-        self._log = sys.stderr if log is None else log
-        self._began = self._logged = time.monotonic()
-        self._write(0)
-
-    def __call__(self, done: int) -> None:
-        if done % 64 and done != self._total:
-            return
-        now = time.monotonic()
-        left_s = (now - self._began) * (self._total - done) / max(1, done)
-        text = f"{self._where}, request {done:,} of {self._total:,}, about {left_s:.0f} s left"
-        self._runner.show(text)
-        if now - self._logged > _LOG_EVERY_S:
-            self._logged = now
-            self._write(done)
-
-    def _write(self, done: int) -> None:
-        if not self._log.isatty():
-            print(f"{self._where}, request {done:,} of {self._total:,}", file=self._log, flush=True)
-
-
 def headline(study: Study, pool: int, arguments: argparse.Namespace) -> str:
     """The settings of the run, in two lines."""
     kept = "all blocks" if arguments.partial_blocks else "full blocks"
@@ -163,18 +130,12 @@ def settings_of(
     from benchmarks.remote_kv_cache.replay.replays import rounded
 
     everything = trace_file.distinct(requests)
-    longest = trace_file.longest(requests)
-    pool = arguments.pool // block_bytes
-    if pool < PUT_SHARE * longest:
-        raise ConfigError(
-            f"--pool: {pool} blocks; the longest prompt has {longest}, and a quarter of the pool "
-            f"must hold it: {PUT_SHARE * longest * block_bytes / (1 << 30):.0f}GiB or more"
-        )
+    pool = _pool_of(arguments, block_bytes, requests)
     made: dict[Setting, None] = {}
-    buckets = [BUCKETS[name] for name in arguments.bucket]
-    for kind in REPLAYS if arguments.replay == BOTH else (arguments.replay,):
+    buckets = [flags.BUCKETS[name] for name in arguments.bucket]
+    for kind in REPLAYS if arguments.replay == flags.BOTH else (arguments.replay,):
         sizes = arguments.server_memory
-        if kind == WIRE and arguments.replay == BOTH:
+        if kind == WIRE and arguments.replay == flags.BOTH:
             sizes = arguments.wire_memory
         for disk in arguments.server_disk:
             for size in sizes:
@@ -191,205 +152,54 @@ def settings_of(
     return [*made]
 
 
+def _pool_of(
+    arguments: argparse.Namespace, block_bytes: int, requests: Sequence[trace_file.Request]
+) -> int:
+    """Blocks of the pool. Raises `ConfigError` for one that is too small."""
+    longest = trace_file.longest(requests)
+    pool: int = arguments.pool // block_bytes
+    if pool < PUT_SHARE * longest:
+        raise ConfigError(
+            f"--pool: {pool} blocks; the longest prompt has {longest}, and a quarter of the pool "
+            f"must hold it: {PUT_SHARE * longest * block_bytes / (1 << 30):.0f}GiB or more"
+        )
+    return pool
+
+
+def _fleets(
+    arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[trace_file.Request]
+) -> int:
+    """The replays of `--servers`."""
+    from benchmarks.remote_kv_cache.replay import fleet_report
+
+    model = arguments.model
+    block_bytes = model.block_bytes(TOKENS_PER_BLOCK)
+    pool = _pool_of(arguments, block_bytes, requests)
+    settings = fleet_report.settings_of(arguments, pool, block_bytes)
+    record = Record.begin(MODULE, argv)
+    study = fleet_report.FleetStudy(without_limit(requests), block_bytes)
+    with Runner(1, 0) as runner:
+        fleet_report.run(requests, settings, study, arguments, runner)
+    runner.show("")
+    runner.num_failed += len(study.failures())
+    record.parameters |= {"requests": len(requests), "model": model.name, "pool blocks": pool}
+    record.figures += fleet_report.figures(study)
+    options.write(record, runner, arguments, fleet_report.chart)
+    print(fleet_report.describe(study))
+    return options.finish(record, runner)
+
+
 def policies_of(arguments: argparse.Namespace, kind: str) -> list[tuple[str, str]]:
     """Policies of pool and server: each of one beside the first of the other. A real server has
     only its own, and over the wire the first of each is enough."""
     pools, servers = arguments.pool_policies, arguments.policies
     if kind == WIRE:
         servers = [name for name in servers if name in IN_STORE]
-        if arguments.replay == BOTH:
+        if arguments.replay == flags.BOTH:
             pools = pools[:1]
         return [(pool, server) for pool in pools for server in servers]
     beside = [(pool, servers[0]) for pool in pools]
     return [*beside, *((pools[0], server) for server in servers[1:])]
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description="what real requests find on each cache level"
-    )
-    add = made.add_argument
-    add(
-        "--trace",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="a trace in the format of the Mooncake paper, JSON lines, plain or gzipped",
-    )
-    add(
-        "--replay",
-        choices=(*REPLAYS, BOTH),
-        default=BOTH,
-        help="store: the policies alone; wire: a real server and the connector's tier "
-        "(default: %(default)s, the second at --wire-memory only)",
-    )
-    add(
-        "--model",
-        type=_model,
-        default=MODELS[1],
-        metavar="NAME",
-        help="the model of the KV cache (default: Qwen2.5-7B-Instruct)",
-    )
-    add(
-        "--pool",
-        type=options.size,
-        default=options.size("32GiB"),
-        metavar="SIZE",
-        help="size of the CPU pool (default: 32GiB)",
-    )
-    add(
-        "--server-memory",
-        type=options.several(_size_or_all),
-        default="128GiB,256GiB,512GiB,1TiB,all",
-        metavar="SIZES",
-        help="(default: 128GiB,256GiB,512GiB,1TiB,all)",
-    )
-    add(
-        "--wire-memory",
-        type=options.several(_size_or_all),
-        default="256GiB,all",
-        metavar="SIZES",
-        help="with --replay both, the sizes also replayed over the wire (default: 256GiB,all)",
-    )
-    add(
-        "--server-disk",
-        type=options.several(options.size),
-        default="0,1TiB",
-        metavar="SIZES",
-        help="sizes of the server's disk; 0: none (default: 0,1TiB)",
-    )
-    add(
-        "--pool-policies",
-        type=options.names(POOL_POLICIES),
-        default=["lru", "arc"],
-        metavar="NAMES",
-        help="policies of vLLM's pool (default: lru,arc)",
-    )
-    add(
-        "--policies",
-        type=options.names(POLICIES),
-        default=["lru", "s3-fifo"],
-        metavar="NAMES",
-        help=f"of the server: {', '.join(POLICIES)}; a real server has {', '.join(IN_STORE)} "
-        "(default: lru,s3-fifo)",
-    )
-    add(
-        "--speed-up",
-        type=_speed,
-        default=0.0,
-        metavar="FACTOR",
-        help="over the wire: speed of arrivals relative to the trace; 0 or max: each when "
-        "the one before has ended (default: max)",
-    )
-    add(
-        "--concurrency",
-        type=options.positive,
-        default=1,
-        metavar="NUMBER",
-        help="requests served at a time, at a --speed-up (default: %(default)s)",
-    )
-    add(
-        "--payload",
-        type=_payload,
-        default=1024,
-        metavar="BYTES",
-        help="bytes of a block on the wire; hit rates do not depend on it (default: %(default)s)",
-    )
-    add("--transport", choices=("tcp", "shm"), default="tcp", help="(default: %(default)s)")
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first requests")
-    add(
-        "--partial-blocks",
-        action="store_true",
-        help="keep the last block of a prompt also when it is not full, as in the trace; an engine "
-        "does not",
-    )
-    add(
-        "--bucket",
-        type=options.names(BUCKETS),
-        default=["none"],
-        metavar="NAMES",
-        help="a bucket below: none, or what is written there, as a server's --bucket-admit: twice, "
-        "all; not over the wire (default: none)",
-    )
-    add(
-        "--pack",
-        type=options.size,
-        default=options.size("16MiB"),
-        metavar="SIZE",
-        help="the most bytes of an object of the bucket (default: 16MiB)",
-    )
-    add(
-        "--row-tokens",
-        type=_row_tokens,
-        default=64,
-        metavar="NUMBER",
-        help="tokens of a row, of which packs are made (default: %(default)s)",
-    )
-    add(
-        "--bucket-bytes",
-        type=options.size,
-        default=0,
-        metavar="SIZE",
-        help="budget of the bucket, 0 for no limit (default: 0)",
-    )
-    add(
-        "--bucket-days",
-        type=float,
-        default=7.0,
-        metavar="DAYS",
-        help="packs older than this are removed, 0 for never (default: 7)",
-    )
-    for name, price in PRICES._asdict().items():
-        add(
-            f"--{name.replace('_', '-')}-price",
-            type=float,
-            default=price,
-            metavar="DOLLARS",
-            help=f"{PRICED[name]} (default: %(default)s, {LISTED})",
-        )
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
-    add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
-    return made  # fmt: skip
-
-
-def _model(text: str) -> Model:
-    try:
-        (model,) = choose(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return model
-
-
-def _row_tokens(text: str) -> int:
-    value = options.positive(text)
-    if TOKENS_PER_BLOCK % value:
-        raise argparse.ArgumentTypeError(f"{text} does not divide {TOKENS_PER_BLOCK}")
-    return value
-
-
-def prices_of(arguments: argparse.Namespace) -> Prices:
-    return Prices(*(getattr(arguments, f"{name}_price") for name in Prices._fields))
-
-
-def _size_or_all(text: str) -> int | None:
-    """A size in bytes; None for `all`."""
-    return None if text == ALL else options.size(text)
-
-
-def _speed(text: str) -> float:
-    value = 0.0 if text == "max" else float(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
-    return value
-
-
-def _payload(text: str) -> int:
-    """Bytes of a block: at least two numbers of 8 bytes, at both ends of its row."""
-    value = options.size(text)
-    if value < 16 or value % 8:
-        raise argparse.ArgumentTypeError(f"{text}: at least 16 bytes, and a multiple of 8")
-    return value
 
 
 if __name__ == "__main__":

@@ -219,13 +219,11 @@ class TieredPool:
         self._region.close()
 
 
-def remote_tier(endpoint: str, namespace: str, **settings: Any) -> MakeTier:
-    """Our tier and its client, as the connector makes them, for a server at `endpoint`."""
+def remote_tier(server: str | Sequence[str], namespace: str, **settings: Any) -> MakeTier:
+    """Our tier and its client, as the connector makes them, with this setting `server`."""
 
     def make(spec: Any, view: memoryview) -> RemoteTier:
-        tier = RemoteTier(
-            spec, view, "RemoteTier", sees_everything=True, server=endpoint, **settings
-        )
+        tier = RemoteTier(spec, view, "RemoteTier", sees_everything=True, server=server, **settings)
         tier.declare(namespace, {"model": namespace})
         return tier
 

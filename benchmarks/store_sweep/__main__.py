@@ -24,7 +24,13 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import object_stores
 from benchmarks.store_sweep import network, page, printed, source, spare, sweep
-from benchmarks.store_sweep.figures import as_figure, read_record
+from benchmarks.store_sweep.figures import (
+    Evenness,
+    as_figure,
+    read_evenness,
+    read_record,
+    servers_of,
+)
 from benchmarks.store_sweep.operating import (
     WithinSla,
     best_within,
@@ -191,6 +197,7 @@ def _show(
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    among = 1
     if arguments.per_server_tokens_per_s is not None:
         if arguments.read_p50_ms is not None:
             raise ConfigError("read_p50_ms: needs a sweep to choose from, not one server's tokens")
@@ -199,12 +206,18 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         limit = math.inf if arguments.read_p50_ms is None else arguments.read_p50_ms
         best = best_within(_sweep_of(arguments), limit)
-        one = best.tokens_per_s
+        if arguments.record is not None:
+            among = servers_of(arguments.record)
+        one = best.tokens_per_s / among
         where = f"at {best.point}, where a read takes {best.read.p50:.3g} ms (p50)"
+        where += f", as one of {among}" * (among > 1)
     target = arguments.target_tokens_per_s
-    count = servers_for(target, one)
+    even = Evenness({1: 1.0}) if arguments.fleet is None else read_evenness(arguments.fleet)
+    count = servers_for(target, one, even.of)
     servers = "1 server" if count == 1 else f"{count} servers"
     print(f"{servers} for {target:,.0f} tokens/s: each carries {one:,.0f} {where}")
+    if arguments.fleet is not None:
+        print(f"the busiest of {count} is read {even.of(count):.2f} times as much as the mean")
     return 0
 
 
@@ -227,7 +240,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("run", help="measure").add_argument
+    measuring = commands.add_parser("run", help="measure")
+    add = measuring.add_argument
     add("--concurrency", default=_POINTS, metavar="N,N",
         help="conversations at once; up to 8 one a process, beyond that in 8 processes, or as in "
         "3x4 (default: %(default)s)")  # fmt: skip
@@ -240,10 +254,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-bytes", type=options.size, default=source.BLOCK_BYTES, metavar="SIZE",
         help="size of a block of 128 tokens (default: the source's, %(default)s)")  # fmt: skip
     add("--servers", type=options.positive, default=1, metavar="N",
-        help="servers to start; clients are divided evenly (default: %(default)s)")  # fmt: skip
-    add("--server", action="append", default=[], metavar="ADDRESS",
-        help="a running server, tcp://HOST:PORT, with ?keys=FILE where it requires keys; may be "
-        "repeated")  # fmt: skip
+        help="servers to start; two or more are a fleet, which every client uses "
+        "(default: %(default)s)")  # fmt: skip
+    options.add_server(measuring)
     add("--sla-ms", type=_limits, metavar="MS,MS",
         help="limits on reads (p50) to find the best configuration for (default: the source's, "
         "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
@@ -268,6 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--read-p50-ms", type=options.above_zero, metavar="MS",
         help="use the point with the most tokens whose reads are faster (default: any)",
+    )  # fmt: skip
+    plan.add_argument(
+        "--fleet", type=Path, metavar="FILE",
+        help="a record of test_trace --servers: the busiest server carries more than the mean, as "
+        "measured there (default: all carry the same)",
     )  # fmt: skip
     add = plan.add_mutually_exclusive_group(required=True).add_argument
     add("--record", type=Path, metavar="FILE", help="the sweep, from --json")

@@ -131,12 +131,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory", type=parse_bytes, required=True)
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--pack", type=parse_bytes, required=True)
+    parser.add_argument("--name", required=True)
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_memory()
     config = ServerConfig(
         bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False,
         bucket=arguments.bucket, pack=arguments.pack, bucket_admit="all", bucket_write_rate=0,
+        name=arguments.name,
     )  # fmt: skip
     server = BucketServer(config)
     server.run(on_ready=lambda ready: print(f"ready on {ready.endpoint}", flush=True))

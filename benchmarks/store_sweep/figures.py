@@ -1,7 +1,9 @@
 """Conversion of points to a record's figures, and back."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.record import Figure, Record, RecordError
 from benchmarks.store_sweep.points import (
@@ -17,6 +19,7 @@ from remote_server.errors import ConfigError
 _CPU = "cpu, percent"
 _SERVER = "server, percent of a core"
 _MOVED = "moved, GB/s"
+_MOST_READ = "read, most to mean"
 _RAW = "two raw connections, GB/s"
 _SPLIT = {
     name: f"read {name}, mean, ms" for name in ReadSplit._fields if name != "apart_percent"
@@ -54,6 +57,49 @@ def read_record(path: Path) -> list[Result]:
     if not results:
         raise ConfigError(f"{path}: no point of a sweep in it")
     return results
+
+
+def servers_of(path: Path) -> int:
+    """The servers of a sweep's record. Older records have one, or name them in words."""
+    parameters = Record.read(path).parameters
+    words = re.match(r"(\d+) servers?\b", str(parameters.get("servers", "")))
+    return int(words[1]) if words else 1
+
+
+class Evenness(NamedTuple):
+    """The read load of the busiest server, relative to the mean, by the number of servers."""
+
+    known: Mapping[int, float]
+
+    def of(self, servers: int) -> float:
+        """Between two measured numbers in proportion; beyond the last as the last."""
+        numbers = sorted(self.known)
+        below = max((n for n in numbers if n <= servers), default=numbers[0])
+        above = min((n for n in numbers if n >= servers), default=numbers[-1])
+        if below >= above:
+            return self.known[above]
+        part = (servers - below) / (above - below)
+        return self.known[below] + part * (self.known[above] - self.known[below])
+
+
+def read_evenness(path: Path) -> Evenness:
+    """Of a record of `test_trace --servers`: over the wire where both were replayed. Raises
+    `ConfigError`."""
+    try:
+        found = Record.read(path).figures
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    known: dict[int, float] = {}
+    for replay in ("store", "wire"):
+        for figure in found:
+            words = re.match(
+                rf"{replay}: (\d+) servers?, room for everything, nothing", figure.name
+            )
+            if words and _MOST_READ in figure.values:
+                known[int(words[1])] = figure.values[_MOST_READ]
+    if not known:
+        raise ConfigError(f"{path}: no replay of a fleet in it")
+    return Evenness(known)
 
 
 def _result(figure: Figure) -> Result:

@@ -1,7 +1,7 @@
 """Rules for a server's operating point, and the number of servers for a load."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks.store_sweep.points import Result
@@ -12,6 +12,9 @@ _LOW_LATENCY = 1.10
 
 # From this part of the peak on, more clients only increase waiting.
 _NEAR_PEAK = 0.95
+
+
+MOST_SERVERS = 100_000
 
 
 class OperatingPoint(NamedTuple):
@@ -65,11 +68,22 @@ def best_within(results: Sequence[Result], read_p50_ms: float) -> Result:
     return max(usable, key=lambda result: result.tokens_per_s)
 
 
-def servers_for(target_tokens_per_s: float, tokens_per_s_of_one: float) -> int:
-    """Whole servers: 1,000,000 tokens a second at 55,000 each are 19."""
+def servers_for(
+    target_tokens_per_s: float, tokens_per_s_of_one: float,
+    uneven: Callable[[int], float] = lambda servers: 1.0,
+) -> int:  # fmt: skip
+    """Whole servers: 1,000,000 tokens a second at 55,000 each are 19. `uneven` is the load of the
+    busiest of so many servers, relative to the mean: that one must carry its part."""
     if not (target_tokens_per_s > 0 and tokens_per_s_of_one > 0):
         raise ConfigError("tokens per second: both the target and one server's must be above 0")
-    return math.ceil(target_tokens_per_s / tokens_per_s_of_one)
+    servers = math.ceil(target_tokens_per_s / tokens_per_s_of_one)
+    while servers < MOST_SERVERS and (
+        servers * tokens_per_s_of_one < target_tokens_per_s * uneven(servers)
+    ):
+        servers += 1
+    if servers >= MOST_SERVERS:
+        raise ConfigError(f"tokens per second: the load takes {MOST_SERVERS:,} servers or more")
+    return servers
 
 
 class WithinSla(NamedTuple):

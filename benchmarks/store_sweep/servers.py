@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 from benchmarks.harness import machine
 from benchmarks.harness.runner import Skipped
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, Client, connect
+from benchmarks.remote_kv_cache.baseline.target import list_of, text_of
+from benchmarks.remote_kv_cache.fleet_servers import names_of
 from benchmarks.remote_kv_cache.object_stores import Store
 from benchmarks.store_sweep import bucket_server, conversation, slow_server
 from benchmarks.store_sweep.points import Point
 from examples.processes import LoggedProcess, RemoteServer
-from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.server.config import MIN_PACK_BYTES
-from remote_server.values import GiB, MiB, format_bytes, is_loopback, server_address
+from remote_server.values import GiB, MiB, format_bytes, is_loopback
 
 NAMESPACE = "store-sweep"
 
@@ -80,10 +81,8 @@ class Wanted(NamedTuple):
 
     def check(self) -> None:
         """Raise `ConfigError` for contradictions."""
-        for address in self.given:
-            server_address(address, "server")
-        if len(set(self.given)) < len(self.given):
-            raise ConfigError("server: the same address is given twice")
+        if self.given:
+            list_of(self.given)
         if self.given and self.number > 1:
             raise ConfigError("servers: are started here; with --server none is")
         if self.bucket is not None and self.storage is not None:
@@ -136,7 +135,9 @@ def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterat
     nothing of the sweep. Raises `Skipped` when one cannot be used."""
     wanted.check()
     most = max(point.concurrency for point in points)
-    of_one = -(-most // max(1, len(wanted.given) or wanted.number))
+    number = len(list_of(wanted.given).members) if wanted.given else wanted.number
+    # The homes of conversations are even only on average.
+    of_one = most if number == 1 else -(-2 * most // number)
     needed = of_one * _LIVE_CONVERSATIONS * conversation.BLOCKS * (block_bytes + 4096) * 5 // 4
     if wanted.given:
         with _borrowed(wanted.given, block_bytes, needed) as servers:
@@ -145,46 +146,48 @@ def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterat
     memory = max(needed, 256 * MiB)
     machine.skip_unless_fits(wanted.number * memory + GiB, None)
     with ExitStack() as stack:
-        started = [_server(memory, wanted) for _ in range(wanted.number)]
+        names = names_of(wanted.number)
+        started = [_server(memory, wanted, name) for name in names]
         for server in started:
             stack.enter_context(server)
         addresses = [server.endpoint for server in started]
+        if len(addresses) > 1:
+            named = zip(addresses, names, strict=True)
+            addresses = [f"{address}?name={name}" for address, name in named]
         yield Servers(addresses, [server.pid for server in started], NAMESPACE, here=True)
 
 
-def _server(memory: int, wanted: Wanted) -> RemoteServer | SweptServerProcess:
+def _server(memory: int, wanted: Wanted, name: str) -> RemoteServer | SweptServerProcess:
     """The ordinary server when there is nothing behind it."""
     storage, bucket = wanted.storage, wanted.bucket
     if storage is not None:
         return SweptServerProcess(
             slow_server.MODULE, "--memory", memory, "--latency-ms", storage.latency_ms,
-            "--channels", storage.channels, "--spread", storage.spread_percent,
+            "--channels", storage.channels, "--spread", storage.spread_percent, "--name", name,
         )  # fmt: skip
     if bucket is not None:
         return SweptServerProcess(
             bucket_server.MODULE, "--memory", memory, "--bucket", bucket.store.url,
-            "--pack", bucket.pack_bytes,
+            "--pack", bucket.pack_bytes, "--name", name,
         )  # fmt: skip
-    return RemoteServer(memory=str(memory))
+    return RemoteServer(memory=str(memory), args=["--name", name])
 
 
 @contextmanager
 def _borrowed(given: Sequence[str], block_bytes: int, needed: int) -> Iterator[Servers]:
     namespace = f"{NAMESPACE}-{secrets.token_hex(4)}"
     with ExitStack() as stack:
-        clients: list[RemoteClient] = []
-        for text in given:
-            address = server_address(text, "server")
+        servers = list_of(given)
+        for one in servers.members:
             try:
-                client = connect(address.endpoint, namespace, block_bytes, keys=address.keys)
+                client = connect(one.endpoint, namespace, block_bytes, keys=one.keys)
             except Skipped as why:
-                raise Skipped(f"{address.endpoint}: {why}") from None
-            clients.append(client)
+                raise Skipped(f"{one.endpoint}: {why}") from None
             stack.callback(client.close)
             stack.callback(_forget, client, namespace)
-            _warn_if_small(client, address.endpoint, needed)
-        here = all(is_loopback(server_address(text).endpoint) for text in given)
-        yield Servers([*given], [], namespace, here=here)
+            _warn_if_small(client, one.endpoint, needed)
+        here = all(is_loopback(one.endpoint) for one in servers.members)
+        yield Servers(text_of(servers).split(","), [], namespace, here=here)
 
 
 def object_reads(servers: Servers, block_bytes: int) -> str:
@@ -200,12 +203,12 @@ def object_reads(servers: Servers, block_bytes: int) -> str:
     )
 
 
-def _forget(client: RemoteClient, namespace: str) -> None:
+def _forget(client: Client, namespace: str) -> None:
     client.forget(namespace)
     client.clear(namespace, forget=True, timeout_s=PATIENCE_S).exception()
 
 
-def _warn_if_small(client: RemoteClient, endpoint: str, needed: int) -> None:
+def _warn_if_small(client: Client, endpoint: str, needed: int) -> None:
     tiers = client.stats(timeout_s=PATIENCE_S).result().tiers
     budget = tiers["memory"].budget_bytes
     if budget < needed and "disk" not in tiers:

@@ -153,10 +153,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency-ms", type=float, required=True)
     parser.add_argument("--channels", type=int, required=True)
     parser.add_argument("--spread", type=float, required=True)
+    parser.add_argument("--name", required=True)
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_memory()
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False)
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False, name=arguments.name
+    )
     channels = Channels(arguments.latency_ms / 1e3, arguments.channels, arguments.spread / 100)
     server = SlowServer(config, channels)
     server.run(on_ready=lambda ready: print(f"ready on {ready.endpoint}", flush=True))

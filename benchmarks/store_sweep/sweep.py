@@ -38,11 +38,10 @@ class _Talkers:
         self, stack: ExitStack, servers: Servers, load: Load, point: Point, number: int, name: str
     ) -> None:
         """Start process `number` of those of `point`."""
-        first = number * point.clients
         self._process = subprocess.Popen(
             [sys.executable, "-m", talkers.MODULE, servers.text, servers.namespace,
-             str(load.block_bytes), str(first), str(point.clients), str(load.seconds),
-             str(load.pause_ms), f"{name} {number}"],
+             str(load.block_bytes), str(point.clients), str(load.seconds), str(load.pause_ms),
+             f"{name} {number}"],
             cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         stack.callback(self._end)

@@ -1,10 +1,8 @@
 """A process of clients, each a thread that holds conversations over its own connection.
 
-python -m … SERVERS NAMESPACE BLOCK_BYTES FIRST CLIENTS SECONDS PAUSE_MS SPEAKER
+python -m … SERVERS NAMESPACE BLOCK_BYTES CLIENTS SECONDS PAUSE_MS SPEAKER
 
-SERVERS are separated by commas. FIRST is the number of the first client among those of all
-processes: client n uses server n modulo the number of servers, which divides the load evenly. All
-blocks of a conversation are on one server.
+SERVERS are separated by commas; two or more are a fleet, and each client uses all of it.
 
 Prints `ready` when each client has held one conversation, begins at a line on stdin, and prints its
 results as one line of JSON.
@@ -21,12 +19,11 @@ from typing import TypeVar
 
 from benchmarks.harness.runner import nothing
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect_to
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, chain_of, keys_of
 from benchmarks.store_sweep.points import PARTS
-from remote_server.client import GetTimes, RemoteClient
+from remote_server.client import CacheClient, GetTimes
 from remote_server.process_limits import keep_freed_memory
-from remote_server.values import server_address
 
 MODULE = "benchmarks.store_sweep.talkers"
 
@@ -64,9 +61,7 @@ class Talk:
 class Talker:
     """One client. A conversation with any failure counts as an error and not as a conversation."""
 
-    def __init__(
-        self, client: RemoteClient, namespace: str, block_bytes: int, speaker: str
-    ) -> None:
+    def __init__(self, client: CacheClient, namespace: str, block_bytes: int, speaker: str) -> None:
         self._client = client
         self._namespace = namespace
         self._speaker = speaker.encode()
@@ -118,7 +113,11 @@ class Talker:
         found = _timed(
             talk.lookups,
             lambda: self._client.lookup(
-                self._namespace, keys, chain=chain_of(0, len(keys)), timeout_s=PATIENCE_S
+                self._namespace,
+                keys,
+                chain=chain_of(0, len(keys)),
+                timeout_s=PATIENCE_S,
+                anchors=_anchors(keys),
             ).result(),
         )
         if found.prefix != known:
@@ -131,9 +130,10 @@ class Talker:
         result = _timed(
             talk.reads,
             lambda: self._client.get(
-                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, timed=True
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, timed=True,
+                anchors=_anchors(keys),
             ).result(),
-        )
+        )  # fmt: skip
         if result.times is not None:
             add_split(talk, result.times, time.monotonic())
         if len(result.landed) != len(keys):
@@ -148,10 +148,16 @@ class Talker:
             lambda: self._client.put(
                 self._namespace, keys[first:end], self._source[first:end],
                 deferred=False, timeout_s=PATIENCE_S, chain=chain_of(first, end),
+                anchors=_anchors(keys)[first:end],
             ).result(),
         )  # fmt: skip
         if result.created != end - first:
             raise AssertionError(f"{result.created} of {end - first} blocks kept: {result}")
+
+
+def _anchors(keys: list[bytes]) -> list[bytes]:
+    """A conversation is shorter than the first run."""
+    return keys[:1] * len(keys)
 
 
 def add_split(talk: Talk, times: GetTimes, now: float) -> None:
@@ -184,15 +190,13 @@ def pauses(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    servers, namespace, block_bytes, first, clients, seconds, pause_ms, speaker = (
+    servers, namespace, block_bytes, clients, seconds, pause_ms, speaker = (
         sys.argv[1:] if argv is None else argv
     )
     keep_freed_memory()
-    addresses = [server_address(server) for server in servers.split(",")]
     talkers = []
     for number in range(int(clients)):
-        address = addresses[(int(first) + number) % len(addresses)]
-        client = connect(address.endpoint, namespace, int(block_bytes), keys=address.keys)
+        client = connect_to(servers, namespace, int(block_bytes))
         talkers.append(Talker(client, namespace, int(block_bytes), f"{speaker} {number}"))
     warm_up = [talker.talk_for(0) for talker in talkers]
     if errors := [error for talk in warm_up for error in talk.errors]:

@@ -72,7 +72,7 @@ class NoServer(KVFerryError):
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """`--server` and `--timeout-s`, for every command that connects to a server."""
+    """`--server` and `--timeout-s`, for commands that connect to one server."""
     parser.add_argument(
         "--server",
         default=os.environ.get("KVFERRY_SERVER", EXAMPLE),

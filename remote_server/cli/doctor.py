@@ -10,23 +10,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote_server.cli import (
     NoServer,
-    add_server,
     ask_stats,
     client_of,
     connected,
     print_lines,
 )
 from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
+from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
+from remote_server.cli.servers import add_servers, servers_of
 from remote_server.client import SharedRegion
+from remote_server.fleet.server_list import Member, ServerList
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
-from remote_server.server.dispatch import server_name
+from remote_server.server.identity import server_version
 from remote_server.values import GiB, MiB, format_bytes
 
 # vLLM needs it for its own messages between processes; containers have 64 MiB by default.
@@ -35,6 +39,7 @@ _LITTLE_SHM = 1 * GiB
 _CLOCK_S = 2.0
 # For an untested version it reads some 2 MB of source: a second.
 _JUDGED_WITHIN_S = 60.0
+_AT_ONCE = 32  # servers of a list
 
 
 class Finding(NamedTuple):
@@ -50,10 +55,12 @@ def add(commands: Any) -> None:
         "doctor",
         help="check this host, the bucket, the server, and whether its engines agree",
         description="Check this host, the bucket of these settings, the server, and whether its "
-        "engines agree. In the bucket an object is written, read and removed. Exit status 1 when "
-        "something is bad, 3 when no server answers.",
+        "engines agree. Of a list every server is checked, its name, and whether engines have the "
+        "same list. In the bucket an object is written, read and removed. Exit status 1 when "
+        "something is bad, also a server of a list that does not answer; 3 when the only one does "
+        "not.",
     )
-    add_server(parser)
+    add_servers(parser)
     add_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
@@ -62,16 +69,22 @@ def add(commands: Any) -> None:
 def run(flags: argparse.Namespace) -> int:
     findings = list(host_findings())
     findings += [Finding("bucket", *found) for found in of_settings(flags)]
+    servers = servers_of(flags)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        ask = partial(_asked, flags.timeout_s)
+        answers = [*threads.map(ask, servers.members)]
+    for answer in answers:
+        where = f"{answer.asked.member.name}: " if len(answers) > 1 else ""
+        findings += [one._replace(check=where + one.check) for one in _findings_of(servers, answer)]
+    lists = lists_of_engines(servers, [answer.asked for answer in answers])
+    findings += [Finding("lists", *found) for found in lists]
     status = 0
-    try:
-        with connected(flags) as client:
-            began = time.time()
-            reply = ask_stats(client, flags.timeout_s, fingerprints=True)
-            findings += server_findings(flags.server, reply, (began + time.time()) / 2)
-        findings.append(_shared_memory(flags.server, flags.timeout_s))
-    except NoServer as error:
-        findings.append(Finding("server", "bad", str(error)))
-        status = 3
+    if len(answers) == 1:
+        if answers[0].asked.reply is None:
+            status = 3
+        else:
+            address = _address_of(servers.members[0])
+            findings.append(_shared_memory(address, flags.timeout_s))
     if flags.json:
         print_lines(ascii_json([finding._asdict() for finding in findings]))
     else:
@@ -82,6 +95,38 @@ def run(flags: argparse.Namespace) -> int:
     if any(finding.verdict == "bad" for finding in findings):
         return status or 1
     return 0
+
+
+class _Answer(NamedTuple):
+    """What a server answered, and our wall clock in the middle of its answer."""
+
+    asked: Asked
+    now_s: float = 0.0
+
+
+def _asked(timeout_s: float, member: Member) -> _Answer:
+    """The statistics of one server. Raises `ConfigError` for a key file that cannot be read."""
+    try:
+        given = argparse.Namespace(server=_address_of(member), timeout_s=timeout_s)
+        with connected(given) as client:
+            began = time.time()
+            reply = ask_stats(client, timeout_s, fingerprints=True)
+            return _Answer(Asked(member, reply), (began + time.time()) / 2)
+    except NoServer as error:
+        return _Answer(Asked(member, None, str(error)))
+
+
+def _address_of(member: Member) -> str:
+    return f"{member.endpoint}?keys={member.keys}" if member.keys else member.endpoint
+
+
+def _findings_of(servers: ServerList, answer: _Answer) -> Iterable[Finding]:
+    member, reply, error = answer.asked
+    if reply is None:
+        yield Finding("server", "bad", error)
+        return
+    yield from server_findings(_address_of(member), reply, answer.now_s)
+    yield from (Finding("name", *found) for found in name_of(servers, member, reply))
 
 
 def host_findings(
@@ -165,7 +210,7 @@ def _vllm() -> Finding:
 def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:
     """Checks of the server by its own statistics."""
     text = f"{reply.server} answers at {address}"
-    ours = server_name()
+    ours = server_version()
     if reply.server != ours:
         yield Finding("server", "note", f"{text}; this side is {ours}")
     else:

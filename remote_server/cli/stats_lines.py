@@ -24,7 +24,8 @@ _FLOWS = (
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     """The lines to print. With an earlier reply `before`, flows are per second since then."""
-    head = f"{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}"
+    name = f"{reply.name}  " if reply.name else ""
+    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}"
     return [head, "", *contents(reply, before)]
 
 

@@ -75,12 +75,13 @@ class ClientContext:
 
     next_request_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
-    def connect(self, *, brings_blocks: bool = False) -> Connection:
-        """A new connection. `brings_blocks`: replies have payload frames. Raises as `Connection`
-        does."""
+    def connect(self, *, brings_blocks: bool = False, for_transfers: bool = True) -> Connection:
+        """A new connection. `brings_blocks`: replies have payload frames. `for_transfers`: on
+        demand, if the client is configured so. Raises as `Connection` does."""
         return Connection(
             self.zmq_context, self.poll_set, self.config, self.clock, self.keys,
             brings_blocks=brings_blocks,
+            on_demand=for_transfers and self.config.idle_close_s is not None,
         )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ class Channel(ABC):
     def ready(self) -> bool:
         """Requests that come now can be sent, or a moment later."""
         one = self.connection
-        return one is None or one.connected or one.reopening
+        return one is None or one.on_demand or one.connected or one.opening
 
     @property
     def region_transport(self) -> str:
@@ -152,6 +153,11 @@ class Channel(ABC):
         """Requests that callers wait for."""
         return 0
 
+    @property
+    def needs_connection(self) -> bool:
+        """Something is to be sent or expected."""
+        return self.num_waiting > 0
+
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
@@ -179,6 +185,11 @@ class Channel(ABC):
 
     def step(self) -> None:  # noqa: B027
         """Do a bounded part of the work of `can_step`."""
+
+    def keep_connection(self, now: float) -> None:
+        """Open a connection on demand that is needed, and close one that has been idle for long."""
+        if self.connection is not None:
+            self.connection.keep(now, in_use=self.needs_connection)
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
@@ -240,12 +251,13 @@ class Channel(ABC):
     def _require_way(self) -> None:
         """Raises `ServerUnavailable` when what comes now cannot be sent."""
         one = self.connection
-        if one is not None and not (one.connected or one.reopening):
+        if one is not None and not one.demand():
             raise ServerUnavailable(f"the connection for {self.name} is down")
 
     def _replace_if_stuck(self, now: float) -> None:
-        if self.connection is not None and self.connection.stuck_at <= now:
-            self.connection.reopen()
+        one = self.connection
+        if one is not None and one.due_at <= now and not one.on_demand:
+            one.reopen()
 
     def _read_replies(self, take: Callable[[protocol.Reply], None]) -> None:
         """Pass the current server's replies, none with a payload, to `take`, which may raise

@@ -31,15 +31,16 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Container, Sequence
-from math import ceil, inf
+from math import inf
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client.poll_set import PollSet
 from remote_server.client.results import ClientConfig
+from remote_server.client.socket_options import set_options
 from remote_server.errors import ConfigError, RemoteProtocolError
-from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
+from remote_server.keys import ClientKeys
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ _REFUSALS = {
 }
 _OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
-_HANDSHAKE_MS = 5_000
-_CONNECT_MS = 5_000
+
+# Time for a connection on demand. The server is there, so this is three to five round trips.
+_OPEN_S = 1.0
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the part of a frame that exceeds the buffer, so discarding copies nothing.
@@ -92,8 +94,10 @@ class Connection:
         keys: ClientKeys | None = None,
         *,
         brings_blocks: bool = False,
+        on_demand: bool = False,
     ) -> None:
-        """`brings_blocks`: replies have payload frames.
+        """`brings_blocks`: replies have payload frames. `on_demand`: it rests without a socket
+        until `demand`, and again after `idle_close_s` without use.
 
         Raises `ConfigError` for an endpoint or keys that ZeroMQ refuses, and `zmq.ZMQError` when
         the process cannot open another file.
@@ -106,15 +110,21 @@ class Connection:
         self._brings_blocks = brings_blocks
         self.connected = False
         """The handshake is done and the peer has not disconnected since."""
-        self.reopening = False
-        """Replaced by us while connected, and not reconnected yet, which takes a moment."""
+        self.opening = False
+        """Opened by us to a server that is there, and not connected yet, which takes a moment."""
+        self.on_demand = on_demand
+        self._rests = False
+        """Without a socket until `demand`."""
+        self._opens_at = -inf
+        """Time before which `demand` does not open it, because it has just failed."""
         self.connect_failed = False
         """An attempt to connect has failed."""
         self.turned_away = ""
         """Why the last attempt to connect was refused, as far as libzmq reports it; else empty."""
-        self.stuck_at = inf
+        self.due_at = inf
         """Time to `reopen` unless connected by then. libzmq repeats most failed attempts to connect
-        by itself, but not to a peer that broke ZMTP: a frame too large, another protocol."""
+        by itself, but not to a peer that broke ZMTP: a frame too large, another protocol.
+        On demand: time to give up connecting, or to rest."""
         self.readable = self._changed = False
         """The last poll reported something to receive."""
         self._cut_off = False
@@ -122,7 +132,11 @@ class Connection:
         self._num_owed = 0
         """Replies owed: those to requests sent that have not come."""
         self._magic = bytearray(len(protocol.MAGIC))
-        self._open()
+        self._is_open = False
+        if on_demand:
+            self._rests = True
+        else:
+            self._open()
 
     def _open(self) -> None:
         """Raises as the constructor does; the connection is closed then."""
@@ -130,7 +144,7 @@ class Connection:
         self._num_owed = 0
         socket = self._context.socket(zmq.DEALER)
         try:
-            _set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
+            set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
             # pyzmq's default name contains a file descriptor, which may soon be another socket's.
             monitor = socket.get_monitor_socket(
                 _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
@@ -152,8 +166,8 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket and drop what was not sent. Idempotent."""
-        self.connected = self.reopening = self.readable = self._changed = False
-        self.stuck_at = inf
+        self.connected = self.opening = self.readable = self._changed = self._rests = False
+        self.due_at = inf
         if not self._is_open:
             return
         self._is_open = False
@@ -165,24 +179,75 @@ class Connection:
         """Replace the socket. Messages queued or on their way, in either direction, are lost.
 
         A process that cannot open another file has lost the connection, and tries again at
-        `stuck_at`.
+        `due_at`.
         """
-        was_up = self.connected or self.reopening
+        was_up = self.connected or self.opening
+        if self.on_demand:
+            self._close_until(self._clock())
+            return
         self.close()
+        self.opening = self._open_or_log(was_up=was_up) and was_up
+        self._cut_off = self._cut_off or was_up != self.opening
+
+    def _open_or_log(self, *, was_up: bool) -> bool:
         try:
             self._open()
         except (zmq.ZMQError, ConfigError) as error:
-            self.stuck_at = self._clock() + self._config.longest_reconnect_s
-            self._cut_off = was_up
             level = logging.WARNING if was_up else logging.DEBUG  # once, not every second
             logger.log(level, "%s: cannot open a connection: %s", self._config.endpoint, error)
+            self._close_until(self._clock() + self._config.longest_reconnect_s)
+            return False
+        return True
+
+    def _close_until(self, time: float) -> None:
+        """Close it; from `time` on it may be opened again."""
+        self.close()
+        if self.on_demand:
+            self._rests, self._opens_at = True, time
         else:
-            self.reopening = was_up
+            self.due_at = time
+
+    # ── on demand ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def available(self) -> bool:
+        """Connected, or on demand: `demand` may succeed. Any thread may read it."""
+        if self.connected or not self.on_demand:
+            return self.connected
+        return self.opening or (self._rests and self._clock() >= self._opens_at)
+
+    def demand(self) -> bool:
+        """What comes now can be sent, or a moment later. Opens a connection that rests."""
+        if self.connected or self.opening or not self.available:
+            return self.connected or self.opening
+        if not self._open_or_log(was_up=True):
+            return False
+        self.opening, self._rests = True, False
+        self.due_at = self._clock() + _OPEN_S
+        return True
+
+    def keep(self, now: float, *, in_use: bool) -> None:
+        """On demand: open it when it is `in_use`, close it when it has not been for long."""
+        idle_close_s = self._config.idle_close_s
+        if not self.on_demand or idle_close_s is None:
+            return
+        if in_use:
+            if self.connected:
+                self.due_at = inf
+            elif not self.demand():
+                self._cut_off, self.due_at = True, now  # `changes` reports it
+        elif self.due_at == inf and self.connected:
+            self.due_at = now + idle_close_s
+        elif self.due_at <= now:
+            self._close_until(now)
+
+    # ── changes ──────────────────────────────────────────────────────────────────────────
 
     def note_poll(self, events: Container[object]) -> None:
         """Record the result of a poll: a call to an idle socket costs microseconds."""
-        self.readable = self._socket in events
-        self._changed = self._monitor in events
+        if self._is_open:
+            self.readable = self._socket in events
+            self._changed = self._monitor in events
 
     def changes(self, now: float) -> list[bool]:
         """Changes since the last call, oldest first: True connected, False lost."""
@@ -190,6 +255,11 @@ class Connection:
         if self._cut_off:
             self._cut_off = False
             changes.append(False)
+            if self.on_demand:
+                self.due_at = inf
+        if self.on_demand and self.opening and self.due_at <= now:
+            self._close_until(now + self._config.longest_reconnect_s)
+            return [*changes, False]
         if not self._changed:
             return changes
         while True:
@@ -198,19 +268,19 @@ class Connection:
             except zmq.Again:
                 return changes
             event, value = _event_of(message[0])
-            if event == zmq.Event.CONNECT_RETRIED:
+            if event == zmq.Event.CONNECT_RETRIED and not self.on_demand:
                 self.connect_failed = True
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.connected, self.reopening, self.stuck_at = True, False, inf
+                self.connected, self.opening, self.due_at = True, False, inf
                 self.turned_away = ""
                 changes.append(True)
             else:
                 self.turned_away = self._why_not(event, value) or self.turned_away
-                if self.connected:
-                    self.close()
-                    self.stuck_at = now + self._config.reconnect_s
+                if self.connected or self.on_demand:
+                    at_once = self.connected and self.on_demand
+                    self._close_until(now if at_once else now + self._config.reconnect_s)
                     return [*changes, False]
-                self.stuck_at = now + self._config.longest_reconnect_s
+                self.due_at = now + self._config.longest_reconnect_s
 
     def _why_not(self, event: int, value: int) -> str:
         """The mismatch of keys that a failed handshake indicates; empty for any other event."""
@@ -310,60 +380,7 @@ class Connection:
         """Drop the connection to a hostile server, and connect anew."""
         self._cut_off = self.connected
         self.reopen()
-        self.reopening = False
-
-
-def _set_options(
-    socket: "zmq.Socket[bytes]",
-    config: ClientConfig,
-    keys: ClientKeys | None,
-    *,
-    brings_blocks: bool,
-) -> None:
-    """Set all options of `socket` before it connects. `brings_blocks`: replies have payload
-    frames."""
-    most_bytes = protocol.MAX_FRAME_BYTES if brings_blocks else protocol.MAX_HEADER_BYTES
-    options: dict[int, int] = {
-        zmq.LINGER: 0,
-        # Not for names: libzmq would resolve only their IPv6 addresses.
-        zmq.IPV6: "[" in config.endpoint,
-        zmq.IMMEDIATE: 0,  # see above
-        # The windows bound the queue; a mark could only fail a send half-way.
-        zmq.SNDHWM: 0,
-        zmq.RCVHWM: 0,
-        zmq.MAXMSGSIZE: most_bytes if keys is None else most_bytes + CURVE_FRAME_BYTES,
-        zmq.RECONNECT_IVL: ceil(config.reconnect_s * 1e3),
-        zmq.RECONNECT_IVL_MAX: ceil(config.longest_reconnect_s * 1e3),
-        zmq.CONNECT_TIMEOUT: _CONNECT_MS,
-        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
-    }
-    if not brings_blocks:
-        options |= _heartbeats(config)
-    for option, value in options.items():
-        socket.setsockopt(option, value)
-    if keys is not None:
-        socket.curve_serverkey = keys.server
-        socket.curve_publickey = keys.public
-        socket.curve_secretkey = keys.secret
-
-
-def _heartbeats(config: ClientConfig) -> dict[int, int]:
-    """For connections that carry headers alone.
-
-    Only heartbeats end such a connection when the network drops its packets, or when a damaged
-    length makes ZeroMQ wait for bytes that never come: a request that times out does not close it.
-
-    The connection for gets needs none: it is replaced after a second of silence (`get.py`).
-    It must have none: it may be replaced while messages pour in, and a socket that is being
-    closed takes no message, as at a mark.
-    """
-    timeout_ms = ceil(4 * config.heartbeat_s * 1e3)
-    return {
-        zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
-        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
-        # The server forgets a vanished client after this time.
-        zmq.HEARTBEAT_TTL: timeout_ms,
-    }
+        self.opening = False
 
 
 def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:

@@ -33,7 +33,7 @@ class ControlChannel(Channel):
 
     def __init__(self, client_context: ClientContext) -> None:
         """Raises as `Connection` does."""
-        self._connection = client_context.connect()
+        self._connection = client_context.connect(for_transfers=False)
         super().__init__(client_context, self._connection)
         self._clock = client_context.clock
         self._max_in_flight = client_context.config.max_control_in_flight

@@ -225,6 +225,7 @@ class GetChannel(Channel, Generic[AnyWindow]):
         self._clock = client_context.clock
         self._queue = GetQueue()
         self._last_reply_at = 0.0
+        self._was_opening = False
 
     # ── per transport ────────────────────────────────────────────────────────────────────
 
@@ -235,6 +236,12 @@ class GetChannel(Channel, Generic[AnyWindow]):
     @abstractmethod
     def _take_back(self) -> None:
         """Release the share of the window that ended gets hold: its blocks will never come."""
+
+    @property
+    def _opening(self) -> bool:
+        """Its connection is being opened on demand."""
+        one = self.connection
+        return one is not None and one.on_demand and one.opening
 
     def _reaches(self, transfer: GetTransfer) -> bool:
         """It can carry the rows of `transfer`."""
@@ -313,6 +320,9 @@ class GetChannel(Channel, Generic[AnyWindow]):
 
     def expire(self, now: float) -> None:
         """End the late gets, and take back the window's share of blocks that will never come."""
+        was_opening, self._was_opening = self._was_opening, self._opening
+        if was_opening or self._was_opening:
+            self._queue.wait_anew(now)  # a stall does not count the time to connect
         if now < self.wake_at:
             return
         for transfer, stalls_at in self._queue.stall_times():
@@ -351,6 +361,10 @@ class GetChannel(Channel, Generic[AnyWindow]):
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def needs_connection(self) -> bool:
+        return bool(self._queue or self._window.batches)
 
     @property
     def has_leftovers(self) -> bool:

@@ -46,6 +46,11 @@ class GetQueue:
         if transfer.ended:
             self._pass_on(transfer)
 
+    def wait_anew(self, now: float) -> None:
+        """The waits of all begin at `now`."""
+        for transfer in self._transfers.values():
+            transfer.progress = max(transfer.progress, now)
+
     def _pass_on(self, transfer: "GetTransfer") -> None:
         for other in self._transfers.values():
             if other.order > transfer.order:

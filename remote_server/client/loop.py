@@ -170,6 +170,9 @@ class Loop:
             channel.expire(polled_at)
         for channel in channels:
             channel.pump(now)
+        if self._config.idle_close_s is not None:
+            for channel in channels:
+                channel.keep_connection(now)
         self._finish_cancels()
 
     def _wait_s(self) -> float:
@@ -186,7 +189,7 @@ class Loop:
         return min(
             self.session.wake_at(),
             *(channel.wake_at for channel in self.channels),
-            *(connection.stuck_at for connection in self._connections),
+            *(connection.due_at for connection in self._connections),
         )
 
     def _step(self) -> bool:

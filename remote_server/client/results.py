@@ -148,12 +148,20 @@ class ClientConfig:
     heartbeat_s: float = 2.0
     """Pause between two ZMTP pings on a connection without blocks; four without a reply end it."""
 
+    idle_close_s: float | None = None
+    """None: a connection for each kind of traffic from the start. A number: those for puts, gets
+    and messages of shared memory open at the first transfer and close when idle for so long.
+    `ready` then depends on the connection for small requests alone. A stall does not count the time
+    to connect, a deadline does; neither counts it as the server's silence."""
+
     @property
     def in_fleet(self) -> bool:
         """The client asks for the server's load, and for hot keys."""
         return bool(self.fleet_digest)
 
     def __post_init__(self) -> None:
+        if self.idle_close_s is not None and not self.idle_close_s > 0:
+            raise ConfigError(f"idle_close_s: {self.idle_close_s!r} must be greater than 0")
         for name in (
             "get_window_bytes", "get_window_blocks", "put_window_bytes", "batch_bytes",
             "shared_window_bytes",

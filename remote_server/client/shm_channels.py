@@ -56,6 +56,14 @@ class ShmGets(GetChannel[LeaseWindow]):
         """Blocks remain to be copied, and no release has to be sent before."""
         return bool(self._window.leases) and not self._window.to_release
 
+    @property
+    def needs_connection(self) -> bool:
+        return super().needs_connection or bool(self._window.leases or self._window.to_release)
+
+    @property
+    def _opening(self) -> bool:
+        return self._link.opening
+
     def limit(self, arena_bytes: int) -> None:
         """Bound the window by the size of the arena."""
         self._window.limit(arena_bytes)
@@ -262,7 +270,7 @@ class ShmPuts(PutChannel):
             super().pump(now)
 
     def _send_batch(self, batch: PutBatch) -> int:
-        if self._link.tickets.num_used == protocol.MAX_TICKETS:
+        if self._link.opening or self._link.tickets.num_used == protocol.MAX_TICKETS:
             return 0
         transfer, part = batch.transfer, batch.part
         checksums = transfer.checksums(part) if self._config.integrity else []

@@ -7,6 +7,11 @@
 A welcome starts an attempt, so a restarted server is attached anew. A client that cannot reach the
 socket is on another host: that is no error, and all transfers use tcp. A welcome has no checksum:
 another one is requested after `RETRY_S`, and less and less often until an attempt succeeds.
+
+With `ClientConfig.idle_close_s` the region is attached at the welcome all the same. The map of an
+arena is made and faulted in on another thread, which takes seconds for a large one: too long for
+the first transfer. One client of many is on the server's host, and the others cost an attempt a
+minute. Only the connection for messages opens on demand.
 """
 
 import logging
@@ -15,10 +20,10 @@ import socket
 from collections.abc import Container
 from functools import partial
 from math import inf
-from typing import Protocol
 
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request, Transfer
+from remote_server.client.link_user import LinkUser
 from remote_server.client.session import Session
 from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
@@ -219,32 +224,6 @@ class Attachment:
         logger.log(level, "%s: no shared memory, %s: %s", endpoint, effect, plain(reason))
 
 
-class LinkUser(Protocol):
-    """Transfers whose messages a link carries."""
-
-    @property
-    def copying(self) -> bool:
-        """Blocks remain to be copied: an extra poll is not worth its cost meanwhile."""
-
-    def awaits(self, request_id: int) -> bool:
-        """A reply to this request would be in time."""
-
-    def take(self, reply: protocol.Reply, now: float) -> None:
-        """Process an awaited reply. Raises `RemoteProtocolError` for a wrong kind."""
-
-    def take_late(self, reply: protocol.Reply) -> None:
-        """Release what a reply that nothing awaits holds at the server."""
-
-    def limit(self, arena_bytes: int) -> None:
-        """The region was attached to a server with an arena of this size."""
-
-    def detached(self, error: KVFerryError) -> None:
-        """End every transfer: the attachment has ended, and all that the server held for it."""
-
-    def lost(self) -> None:
-        """End every transfer: the connection broke, and no reply will come."""
-
-
 class ShmLink(Channel):
     """The connection for messages of shared memory, and the attachment. It has no requests of its
     own: `users` have, and come after it in the list of channels."""
@@ -270,7 +249,7 @@ class ShmLink(Channel):
         """Rows in the region travel through shared memory now. Any thread may read it, so it is
         false from the moment that the session knows another epoch, before the next `_poll`."""
         current = self._attachment.epoch == self._session.epoch
-        return self._attached and current and self._connection.connected
+        return self._attached and current and self._connection.available
 
     @property
     def region_transport(self) -> str:
@@ -280,6 +259,15 @@ class ShmLink(Channel):
     def ready(self) -> bool:
         """Its rows travel through shared memory, or tcp is allowed."""
         return self.in_use or self._config.transport != "shm"
+
+    @property
+    def opening(self) -> bool:
+        """Its connection is being opened on demand."""
+        return self._connection.on_demand and self._connection.opening
+
+    @property
+    def needs_connection(self) -> bool:
+        return any(user.needs_connection for user in self.users)
 
     @property
     def wake_at(self) -> float:

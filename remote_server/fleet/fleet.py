@@ -165,8 +165,7 @@ class Fleet(CacheClient):
                     part = parts.get(server)
                     if part is None:
                         part = parts[server] = Part(server)
-                    part.indices += run
-                    part.keys += keys[run.start : run.stop]
+                    part.add(run, keys, chain)
         merged = FleetLookup(future, keys, on_late, self.holders.learn, self.holders.forget)
         merged.expects([*parts.values()])
         with self._lock:
@@ -176,7 +175,7 @@ class Fleet(CacheClient):
             asked = part.server.client.lookup(
                 namespace, part.keys, timeout_s=timeout_s,
                 on_late=partial(self._late, merged, part),
-                chain=select(chain, part.indices) if chain else (), explain=explain,
+                chain=part.chain, explain=explain,
             )  # fmt: skip
             asked.add_done_callback(partial(self._found, merged, part, now_s))
         return future

@@ -1,7 +1,7 @@
 """Holders: which server was last found to have a key, for the get that follows a lookup."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
 from remote_server.fleet.server import FleetServer
@@ -32,11 +32,11 @@ class Holders:
             for key in list(islice(self._servers, max(0, excess))):
                 del self._servers[key]
 
-    def forget(self, keys: Iterable[bytes]) -> None:
+    def forget(self, keys: Sequence[bytes]) -> None:
         """No server has `keys`."""
         with self._lock:
-            for key in keys:
-                self._servers.pop(key, None)
+            for key in self._servers.keys() & keys:
+                del self._servers[key]
 
     def lost(self, server: FleetServer) -> None:
         """`server` has left the fleet."""

@@ -13,7 +13,7 @@ from remote_server.client.results import fail, resolve
 from remote_server.errors import DeadlineExceeded
 from remote_server.fleet.server import FleetServer
 from remote_server.fleet.transfers import unavailable
-from remote_server.protocol import Found, KeyState
+from remote_server.protocol import Found, KeyState, Stretch, select
 
 # The better reply has the higher rank. `_REMOTE` is readable in an object store only.
 _NOT_ASKED, _LATE, _ABSENT, _PENDING, _REMOTE, _READABLE = range(6)
@@ -30,13 +30,22 @@ _STATES = np.array(
 class Part:
     """The keys of a lookup that one server is asked for."""
 
-    __slots__ = ("indices", "keys", "server")
+    __slots__ = ("chain", "indices", "keys", "server")
 
     def __init__(self, server: FleetServer) -> None:
         self.server = server
         self.indices: list[int] = []
         """Ascending."""
         self.keys: list[bytes] = []
+        self.chain: list[Stretch] = []
+        """Their chain fields, if they are known."""
+
+    def add(self, run: range, keys: Sequence[bytes], chain: Sequence[Stretch]) -> None:
+        """The keys of a run, of all `keys` of the lookup, which come in order."""
+        self.indices += run
+        self.keys += keys[run.start : run.stop]
+        if chain:
+            self.chain += select(chain, run)
 
 
 class FleetLookup:
@@ -128,14 +137,17 @@ class FleetLookup:
 
     def _finish(self) -> None:
         for number, part in enumerate(self._parts):
-            if held := [self._keys[index] for index in np.flatnonzero(self._holders == number)]:
+            if held := self._keys_at(self._holders == number):
                 self._learn(part.server, held)
-        if absent := [self._keys[index] for index in np.flatnonzero(self._ranks == _ABSENT)]:
+        if absent := self._keys_at(self._ranks == _ABSENT):
             self._forget(absent)
         if self._any_reply or not len(self._keys):
             resolve(self._future, self._found())
         else:
             fail(self._future, self._error or unavailable())
+
+    def _keys_at(self, marked: npt.NDArray[np.bool_]) -> list[bytes]:
+        return [self._keys[index] for index in np.flatnonzero(marked).tolist()]
 
     def _found(self) -> Found:
         unreadable = np.flatnonzero(self._ranks < _REMOTE)

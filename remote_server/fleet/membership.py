@@ -22,6 +22,9 @@ PREVIOUS_LIST_S = 3600.0
 # Pause between two looks at a list's file.
 LIST_CHECK_S = 1.0
 
+# A data connection that is idle for so long is closed: an engine keeps few of many servers busy.
+IDLE_CLOSE_S = 60.0
+
 
 class Membership:
     """Makes and closes the clients of the servers, on one I/O thread. For any thread."""
@@ -61,7 +64,7 @@ class Membership:
         share = max(self._config.get_window_bytes // len(servers.members), self._config.batch_bytes)
         config = replace(
             self._config, endpoint=member.endpoint, keys=member.keys, server_name=member.name,
-            fleet_digest=servers.digest, get_window_bytes=share,
+            fleet_digest=servers.digest, get_window_bytes=share, idle_close_s=IDLE_CLOSE_S,
         )  # fmt: skip
         client = RemoteClient(config, clock=self._clock, io=self._io)
         if self._region is not None:

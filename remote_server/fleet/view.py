@@ -55,7 +55,7 @@ def runs_in(keys: Sequence[bytes], anchors: Anchors) -> Iterator[tuple[bytes, ra
         return
     begin = 0
     for anchor, run in groupby(anchors):
-        end = begin + sum(1 for _ in run)
+        end = begin + len([*run])
         if anchor is not None:
             yield anchor, range(begin, end)
         else:

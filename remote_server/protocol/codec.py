@@ -7,6 +7,7 @@ The design as pure functions comes from h11.
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -195,8 +196,11 @@ def select(chain: Sequence[Stretch], indices: Sequence[int]) -> list[Stretch]:
         here = indices[begin : bisect_left(indices, first + stretch.rows, begin)]
         if here and here[-1] - here[0] == len(here) - 1:
             selected.append(stretch.part(here[0] - first, len(here)))
-        else:
-            selected += [stretch.part(index - first, 1) for index in here]
+        elif here:
+            at = np.array(here)
+            gaps = (np.flatnonzero(at[1:] - at[:-1] != 1) + 1).tolist()
+            for one, end in pairwise([0, *gaps, len(here)]):
+                selected.append(stretch.part(here[one] - first, end - one))
         first += stretch.rows
     return selected
 

@@ -20,6 +20,9 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     free_slabs: int
     kept: int = 0
     """Those of `pinned` that an operator pinned."""
+    evicted_age_s: float = -1.0
+    """How long the block that was evicted last had not been used then; -1: none was, or the tier
+    does not measure it."""
 
 
 class ServerLoad(msgspec.Struct, array_like=True, frozen=True):

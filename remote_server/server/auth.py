@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 import zmq
 from zmq.utils import z85
@@ -325,29 +326,36 @@ class Authenticator:
 MAX_FINGERPRINT_FIELDS = 64
 
 
-MAX_OTHER_PROTOCOLS = 256  # names of clients that are logged once
+MAX_LOGGED = 256  # names of clients that are logged once
 
 
-class ProtocolCheck:
-    """Refuses clients of another protocol, each logged once by its name: it repeats its hello, and
-    may connect again."""
+class PeerCheck:
+    """Refuses clients of another protocol, and those that take this server for another one, each
+    logged once by its name: it repeats its hello, and may connect again."""
 
-    def __init__(self, lines: FewLines) -> None:
+    def __init__(self, lines: FewLines, name: str) -> None:
+        """`name` is the server's."""
         self._lines = lines
-        self._logged: set[str] = set()
+        self._name = name
+        self._logged: set[tuple[str, ErrorCode]] = set()
 
     def check(self, request: Hello) -> None:
-        """Raise `RequestRefused` for a client of another protocol."""
-        if request.protocol == protocol.PROTOCOL_VERSION:
-            return
-        why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
-        if request.client not in self._logged:
-            if len(self._logged) == MAX_OTHER_PROTOCOLS:
+        """Raise `RequestRefused` for such a client."""
+        if request.protocol != protocol.PROTOCOL_VERSION:
+            why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
+            self._refuse(request.client, ErrorCode.UNSUPPORTED_PROTOCOL, why)
+        if request.server not in ("", self._name):
+            why = protocol.wrong_server(self._name, request.server)
+            self._refuse(request.client, ErrorCode.WRONG_SERVER, why)
+
+    def _refuse(self, client: str, code: ErrorCode, why: str) -> NoReturn:
+        if (client, code) not in self._logged:
+            if len(self._logged) == MAX_LOGGED:
                 self._logged.clear()
-            self._logged.add(request.client)
-            name = plain(request.client) or "a client without a name"
+            self._logged.add((client, code))
+            name = plain(client) or "a client without a name"
             self._lines.say(logging.WARNING, "refused %s: %s", name, why)
-        raise RequestRefused(ErrorCode.UNSUPPORTED_PROTOCOL, why)
+        raise RequestRefused(code, why)
 
 
 def check_hello(request: Hello, most_in_flight: int) -> None:

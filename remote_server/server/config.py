@@ -24,6 +24,7 @@ from remote_server.values import (
     format_bytes,
     is_loopback,
     parse_bytes,
+    wrong_server_name,
 )
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ MIN_MEMORY_BYTES = 1 * MiB
 # The least in-flight limit with which the cache is of any use: some small blocks.
 MIN_INFLIGHT_BYTES = 16 * KiB
 
-
 MIN_PACK_BYTES, MAX_PACK_BYTES = 64 * KiB, 64 * MiB
 
 
@@ -46,6 +46,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     bind: str = "tcp://127.0.0.1:5757"
     """The address to listen on. Port `*` picks a free one; `Server.endpoint` names it."""
+
+    name: str = ""
+    """The name that lists of servers give this one: clients place blocks by it. With a settings
+    file of several servers, which of them. Empty: the first label of the host's name."""
 
     memory: Size = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
@@ -137,6 +141,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`debug`, `info`, `warning` or `error`."""
 
     def __post_init__(self) -> None:
+        if self.name and (wrong := wrong_server_name(self.name)):
+            raise ConfigError(f"name: the server {wrong}")
         if self.memory < MIN_MEMORY_BYTES:
             raise ConfigError(
                 f"memory: {self.memory} bytes is below the least useful budget, "
@@ -147,16 +153,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("disk_write_rate", "bucket_write_rate"):
             if (rate := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}: {rate} bytes per second; 0 means no limit")
-        for name in ("disk_admit", "bucket_admit"):
-            if (admit := getattr(self, name)) not in _ADMIT:
-                raise ConfigError(f"{name}: {admit!r} is none of {', '.join(_ADMIT)}")
+        words = {"disk_admit": _ADMIT, "bucket_admit": _ADMIT, "log_level": _LOG_LEVELS}
+        for name, known in words.items():
+            if (word := getattr(self, name)) not in known:
+                raise ConfigError(f"{name}: {word!r} is none of {', '.join(known)}")
         self._check_bucket()
         if not 0 <= self.drain_timeout_s <= 3600:
-            raise ConfigError(
-                f"drain_timeout_s: {self.drain_timeout_s} is outside 0 to 3600 seconds"
-            )
-        if self.log_level not in _LOG_LEVELS:
-            raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
+            raise ConfigError(f"drain_timeout_s: {self.drain_timeout_s}: 0 to 3600 seconds")
         admin = admin_address(self.admin)
         if admin and not (admin.is_loopback or self.admin_token_file or self.insecure):
             raise ConfigError(
@@ -194,10 +197,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not 0 <= self.bucket_days < 36_500:
             raise ConfigError(f"bucket_days: {self.bucket_days}; 0 means no limit")
         if not MIN_PACK_BYTES <= self.pack <= MAX_PACK_BYTES:
-            raise ConfigError(
-                f"pack: {format_bytes(self.pack)}: {format_bytes(MIN_PACK_BYTES)} to "
-                f"{format_bytes(MAX_PACK_BYTES)}"
-            )
+            limits = f"{format_bytes(MIN_PACK_BYTES)} to {format_bytes(MAX_PACK_BYTES)}"
+            raise ConfigError(f"pack: {format_bytes(self.pack)}: {limits}")
         check_name(self.pack_compress)
 
 

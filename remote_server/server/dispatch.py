@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 
 from remote_server import protocol
@@ -10,9 +9,11 @@ from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.plain_text import FewLines
 from remote_server.protocol import ErrorCode
 from remote_server.server import get, put
-from remote_server.server.auth import ProtocolCheck, check_hello
+from remote_server.server.auth import PeerCheck, check_hello
 from remote_server.server.copier import Copier, Uncopied, VerifyJob
 from remote_server.server.get import Gets, StreamedGet, WholeGet
+from remote_server.server.hot_keys import HotKeys
+from remote_server.server.identity import Identity, default_name
 from remote_server.server.leases import Regions, SharedGet
 from remote_server.server.outgoing import (
     InFlight,
@@ -48,13 +49,6 @@ def _at_once(_: bytes, steps: Steps[None]) -> None:
     to_end(steps)
 
 
-def server_name() -> str:
-    try:
-        return f"kvferry {version('kvferry')}"
-    except PackageNotFoundError:
-        return "kvferry, not installed"
-
-
 class Handlers:
     """Answers requests from `store`, through `send_queues`; copies bytes through `copier`.
 
@@ -78,12 +72,13 @@ class Handlers:
         later: Later | None = None,
         clock: Callable[[], float] = monotonic,
         bucket: Callable[[], protocol.BucketStats | None] = lambda: None,
+        name: str = "",
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
         empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
         `server_counters` are shown beside those of `store`. `later` queues the remaining
         steps of a request that waited for the disk; without it they run at once. `bucket` is
-        called for the state of the bucket."""
+        called for the state of the bucket. `name` is the server's."""
         self._bucket = bucket
         self._clock = clock
         self._arrived = 0.0
@@ -97,20 +92,21 @@ class Handlers:
         self._store = store
         self._copier = copier
         self._send_queues = send_queues
-        self._server = server_name()
+        self.identity = Identity(store, clock, name or default_name(), lambda: self.draining)
         in_flight = in_flight or InFlight(store.memory, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
-        self._protocols = ProtocolCheck(FewLines(log, clock))
+        self._peers = PeerCheck(FewLines(log, clock), self.identity.name)
         self.uncopied = Uncopied(store.memory.stats().budget_bytes)
         self.puts_in_state = none_in(put.UNENDED)
-        self._puts = Puts(store, self._reply, self._failed, self.puts_in_state)
+        load = self.identity.load
+        self._puts = Puts(store, self._reply, self._failed, self.puts_in_state, load)
         self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
         self.shared_puts = SharedPuts(store, regions, in_flight)
         self.gets_in_state = none_in(get.UNENDED)
         self._gets = Gets(
             store, send_queues, regions, in_flight, self._post, self._post_stream,
-            self._go_on_later, self.gets_in_state,
+            self._go_on_later, self.gets_in_state, HotKeys(clock, store.tier_stack.explain),
         )  # fmt: skip
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             protocol.Hello: self._hello,
@@ -216,7 +212,7 @@ class Handlers:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _hello(self, client: bytes, request: protocol.Hello, _: Sequence[memoryview]) -> None:
-        self._protocols.check(request)
+        self._peers.check(request)
         check_hello(request, self._most_in_flight)
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
@@ -225,11 +221,12 @@ class Handlers:
             connection=client,
         )
         self._store.namespaces.declare(request.namespace, info)
+        self.identity.met(client, request)
         welcome = protocol.Welcome(
             request_id=request.request_id,
             epoch=self._store.epoch,
             protocol=protocol.PROTOCOL_VERSION,
-            server=self._server,
+            server=self.identity.version,
             max_keys=protocol.MAX_KEYS_PER_MESSAGE,
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES,
@@ -238,6 +235,8 @@ class Handlers:
             local_socket=self._local_socket,
             local_secret=self._local_secret,
             ahead_bytes=self._store.read_ahead.most_bytes,
+            name=self.identity.name,
+            load=self.identity.load(request.fleet),
         )
         self._reply(client, welcome)
 
@@ -267,6 +266,7 @@ class Handlers:
             chain=[*found.chain],
             copies=[*found.copies],
             remote=found.remote,
+            load=self.identity.load(request.fleet),
         )
         self._reply(client, reply)
 
@@ -317,7 +317,9 @@ class Handlers:
         reply = protocol.StatsReply(
             request_id=request.request_id,
             epoch=self._store.epoch,
-            server=self._server,
+            server=self.identity.version,
+            name=self.identity.name,
+            fleets=self.identity.fleets(),
             uptime_s=self._store.uptime_s,
             time_s=wall_time_s(),
             tiers=self._store.tier_stats(),

@@ -16,6 +16,7 @@ import zmq
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Got
+from remote_server.server.hot_keys import HotKeys
 from remote_server.server.outgoing import (
     FRAME_BYTES,
     InFlight,
@@ -70,6 +71,7 @@ class Gets(NamedTuple):
     post_stream: Callable[[bytes, protocol.Get, Stream], None]
     go_on_later: Callable[[bytes, int, Steps[None]], None]
     in_state: InState
+    hot_keys: HotKeys
 
 
 class Get(Transfer, ABC):
@@ -157,6 +159,7 @@ class Get(Transfer, ABC):
             found=found.indices,
             server_us=server_us,
             storage_us=storage_us,
+            hot=self._gets.hot_keys.among(self.client, self._request, found),
         )
 
     def _goes_out(self) -> None:

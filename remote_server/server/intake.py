@@ -154,6 +154,7 @@ class Intake:
     def take_in(self) -> None:
         """Read some messages, and answer those that need not wait. Raises `Flooded` when the socket
         has to be replaced."""
+        self.forget_gone()
         answered, until = 0, self._clock() + TURN_S
         for _ in range(TAKEN_PER_TURN):
             message = next_message(self.router)
@@ -164,9 +165,11 @@ class Intake:
                 return
 
     def forget_gone(self) -> None:
-        """Drop the requests of connections that have ended."""
+        """Drop the requests of connections that have ended, and what is known of their clients."""
         for client in self._auth.take_gone():
             self._serving.drop(client)
+            for tenant in self._tenants.values():
+                tenant.handlers.identity.gone(client)
 
     def start_over(self) -> None:
         """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
@@ -180,6 +183,7 @@ class Intake:
         self._auth.watch(self.router)
         for tenant in self._tenants.values():
             tenant.send_queues.start_over(self.router)
+            tenant.handlers.identity.all_gone()
         self._poller.register(self.router, zmq.POLLIN)
         self._bind_again()
 

@@ -84,6 +84,9 @@ class Puts(NamedTuple):
 
     in_state: InState
 
+    load: Callable[[object], protocol.ServerLoad | None]
+    """The server's load, when it is wanted."""
+
 
 class Put(Transfer):
     """One put: reserves slots, has its source fill them, publishes and replies, each once.
@@ -297,5 +300,6 @@ class Put(Transfer):
             duplicate=outcomes.count(PutOutcome.DUPLICATE),
             declined=dict(reasons),
             outcomes=outcomes,
+            load=self._puts.load(self._request.fleet),
         )
         self._puts.reply(self.client, stored)

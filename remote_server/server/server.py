@@ -31,7 +31,7 @@ from remote_server.server.config import (
 )
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
-from remote_server.server.dispatch import server_name
+from remote_server.server.identity import server_version
 from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.leases import Leases
 from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
@@ -233,7 +233,7 @@ class Server:
         rest = {k: v for k, v in msgspec.structs.asdict(seen).items() if k not in own}
         return Snapshot(
             **rest,
-            server=server_name(),
+            server=server_version(),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
             uptime_s=first.store.uptime_s,

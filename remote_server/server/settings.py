@@ -3,9 +3,10 @@
     kvferry serve --memory 8GiB        KVFERRY_MEMORY=8GiB        memory = "8GiB"
 
 A file is TOML. Settings before its first table apply to every server; `[servers.NAME]` is one of
-several, chosen by `--name`. An unknown flag or key is an error that names the nearest one. An
-unknown `KVFERRY_…` variable is not an error, because container platforms create such variables:
-`KVFERRY_PORT` for a service of that name. One that resembles a setting is logged as a warning.
+several, chosen by `--name`, and NAME is then the server's name. An unknown flag or key is an error
+that names the nearest one. An unknown `KVFERRY_…` variable is not an error, because container
+platforms create such variables: `KVFERRY_PORT` for a service of that name. One that resembles a
+setting is logged as a warning.
 
 The meaning of a setting is the docstring below its field, so `--help` and the tables in the
 documentation cannot differ from the code.
@@ -111,7 +112,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings", metavar="FILE", help="read settings from this TOML file (KVFERRY_SETTINGS)"
     )
-    parser.add_argument("--name", metavar="NAME", help="which server of that file")
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force, and exit"
     )
@@ -133,10 +133,9 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
     origins: dict[str, str] = {}
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
     path = flags.settings or environment.get(f"{PREFIX}SETTINGS", "")
-    if flags.name and not path:
-        raise ConfigError(f"--name {flags.name}: it needs --settings FILE")
+    name = environment.get(f"{PREFIX}NAME") if flags.name is None else flags.name
     layers = [
-        (f"file {path}", _from_file(path, flags.name) if path else {}),
+        (f"file {path}", _from_file(path, name) if path else {}),
         ("environment", _from_environment(environment, kinds)),
         ("flag", {name: getattr(flags, name) for name in kinds}),
     ]
@@ -153,17 +152,33 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
     return Chosen(config, {name: origins.get(name, "default") for name in kinds})
 
 
-def _from_file(path: str, name: str | None) -> dict[str, Any]:
+def names_in(path: str) -> list[str]:
+    """The names of the servers in the file `path`, in their order. Raises `ConfigError`."""
+    return list(_read(path)[1])
+
+
+def _read(path: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings of every server, and those of each by name."""
     found = toml_of(read_small(path, "settings").data, path, "settings")
     servers = found.pop("servers", {})
     if not isinstance(servers, dict) or not all(isinstance(one, dict) for one in servers.values()):
         raise ConfigError(f"settings: {path}: write one server of several as [servers.NAME]")
+    return found, servers
+
+
+def _from_file(path: str, name: str | None) -> dict[str, Any]:
+    found, servers = _read(path)
     known = ", ".join(servers) or "none"
-    if name is not None and name not in servers:
+    if name is not None and servers and name not in servers:
         raise ConfigError(f"--name {name}: {path} has no [servers.{name}]; it has {known}")
     if name is None and servers:
         raise ConfigError(f"settings: {path} has several servers, {known}: choose one by --name")
-    chosen = {**found, **servers.get(name, {})}
+    chosen = {**found, **(servers.get(name, {}) if name is not None else {})}
+    if servers and chosen.setdefault("name", name) != name:
+        raise ConfigError(
+            f"settings: {path}: [servers.{name}] has the name {chosen['name']!r}; the table's name "
+            "is the server's: write one of them"
+        )
     for key in chosen:
         if key not in ServerConfig.__struct_fields__:
             raise ConfigError(f"settings: {path}: unknown setting {key!r}{_nearest(key)}")

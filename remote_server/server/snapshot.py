@@ -132,9 +132,12 @@ def gather(parts: Sequence[Part]) -> Part:
 def tiers_of(parts: Sequence[dict[str, TierStats]]) -> dict[str, TierStats]:
     """The occupancy of each tier, all tenants together."""
     names = dict.fromkeys(name for part in parts for name in part)
-    return {
-        name: TierStats(**_added(part[name] for part in parts if name in part)) for name in names
-    }
+    return {name: _together([part[name] for part in parts if name in part]) for name in names}
+
+
+def _together(several: Sequence[TierStats]) -> TierStats:
+    oldest = max(one.evicted_age_s for one in several)
+    return msgspec.structs.replace(TierStats(**_added(several)), evicted_age_s=oldest)
 
 
 def _summed(several: Iterable[InState]) -> InState:

@@ -85,7 +85,7 @@ class Tenant:
         except BaseException:
             self._close_tiers()
             raise
-        tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory)
+        tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory, clock=clock)
         disk = self.disk.tier if self.disk is not None else None
         below: list[Below | PacksBelow] = []
         if disk is not None:
@@ -110,7 +110,7 @@ class Tenant:
             self.local.secret if self.local is not None else b"",
             tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
-            bucket=self._bucket_stats,
+            bucket=self._bucket_stats, name=server_config.name,
         )  # fmt: skip
 
     @property

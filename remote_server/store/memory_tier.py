@@ -1,7 +1,8 @@
 """The memory tier: blocks in an arena, under one hard budget that all namespaces share."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, Stretch, TierStats
@@ -16,6 +17,7 @@ from remote_server.store.slabs import (
     SlotReclaim,
     slot_bytes_for,
 )
+from remote_server.store.use_times import UseTimes
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -44,6 +46,7 @@ class MemoryTier:
         slab_bytes: int | None = None,
         namespace_bytes: int = 0,
         policy: str = "lru",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace_bytes` limits the blocks of one namespace; 0 for no limit. `policy` is a name
         in `POLICIES`."""
@@ -57,6 +60,7 @@ class MemoryTier:
         self._writing = PendingWrites()
         self._detached: set[Block] = set()
         self._tick = 0
+        self._use_times = UseTimes(clock, 0)
         # A random start: a word of an earlier server must not match by chance.
         self._generation = secrets.randbits(62)
 
@@ -312,6 +316,7 @@ class MemoryTier:
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
             kept=len(self.operator_pins),
+            evicted_age_s=self._use_times.evicted_age_s,
         )
 
     def counters(self) -> dict[str, int]:
@@ -350,6 +355,7 @@ class MemoryTier:
         return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
 
     def _evict(self, block: Block) -> None:
+        self._use_times.evicted(block.tick)
         self.remove(block)
         self._evicted += 1
 
@@ -383,6 +389,7 @@ class MemoryTier:
 
     def _next_tick(self) -> int:
         self._tick += 1
+        self._use_times.used(self._tick)
         return self._tick
 
     def _class_of(self, block: Block) -> SizeClass:

@@ -21,6 +21,7 @@ from benchmarks.kvbench.ways import Memory, Rows
 from benchmarks.remote_kv_cache.baseline import ferry_client
 from benchmarks.remote_kv_cache.baseline.disk_cases import aligned
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.baseline.target import Target
 from examples.processes import RemoteServer
 
 LOCAL = "memory,file,file O_DIRECT"
@@ -259,7 +260,7 @@ def test_without_a_gpu_the_rows_of_its_memory_say_so(tmp_path, monkeypatch):
 def test_a_running_server_is_measured_and_left_as_it_was(tmp_path, monkeypatch):
     ways = [making.SHM, making.TCP]
     with RemoteServer("128MiB") as server:
-        rows = measured(tmp_path, ways, server=server.endpoint)
+        rows = measured(tmp_path, ways, server=Target([server.endpoint]))
         assert all(row.gb_per_s for row in rows.values()), [row.reason for row in rows.values()]
         client = connect(server.endpoint, "other", 4096)
         try:
@@ -269,12 +270,12 @@ def test_a_running_server_is_measured_and_left_as_it_was(tmp_path, monkeypatch):
         finally:
             client.close()
     monkeypatch.setattr(ferry_client, "_READY_S", 0.2)
-    gone = measured(tmp_path, [making.TCP], server=server.endpoint)
+    gone = measured(tmp_path, [making.TCP], server=Target([server.endpoint]))
     assert gone[making.TCP, "read"].reason == "SKIPPED: no connection over tcp within 0.2 s"
 
 
 def test_a_server_with_too_little_room_is_skipped_and_evicts_nothing(tmp_path):
     with RemoteServer("17MiB") as server:
-        rows = measured(tmp_path, [making.TCP], server=server.endpoint)
+        rows = measured(tmp_path, [making.TCP], server=Target([server.endpoint]))
     reason = rows[making.TCP, "write"].reason
     assert reason.startswith("SKIPPED: the server has ") and "of memory free" in reason

@@ -5,13 +5,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from store_sweep_points import looked_up
 
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Figure, Record
 from benchmarks.store_sweep import (
     interactive,
     page,
@@ -19,7 +20,7 @@ from benchmarks.store_sweep import (
     spare,
 )
 from benchmarks.store_sweep.__main__ import main
-from benchmarks.store_sweep.figures import as_figure
+from benchmarks.store_sweep.figures import as_figure, read_evenness
 from benchmarks.store_sweep.operating import (
     servers_for,
     slas_for,
@@ -32,10 +33,13 @@ from benchmarks.store_sweep.points import (
 )
 from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from remote_server import protocol
+from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
 from remote_server.values import MiB
+
+MACHINE = {"cores": 2, "memory_gib": 24}
 
 
 def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
@@ -62,6 +66,39 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("1 server for")
 
 
+def test_the_busiest_server_of_a_fleet_carries_its_part(tmp_path, capsys):
+    fleet = Record("benchmarks.remote_kv_cache.test_trace", "", machine=MACHINE)
+    for replay, servers, load in (
+        ("store", 1, 1.0), ("store", 11, 1.5), ("store", 21, 2.5), ("wire", 21, 2.0),
+    ):  # fmt: skip
+        name = f"{replay}: {servers} servers, room for everything, nothing"
+        fleet.figures.append(Figure(name, "%", {"read, most to mean": load}))
+    fleet.write(tmp_path / "fleet.json")
+    even = read_evenness(tmp_path / "fleet.json")
+    assert [even.of(servers) for servers in (1, 6, 11, 16, 21, 100)] == [1, 1.25, 1.5, 1.75, 2, 2]
+    plan = ["plan", "--per-server-tokens-per-s", "100", "--fleet", str(tmp_path / "fleet.json")]
+    for target, servers, load in ((90, "1 server", 1.0), (950, "18 servers", 1.85)):
+        assert main([*plan, "--target-tokens-per-s", str(target)]) == 0
+        printed_text = capsys.readouterr().out
+        assert printed_text.startswith(f"{servers} for")
+        assert f"is read {load:.2f} times as much as the mean" in printed_text
+    Record("benchmarks.x", "", machine=MACHINE).write(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="no replay of a fleet"):
+        read_evenness(tmp_path / "none.json")
+
+
+def test_a_sweep_of_several_servers_is_divided_by_their_number(tmp_path, capsys):
+    record = Record("benchmarks.store_sweep", "", machine=MACHINE)
+    record.parameters["servers"] = "4 servers on this machine, started for the sweep"
+    record.figures.append(as_figure(source.results()[0]))
+    record.write(tmp_path / "sweep.json")
+    one = source.results()[0].tokens_per_s / 4
+    target = ["--target-tokens-per-s", str(one * 2.5)]
+    assert main(["plan", "--record", str(tmp_path / "sweep.json"), *target]) == 0
+    printed_text = capsys.readouterr().out
+    assert printed_text.startswith("3 servers for") and "as one of 4" in printed_text
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -73,6 +110,7 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
         ("plan --source --csv x --target-tokens-per-s 1", "not allowed with"),
         ("plan --per-server-tokens-per-s 9 --read-p50-ms 9 --target-tokens-per-s 9", "read_p50_ms"),
         ("plan --csv /nowhere --target-tokens-per-s 1", "/nowhere: not the CSV of a sweep"),
+        ("plan --source --target-tokens-per-s 1 --fleet /nowhere", "/nowhere: not a record"),
         ("plan --record /nowhere --target-tokens-per-s 1", "/nowhere: not a record of a benchmark"),
         ("--concurrency 1,many", "'many' is neither a number nor like 8x2"),
         ("--seconds 0", "0 is not a number above 0"),
@@ -85,7 +123,8 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
         ("--json /nowhere/there.json", "there is no folder /nowhere"),
         ("--servers 0", "0 is less than 1"),
         ("--server 127.0.0.1:5757", "tcp:// in front is missing"),
-        ("--server tcp://a:1 --server tcp://a:1", "the same address is given twice"),
+        ("--server tcp://a:1 --server tcp://a:1", "has the name 'a' too"),
+        ("--server tcp://127.0.0.1:1 --server tcp://127.0.0.1:2", "name="),
         ("--server tcp://a:1 --servers 2", "servers: are started here; with --server none is"),
         ("--server tcp://a:1 --storage-latency-ms 20", "the delay is emulated in a server that"),
         ("--sla-ms 25,0", "0 is not a number above 0"),
@@ -157,12 +196,13 @@ def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_n
     files = {name: tmp_path / f"sweep.{name}" for name in ("csv", "json", "html")}
     outputs = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     small = ["--concurrency", "1,1x2", "--rounds", "1", "--seconds", "0.2", "--block-bytes", "4099"]
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as one, Server(config) as other:
-        small += ["--server", one.endpoint, "--server", other.endpoint]
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, name="one")
+    with Server(config) as one, Server(replace(config, name="other")) as other:
+        for server in (one, other):
+            small += ["--server", f"{server.endpoint}?name={server.config.name}"]
         assert main([*small, *outputs]) == 0
         for server in (one, other):
-            assert server.store.counters["put_created"] > 0, "both carry a part of the load"
+            assert server.store.counters["put_created"] > 0, "both are homes of some conversations"
             assert not server.store.namespaces.known, "nothing of it is kept"
     results = read_csv(files["csv"])
     assert [str(result.point) for result in results] == ["1x1", "1x2"]

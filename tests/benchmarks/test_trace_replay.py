@@ -10,7 +10,7 @@ from synthetic_trace import write
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import flags, progress, trace_file
 from benchmarks.remote_kv_cache.replay.candidates import FIFO, POLICIES, S3FIFO
 from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
@@ -364,7 +364,7 @@ def test_after_ctrl_c_what_was_replayed_is_written_and_said_to_be_part(
         if done == 60:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(trace_benchmark.Progress, "__call__", stop)
+    monkeypatch.setattr(progress.Progress, "__call__", stop)
     trace = write(tmp_path / "trace.jsonl", 100)
     status = trace_benchmark.main([
         "--trace", str(trace), *SMALL, "--replay", "store", "--json", str(tmp_path / "r.json"),
@@ -396,7 +396,7 @@ def test_a_pool_too_small_for_a_prompts_puts_is_refused(tmp_path, capsys):
 
 
 def test_a_server_is_not_asked_for_a_policy_that_it_does_not_have(tmp_path):
-    arguments = trace_benchmark._parser().parse_args(["--trace", "x"])
+    arguments = flags.parser("test").parse_args(["--trace", "x"])
     assert trace_benchmark.policies_of(arguments, "wire") == [("lru", "lru")]
     assert ("lru", "s3-fifo") in trace_benchmark.policies_of(arguments, "store")
     assert Path("x") == arguments.trace

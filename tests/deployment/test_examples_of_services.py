@@ -17,6 +17,7 @@ import pytest
 from deployment_fixtures import REPOSITORY
 from packaging.specifiers import SpecifierSet
 
+from remote_server.cli.serve_all import conflicts
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
 from remote_server.values import MiB, parse_bytes
@@ -31,12 +32,14 @@ BESIDE_MEMORY = 512 * MiB
 BESIDE_DRAIN_S = 5.0
 
 
-def settings_of(arguments: Sequence[str]) -> ServerConfig:
+def settings_of(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> ServerConfig:
     """What `kvferry serve ARGUMENTS` would use, read as the command reads it. An unknown flag
     ends in `SystemExit`, an unknown or wrong setting in `ConfigError`."""
     parser = argparse.ArgumentParser()
     settings.add_flags(parser)
-    return settings.choose(settings.parse(parser, arguments), {}).config
+    return settings.choose(settings.parse(parser, arguments), environment or {}).config
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────
@@ -127,6 +130,28 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Mapping[str, str], tmp_
     )  # fmt: skip
     ours = [line for line in done.stderr.splitlines() if UNIT.name in line or str(copy) in line]
     assert (done.returncode, ours) == (0, []), done.stderr
+
+
+def test_the_unit_of_a_fleet_is_that_of_one_server_but_for_its_section(unit: Mapping[str, str]):
+    template = UNIT.with_name("kvferry@.service").read_text()
+    parser = configparser.ConfigParser(interpolation=None, delimiters="=", comment_prefixes="#")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(template)
+    others = dict(parser["Service"])
+    assert {name for name in {**unit, **others} if unit.get(name) != others.get(name)} == {
+        "ExecStart", "StateDirectory",
+    }  # fmt: skip
+    fleet = SETTINGS.with_name("fleet.toml")
+    _, command, *arguments = shlex.split(others["ExecStart"])
+    assert command == "serve" and arguments[-2:] == ["--name", "%i"]
+    names = tomllib.loads(fleet.read_text())["servers"]
+    configs = {name: settings_of(["--settings", str(fleet), "--name", name]) for name in names}
+    assert len(configs) == 2 and conflicts(configs) == []
+    for name, config in configs.items():
+        assert config.disk == "/var/lib/" + others["StateDirectory"].replace("%i", name)
+        assert float(others["TimeoutStopSec"]) >= config.drain_timeout_s + BESIDE_DRAIN_S
+        limit = parse_bytes(others["MemoryMax"] + "iB", "MemoryMax")
+        assert limit >= config.memory + BESIDE_MEMORY
 
 
 # ── container ────────────────────────────────────────────────────────────────────────────
@@ -240,5 +265,7 @@ def test_the_commands_that_are_told_are_understood(name: str):
     commands = [one for one in commands_in(text) if one and "FILE" not in one]
     assert commands
     for arguments in commands:
+        if "%i" in arguments or "--name" in arguments:
+            continue  # of the unit of a fleet
         here = [str(SETTINGS) if word.endswith("kvferry.toml") else word for word in arguments]
         settings_of(here)

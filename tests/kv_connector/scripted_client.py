@@ -30,6 +30,7 @@ class Asked:
     on_late: Callable[[Found], None] | None = None
     chain: Sequence[Stretch] = ()
     stall_s: float = 0.0
+    anchors: Sequence[bytes | None] = ()
 
     def found(self, *states: KeyState, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
@@ -60,6 +61,9 @@ class Asked:
 class ScriptedClient:
     """Records what it is asked; `ready` is the test's to set."""
 
+    names: tuple[str, ...] = ("",)
+    places_by_run = False
+
     latest: "ClassVar[ScriptedClient]"
     """The one that was made last."""
 
@@ -76,6 +80,21 @@ class ScriptedClient:
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
         self.closed = False
+
+    @property
+    def epochs(self) -> tuple[str | None, ...]:
+        return (self.epoch,)
+
+    @property
+    def are_ready(self) -> tuple[bool, ...]:
+        return (self.ready,)
+
+    @property
+    def breakers(self) -> tuple[BreakerState, ...]:
+        return (self.breaker,)
+
+    def server_of(self, key: bytes) -> int:
+        return 0
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         self.declared.append((namespace, block_bytes, dict(fingerprint)))
@@ -94,15 +113,17 @@ class ScriptedClient:
         timeout_s: float,
         on_late: Callable[[Found], None] | None = None,
         chain: Sequence[Stretch] = (),
+        anchors: Sequence[bytes | None] = (),
     ) -> "Future[Any]":
-        reply = self._ask("lookup", namespace, keys)
+        reply = self._ask("lookup", namespace, keys, anchors=anchors)
         self.asked[-1].on_late, self.asked[-1].chain = on_late, chain
         return reply
 
     def get(
-        self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float
-    ) -> "Future[Any]":
-        reply = self._ask("get", namespace, keys, rows)
+        self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float,
+        anchors: Sequence[bytes | None] = (),
+    ) -> "Future[Any]":  # fmt: skip
+        reply = self._ask("get", namespace, keys, rows, anchors)
         self.asked[-1].stall_s = stall_s
         return reply
 
@@ -114,8 +135,9 @@ class ScriptedClient:
         *,
         timeout_s: float,
         chain: Sequence[Stretch] = (),
+        anchors: Sequence[bytes | None] = (),
     ) -> "Future[Any]":
-        reply = self._ask("put", namespace, keys, rows)
+        reply = self._ask("put", namespace, keys, rows, anchors)
         self.asked[-1].chain = chain
         return reply
 
@@ -150,8 +172,10 @@ class ScriptedClient:
     def count(self, operation: str) -> int:
         return sum(a.operation == operation for a in self.asked)
 
-    def _ask(self, operation: str, namespace: str, keys: Any, rows: Any = ()) -> "Future[Any]":
-        self.asked.append(Asked(operation, namespace, list(keys), rows))
+    def _ask(
+        self, operation: str, namespace: str, keys: Any, rows: Any = (), anchors: Any = ()
+    ) -> "Future[Any]":
+        self.asked.append(Asked(operation, namespace, list(keys), rows, anchors=list(anchors)))
         return self.asked[-1].reply
 
 
@@ -171,7 +195,14 @@ GROUPS = (OffloadingGroupConfig(TOKENS_PER_BLOCK, ("layer",), 0),)
 class Engine:
     """The part of vLLM that a tier meets: a pool, a spec, requests and jobs."""
 
-    def __init__(self, num_rows: int = 40, *, declared: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_rows: int = 40,
+        *,
+        declared: bool = True,
+        client_factory: Any = ScriptedClient,
+        **settings: Any,
+    ) -> None:
         self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
         self.clock = Clock()
         spec = SimpleNamespace(
@@ -188,12 +219,12 @@ class Engine:
             memoryview(self.pool),
             "RemoteTier",
             sees_everything=True,
-            client_factory=ScriptedClient,  # type: ignore[arg-type]
+            client_factory=client_factory,
             clock=self.clock,
             server="tcp://127.0.0.1:1",
             **settings,
         )
-        self.client = ScriptedClient.latest
+        self.client: Any = ScriptedClient.latest
         if declared:
             self.tier.declare("model", {"model": "m"})
         self._jobs = 0

@@ -1,16 +1,22 @@
 """A wrong setting is reported at start, by name, with its value and the nearest right one."""
 
+from pathlib import Path
+
 import pytest
 
 from kv_connector.config import (
     ConnectorConfig,
     RemoteConfig,
     client_config,
+    client_configs,
+    client_for,
     read_config,
     refuse_weak_hashes,
 )
 from kv_connector.config_facts import digest_of, text_of
+from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.fleet.fleet import Fleet
 
 
 def read(**given: object) -> ConnectorConfig:
@@ -115,3 +121,49 @@ def test_a_namespace_that_no_server_takes_is_refused_at_start(character: str):
 def test_a_fact_that_no_server_takes_is_told_by_its_digest(character: str):
     assert text_of(f"a{character}") == digest_of(f"a{character}")
     assert text_of("a b") == "a b"
+
+
+# ── several servers ──────────────────────────────────────────────────────────────────────────
+
+RANGE = "tcp://kvferry-{0..2}.kvferry:5757"
+
+
+@pytest.mark.parametrize("server", [RANGE, [f"tcp://kvferry-{n}.kvferry:5757" for n in range(3)]])
+def test_a_range_and_a_list_are_a_fleet_and_one_address_is_one_client(server: str | list[str]):
+    client = client_for(read(server=server), "engine")
+    assert isinstance(client, Fleet)
+    assert client.names == ("kvferry-0", "kvferry-1", "kvferry-2")
+    client.close()
+    for one in ("tcp://127.0.0.1:1", ["tcp://127.0.0.1:1"]):
+        alone = client_for(read(server=one), "engine")
+        assert isinstance(alone, RemoteClient)
+        alone.close()
+
+
+def test_a_file_is_a_fleet_even_with_one_line_because_it_may_get_another(tmp_path: Path):
+    file = tmp_path / "servers"
+    file.write_text("tcp://127.0.0.1:1?name=a\n")
+    client = client_for(read(server=f"file://{file}"), "engine")
+    assert isinstance(client, Fleet)
+    client.close()
+
+
+def test_the_canary_has_the_address_the_keys_and_the_name_of_each_server():
+    settings = read(server=["tcp://b:5757?keys=/b.key", "tcp://a:5757"])
+    configs = client_configs(settings, "canary")
+    assert list(configs) == ["a", "b"]
+    found = {name: (one.endpoint, one.keys, one.server_name) for name, one in configs.items()}
+    assert found == {"a": ("tcp://a:5757", "", "a"), "b": ("tcp://b:5757", "/b.key", "b")}
+    assert all(one.fleet_digest for one in configs.values())
+    (alone,) = client_configs(read(server="tcp://a:5757"), "canary").values()
+    assert (alone.server_name, alone.fleet_digest) == ("", "")
+
+
+def test_a_wrong_server_in_a_list_is_refused_at_start():
+    with pytest.raises(ConfigError, match="localhost gives no name"):
+        read(server=["tcp://localhost:1", "tcp://a:1"])
+
+
+def test_keys_of_any_server_of_a_list_forbid_a_weak_hash():
+    with pytest.raises(ConfigError, match=r"xxhash with a server that has keys"):
+        refuse_weak_hashes("xxhash", ["tcp://a:5757", "tcp://b:5757?keys=/client.key"])

@@ -21,7 +21,7 @@ from kv_connector.self_test import Outcome, Report
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),
     "_watch",
-    *("namespace.worker_facts", "apply_request_options", "run_self_test", "client_config"),
+    *("namespace.worker_facts", "apply_request_options", "run_self_tests", "client_configs"),
 ]
 
 
@@ -29,8 +29,8 @@ CONNECTOR_FAULTS = [
 def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker does at its start, without an engine to do it to."""
     monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})  # type: ignore[attr-defined]
-    monkeypatch.setattr(connector_module, "client_config", lambda *_: None)
-    monkeypatch.setattr(connector_module, "run_self_test", lambda *_: Report(Outcome.PASSED))
+    monkeypatch.setattr(connector_module, "client_configs", lambda *_: None)
+    monkeypatch.setattr(connector_module, "run_self_tests", lambda *_: Report(Outcome.PASSED))
 
 
 @pytest.mark.parametrize("fault", [None, *CONNECTOR_FAULTS])

@@ -283,7 +283,7 @@ def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(e
     assert seen[metrics.LOOKUP_DURATION][()] == [0.25]
     assert [seen[name][()] for name in (metrics.OPEN_LOADS, metrics.OPEN_PUTS)] == [1, 1]
     assert [seen[name][()] for name in (metrics.PINNED_ROWS, metrics.QUEUED_BYTES)] == [2, 12]
-    assert seen[metrics.BREAKER_STATE][()] == 2
+    assert seen[metrics.BREAKER_STATE][("",)] == 2
     engine.clock.now += 0.5
     engine.client.last("get").landed(0, 1)
     engine.clock.now += 1.0

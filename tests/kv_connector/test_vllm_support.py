@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kv_connector import TESTED_VLLM, vllm_support
-from kv_connector.vllm_names import NAMES
+from kv_connector.vllm_names import NAMES, OPTIONAL
 from kv_connector.vllm_support import judge, missing_names
 from remote_server.errors import ConfigError
 
@@ -197,6 +197,16 @@ def test_a_newer_version_that_lacks_a_name_is_refused_with_it(package: Path, tmp
     assert said.endswith(
         "missing there: vllm.v1.kv_offload.tiering.spec.TieringOffloadingSpec._scheduler_mmap"
     )
+
+
+def test_a_version_without_an_optional_name_runs_and_the_name_is_listed(
+    package: Path, tmp_path: Path
+):
+    path = f"{OFFLOAD}/base.py"
+    tree = edited(package, tmp_path, path, replace("_offload_key_positions", "_positions"))
+    verdict = judge("0.99.0", tree)
+    assert verdict.refusal == ""
+    assert {name for name, _ in verdict.missing} == OPTIONAL
 
 
 def test_an_older_version_is_refused_whatever_it_has(package: Path):

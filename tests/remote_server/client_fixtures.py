@@ -6,6 +6,7 @@ Test modules name this file in `pytest_plugins`.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from client_helpers import (
@@ -72,13 +73,40 @@ def io_thread() -> IoThread | None:
     return None
 
 
+@pytest.fixture
+def more_settings() -> dict[str, object]:
+    """Settings of all clients that the test makes."""
+    return {}
+
+
 @pytest.fixture(params=["own", "shared"])
 def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
     """A thread for each client, or one that a client of another server shares. Whatever the test
     did, that client works afterwards, and no thread remains."""
     if request.param == "own":
         yield None
+    else:
+        with shared_io_thread() as io:
+            yield io
+
+
+@pytest.fixture(params=["own", "shared", "on demand"])
+def any_connections(
+    request: pytest.FixtureRequest, more_settings: dict[str, object]
+) -> Iterator[IoThread | None]:
+    """As `own_or_shared`; and a shared thread with connections on demand."""
+    if request.param == "own":
+        yield None
         return
+    if request.param == "on demand":
+        more_settings["idle_close_s"] = 60.0
+    with shared_io_thread() as io:
+        yield io
+
+
+@contextmanager
+def shared_io_thread() -> Iterator[IoThread]:
+    """The thread of a client, which works when this block ends."""
     io, before = IoThread(), io_threads()
     with FakeServer() as other:
         neighbour = RemoteClient(ClientConfig(other.endpoint), io=io)
@@ -95,7 +123,9 @@ def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
 
 @pytest.fixture
 def make_client(
-    request: pytest.FixtureRequest, io_thread: IoThread | None
+    request: pytest.FixtureRequest,
+    io_thread: IoThread | None,
+    more_settings: dict[str, object],
 ) -> Iterator[Callable[..., RemoteClient]]:
     """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared.
 
@@ -110,7 +140,7 @@ def make_client(
         quick = {"reconnect_s": 0.01, "longest_reconnect_s": 0.02, "breaker_backoff_s": 0.02}
         if isinstance(Memory.source, Shared):
             quick["transport"] = "shm"
-        config = ClientConfig(endpoint, **{**quick, **settings})
+        config = ClientConfig(endpoint, **{**quick, **more_settings, **settings})
         before = io_threads()
         client = RemoteClient(config, clock=clock or time.monotonic, io=io_thread)
         if clock:

@@ -94,7 +94,7 @@ class Scene:
         """Start or replace the server `name`. It is empty."""
         config = {"memory": 64 * MiB, "populate": False, "admin": "off", **settings}
         stop = self._stops[name] = ExitStack()
-        server = Server(ServerConfig(bind="tcp://127.0.0.1:*", **config))
+        server = Server(ServerConfig(bind="tcp://127.0.0.1:*", name=name, **config))
         self.servers[name] = stop.enter_context(server)
         self._stack.push(stop)
         return server

@@ -67,6 +67,15 @@ def test_a_thousand_neighbours_are_one_stretch_on_the_wire_and_in_part():
     assert select(chain, range(256, 512)) == [Stretch(256, 0, 4096, 16, 4096)]
 
 
+def test_neighbours_among_selected_keys_stay_one_stretch():
+    chain = [Stretch(8192, 0, 0, 16)]
+    indices = [*range(0, 64), *range(128, 256), 300, *range(4096, 8192)]
+    assert select(chain, indices) == [
+        Stretch(64, 0, 0, 16), Stretch(128, 0, 2048, 16), Stretch(1, 0, 4800, 16),
+        Stretch(4096, 0, 65536, 16),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("chain", "word"),
     [

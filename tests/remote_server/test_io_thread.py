@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from itertools import pairwise
 
 import pytest
+import zmq
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
@@ -54,6 +55,7 @@ class Turns:
         self.poll_set = PollSet()
         self.wait_s = wait_s
         self.num_turns = 0
+        self.readable: dict[object, int] = {}
         self.ended = False
         self.causes: list[BaseException] = []
         self.failure: BaseException | None = None
@@ -64,7 +66,8 @@ class Turns:
 
     def turn(self, readable: dict[object, int]) -> float:
         self.num_turns += 1
-        if readable:
+        self.readable = readable
+        if self._bell in readable:
             os.eventfd_read(self._bell)
         if self._stopping:
             self.poll_set.close()
@@ -99,9 +102,10 @@ def test_an_idle_loop_has_no_turn_while_another_has_many(io_thread: IoThread, ot
     begin(io_thread, *idle)
     busy = Turns(wait_s=0.0)
     begin(io_thread, busy)
-    eventually(lambda: busy.num_turns > 5, "the others have had the turn of its beginning")
+    begun = busy.num_turns
+    eventually(lambda: busy.num_turns > begun + 5, "the others have had the turn of its beginning")
     before = [loop.num_turns for loop in idle]
-    eventually(lambda: busy.num_turns > 200)
+    eventually(lambda: busy.num_turns > begun + 200)
     assert [loop.num_turns for loop in idle] == before
 
 
@@ -117,6 +121,33 @@ def test_a_loop_that_always_has_more_to_do_gives_each_other_one_a_turn(io_thread
     busy.on_turn = wake_and_note
     eventually(lambda: len(seen) > 110)
     assert all(later - earlier == 1 for earlier, later in pairwise(seen[10:]))
+
+
+def test_a_message_whose_signal_a_turn_took_back_is_received_in_the_next_turn(io_thread: IoThread):
+    """Any call to a socket of libzmq may do so. Nothing else would wake the loop."""
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as near,
+        context.socket(zmq.PAIR) as far,
+    ):
+        near.bind("inproc://near")
+        far.connect("inproc://near")
+        loop, came = Turns(), threading.Event()
+        loop.poll_set.register(near)
+
+        def take_a_turn() -> None:
+            if near in loop.readable:
+                assert near.recv(zmq.NOBLOCK) == b"a message"
+                came.set()
+            elif not loop.ended:
+                far.send(b"a message")  # it comes after the poll of this turn
+                assert near.getsockopt(zmq.EVENTS) & zmq.POLLIN
+
+        begin(io_thread, loop, Turns(wait_s=3600.0))
+        loop.on_turn = take_a_turn
+        loop.wake()
+        assert came.wait(PATIENCE_S)
+        io_thread.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -74,6 +74,16 @@ SEVERAL = 'memory = "2GiB"\n[servers.a]\n[servers.b]\nmemory = "4GiB"\n'
 def test_one_of_several_servers_is_chosen_by_name(choose):
     assert choose("--name", "a", file=SEVERAL).config.memory == 2 * GiB
     assert choose("--name", "b", file=SEVERAL).config.memory == 4 * GiB
+    assert choose(file=SEVERAL, KVFERRY_NAME="b").config.memory == 4 * GiB
+    assert choose("--name", "a", file=SEVERAL, KVFERRY_NAME="b").config.memory == 2 * GiB
+
+
+def test_the_table_of_a_server_names_it(choose):
+    chosen = choose("--name", "b", file=SEVERAL)
+    assert chosen.config.name == "b"
+    assert choose("--name", "b", file='memory = "2GiB"').config.name == "b"
+    assert choose("--name", "b").config.name == choose(KVFERRY_NAME="b").config.name == "b"
+    assert choose(file='name = "b"\n').config.name == "b" and choose().config.name == ""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,8 @@ def test_one_of_several_servers_is_chosen_by_name(choose):
     [
         ((), SEVERAL, "several servers, a, b: choose one by --name"),
         (("--name", "c"), SEVERAL, r"no \[servers.c\]; it has a, b"),
-        (("--name", "a"), None, "needs --settings"),
+        (("--name", "a b"), None, r"name: the server has the name 'a b': a name has 1 to 63"),
+        (("--name", "a"), '[servers.a]\nname = "b"\n', r"\[servers.a\] has the name 'b'"),
         ((), "memroy = 1", "unknown setting 'memroy'; did you mean 'memory'"),
         ((), "memory = ", "not TOML"),
         ((), "servers = 3", r"\[servers.NAME\]"),
@@ -115,8 +126,8 @@ def test_the_settings_in_force_are_printed_and_nothing_is_started(capsys):
     assert tomllib.loads(capsys.readouterr().out)["memory"] == 2 * GiB
 
 
-def test_there_are_at_most_25_and_each_says_what_it_is():
-    assert len(described(ServerConfig)) <= 25
+def test_there_are_at_most_26_and_each_says_what_it_is():
+    assert len(described(ServerConfig)) <= 26
 
 
 def test_a_field_without_words_is_found():

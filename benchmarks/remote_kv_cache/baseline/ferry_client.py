@@ -1,4 +1,5 @@
-"""kvferry's own client on the source's work: put all blocks, get them back, look them up."""
+"""kvferry's own client, of one server or of a fleet, on the source's work: put all blocks, get them
+back, look them up."""
 
 import time
 from collections import deque
@@ -11,7 +12,11 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
-from remote_server.values import MiB
+from remote_server.client.cache_client import Anchors
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.server_list import WatchedList
+from remote_server.runs import begins_run
+from remote_server.values import MiB, server_address
 
 NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""
@@ -33,8 +38,28 @@ def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> Re
     return RemoteServer(memory=str(memory), args=args)
 
 
+class FleetClient(Fleet):
+    """A fleet that a benchmark can clear."""
+
+    def clear(self, namespace: str, *, forget: bool = False, timeout_s: float) -> "Future[None]":
+        """As `RemoteClient.clear`, of every server; done when it returns."""
+        for client in each_of(self):
+            client.clear(namespace, forget=forget, timeout_s=timeout_s).result()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+Client = RemoteClient | FleetClient
+
+
+def each_of(client: Client) -> list[RemoteClient]:
+    """A client of each server."""
+    return [client] if isinstance(client, RemoteClient) else [*client.clients.values()]
+
+
 def connect(
-    endpoint: str,
+    server: str,
     namespace: str,
     block_bytes: int,
     *,
@@ -43,25 +68,71 @@ def connect(
     rows: Sequence[SharedPool] = (),
     keys: str = "",
 ) -> RemoteClient:
-    """A client that is ready. `rows` is the shared memory of its blocks.
+    """A client of the server at this address (`tcp://…`, also with `?keys=FILE`) that is ready.
+    `rows` is the shared memory of its blocks.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
-    client = RemoteClient(
-        ClientConfig(
-            endpoint, client_name="benchmark", integrity=integrity, transport=transport, keys=keys
+    address = server_address(server)
+    config = ClientConfig(
+        address.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
+        keys=keys or address.keys,
+    )  # fmt: skip
+    client = RemoteClient(config)
+    _prepare(client, 1, namespace, block_bytes, transport, rows)
+    return client
+
+
+def connect_to(
+    servers: str,
+    namespace: str,
+    block_bytes: int,
+    *,
+    transport: str = "tcp",
+    integrity: bool = True,
+    rows: Sequence[SharedPool] = (),
+) -> Client:
+    """As `connect`, of one server or of a fleet: addresses with commas between them."""
+    if "," not in servers:
+        return connect(
+            servers, namespace, block_bytes, transport=transport, integrity=integrity, rows=rows
         )
+    watched = WatchedList(servers.split(","))
+    members = watched.current.members
+    config = ClientConfig(
+        members[0].endpoint, client_name="benchmark", integrity=integrity, transport=transport
     )
+    client = FleetClient(watched, config)
+    _prepare(client, len(members), namespace, block_bytes, transport, rows)
+    return client
+
+
+def _prepare(
+    client: Client, num_servers: int, namespace: str, block_bytes: int, transport: str,
+    rows: Sequence[SharedPool],
+) -> None:  # fmt: skip
+    """Wait until all servers are ready. Raises `Skipped`, and closes the client then."""
     if rows:
         client.register(rows[0].region.view, rows[0].region.fd)
     client.declare(namespace, block_bytes)
     deadline = time.monotonic() + _READY_S
-    while not client.ready or client.transport != transport:
+    while client.num_ready < num_servers or client.transport != transport:
         if time.monotonic() > deadline:
             client.close()
             raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
         time.sleep(0.01)
-    return client
+
+
+def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:
+    """The anchors of the rows of one prompt from its first on, of so many tokens each. Empty for a
+    client that needs none."""
+    if not client.places_by_run:
+        return []
+    anchors: list[bytes | None] = []
+    for place, key in enumerate(keys):
+        begins = begins_run(place * tokens, (place + 1) * tokens)
+        anchors.append(key if begins else anchors[-1])
+    return anchors
 
 
 def key_of(number: int) -> bytes:
@@ -75,11 +146,16 @@ class FerryWork:
     Every method waits for its result and raises unless all blocks arrived.
     """
 
-    def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
+    def __init__(
+        self, client: Client, namespace: str, work: Work, row_tokens: int = blocks.BLOCK_SIZE
+    ) -> None:
+        """Each batch is a prompt of blocks of `row_tokens` tokens."""
         self.client = client
         self._namespace = namespace
         self._work = work
         self._keys = [[key_of(number) for number in batch.source] for batch in work.batches]
+        self._anchors = [anchors_of(client, keys, row_tokens) for keys in self._keys]
+        self._all_anchors = [anchor for anchors in self._anchors for anchor in anchors]
         self._all_keys = [key for keys in self._keys for key in keys]
 
     def clear(self) -> None:
@@ -88,11 +164,12 @@ class FerryWork:
     def put(self, source: Pool, *, deferred: bool) -> None:
         """Put all blocks until the replies. With `deferred` a reply precedes readability."""
 
-        def submit(keys: list[bytes], batch: Batch) -> Future[PutResult]:
+        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[PutResult]:
             rows = [memoryview(source[place]) for place in batch.source]
             return self.client.put(
-                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S
-            )
+                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            )  # fmt: skip
 
         results = self._each_batch(submit)
         created = sum(result.created for result in results)
@@ -112,17 +189,20 @@ class FerryWork:
             time.sleep(_POLL_S)
 
     def num_readable(self) -> int:
-        found = self.client.lookup(self._namespace, self._all_keys, timeout_s=PATIENCE_S).result()
-        return found.prefix
+        found = self.client.lookup(
+            self._namespace, self._all_keys, timeout_s=PATIENCE_S, anchors=self._all_anchors
+        )
+        return found.result().prefix
 
     def get(self, target: Pool) -> None:
         """Get all blocks, streamed."""
 
-        def submit(keys: list[bytes], batch: Batch) -> Future[GetResult]:
+        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[GetResult]:
             rows = [memoryview(target[place]) for place in batch.target]
             return self.client.get(
-                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
-            )
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            )  # fmt: skip
 
         for result in self._each_batch(submit):
             if len(result.landed) != len(result.outcomes):
@@ -130,8 +210,10 @@ class FerryWork:
 
     def contains(self) -> None:
         """Look up batch after batch; every key must be present."""
-        for keys in self._keys:
-            found = self.client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result()
+        for keys, anchors in zip(self._keys, self._anchors, strict=True):
+            found = self.client.lookup(
+                self._namespace, keys, timeout_s=PATIENCE_S, anchors=anchors
+            ).result()
             if found.prefix != len(keys):
                 raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
@@ -148,12 +230,13 @@ class FerryWork:
         self.get(target)
         blocks.verify(source, target, self._work.everything)
 
-    def _each_batch(self, submit: Callable[[list[bytes], Batch], Future[T]]) -> list[T]:
+    def _each_batch(self, submit: Callable[[list[bytes], Anchors, Batch], Future[T]]) -> list[T]:
         """Submit batch after batch, with at most `NUM_OUTSTANDING` unfinished."""
         waiting: deque[Future[T]] = deque()
         results: list[T] = []
-        for keys, batch in zip(self._keys, self._work.batches, strict=True):
+        requests = zip(self._keys, self._anchors, self._work.batches, strict=True)
+        for keys, anchors, batch in requests:
             if len(waiting) == NUM_OUTSTANDING:
                 results.append(waiting.popleft().result())
-            waiting.append(submit(keys, batch))
+            waiting.append(submit(keys, anchors, batch))
         return results + [future.result() for future in waiting]

@@ -14,11 +14,12 @@ from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
-    connect,
+    Client,
+    anchors_of,
+    connect_to,
     key_of,
-    server_for,
 )
-from remote_server.client import RemoteClient
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.protocol import Found
 
 NUM_KEYS = 1_000  # a prompt of 16,000 tokens at 16 a block
@@ -30,28 +31,42 @@ _BLOCK_BYTES = 4096
 _NAMESPACE = "lookups"
 
 
-def measure(runner: Runner) -> list[Figure]:
-    """Every key has a block; the first round is the warm-up."""
+def measure(runner: Runner, server: Target) -> list[Figure]:
+    """Every key has a block; the first round is the warm-up. Raises `Skipped` when a running server
+    cannot be used."""
     round_trips = 60 * runner.trials
     runner.show(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
     keys = [key_of(number) for number in range(NUM_KEYS)]
     with ExitStack() as stack:
-        server = stack.enter_context(server_for(NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES))
-        client = connect(server.endpoint, _NAMESPACE, _BLOCK_BYTES)
+        endpoint = stack.enter_context(
+            server.server(_NAMESPACE, NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES)
+        )
+        namespace = server.namespace(_NAMESPACE)
+        client = connect_to(endpoint, namespace, _BLOCK_BYTES)
         stack.callback(client.close)
         pool = blocks.allocate(NUM_KEYS, _BLOCK_BYTES)
         rows = [memoryview(row) for row in pool]
-        client.put(_NAMESPACE, keys, rows, deferred=False, timeout_s=PATIENCE_S).result()
+        anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
+        client.put(
+            namespace, keys, rows, deferred=False, timeout_s=PATIENCE_S, anchors=anchors
+        ).result()
         figures = [
-            _latency(f"lookup of {NUM_KEYS:,} keys", lambda: _lookup(client, keys), round_trips),
-            _rate(client, keys[:BATCH_KEYS], round_trips),
+            _latency(
+                f"lookup of {NUM_KEYS:,} keys",
+                lambda: _lookup(client, namespace, keys),
+                round_trips,
+            ),
+            _rate(client, namespace, keys[:BATCH_KEYS], round_trips),
         ]
+        if server.is_elsewhere:
+            return figures
         runner.show("lookups: Redis")
         return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
 
 
-def _lookup(client: RemoteClient, keys: list[bytes]) -> None:
-    found = client.lookup(_NAMESPACE, keys, timeout_s=PATIENCE_S).result()
+def _lookup(client: Client, namespace: str, keys: list[bytes]) -> None:
+    anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
+    found = client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
     if found.prefix != len(keys):
         raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
@@ -67,16 +82,17 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
     return Figure(f"{name}, one round trip", "ms", values, "tcp")
 
 
-def _rate(client: RemoteClient, keys: list[bytes], count: int) -> Figure:
+def _rate(client: Client, namespace: str, keys: list[bytes], count: int) -> Figure:
     """With one batch in flight and with several."""
     values = {}
+    anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
     for outstanding in (1, OUTSTANDING):
         waiting: deque[Future[Found]] = deque()
         started = time.perf_counter()
         for _ in range(count):
             if len(waiting) == outstanding:
                 waiting.popleft().result()
-            waiting.append(client.lookup(_NAMESPACE, keys, timeout_s=PATIENCE_S))
+            waiting.append(client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors))
         for future in waiting:
             future.result()
         rate = count * len(keys) / (time.perf_counter() - started)

@@ -22,14 +22,17 @@ from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, 
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     TRANSPORTS,
+    Client,
     FerryWork,
-    connect,
+    anchors_of,
+    connect_to,
     key_of,
-    server_for,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
-from remote_server.client import GetResult, RemoteClient
+from benchmarks.remote_kv_cache.baseline.target import Target
+from remote_server.client import GetResult
+from remote_server.client.cache_client import Anchors
 
 SUFFIX = ", one batch at a time"
 
@@ -45,24 +48,26 @@ FirstBlocks = dict[Variant, list[float]]
 """Seconds to the first block, summed over the batches: a value a round, warm-ups first."""
 
 
-def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
+def measure(runner: Runner, record: Record, work: Work, memory: int | None, server: Target) -> None:
     """Measure all ways with one batch outstanding, interleaved with a plain copy, into `record`."""
     work = replace(work, model=work.model._replace(name=work.model.name + SUFFIX))
-    try:
-        machine.skip_unless_fits(work.num_bytes * 6, memory)
-    except Skipped as reason:
-        record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
-        return
+    name = work.model.name
     with ExitStack() as stack:
+        try:
+            machine.skip_unless_fits(work.num_bytes * 6, memory)
+            endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
+        except Skipped as reason:
+            record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
+            return
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
-        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         firsts: FirstBlocks = {}
-        cases = server_cases.wall_cases(stack, source, target, work)
+        cases = server_cases.wall_cases(stack, server, source, target, work)
         for transport in TRANSPORTS:
             for integrity in (True, False):
                 cases += _cases(
-                    stack, server.endpoint, source, target, work, transport, integrity, firsts
-                )
+                    stack, endpoint, server.namespace(name), source, target, work, transport,
+                    integrity, firsts,
+                )  # fmt: skip
         samples = runner.measure(work.model.name, cases, work.num_bytes)
         record.rows += results.rows_of(
             work, samples | _firsts_of(samples, firsts), server_cases.NAIVE, server_cases.WALLS,
@@ -71,12 +76,11 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
 
 
 def _cases(
-    stack: ExitStack, endpoint: str, source: SharedPool, target: SharedPool, work: Work,
-    transport: str, integrity: bool, firsts: FirstBlocks,
+    stack: ExitStack, endpoint: str, namespace: str, source: SharedPool, target: SharedPool,
+    work: Work, transport: str, integrity: bool, firsts: FirstBlocks,
 ) -> list[Case]:  # fmt: skip
-    namespace = work.model.name
     try:
-        client = connect(
+        client = connect_to(
             endpoint, namespace, work.block_bytes,
             transport=transport, integrity=integrity, rows=(source, target),
         )  # fmt: skip
@@ -109,9 +113,13 @@ def _cases(
     cases.append(get_case(CLIENT_GET, partial(one.get, target.pool)))
     if transport == "tcp":
         for operation, stream in ((GET, False), (STREAM_GET, True)):
-            plain = SocketGets(
-                endpoint, namespace, work, target.pool, integrity=integrity, stream=stream
-            )
+            try:
+                plain = SocketGets(
+                    endpoint, namespace, work, target.pool, integrity=integrity, stream=stream
+                )
+            except Skipped as reason:
+                cases.append(Case.skipped(Variant(operation, transport, integrity), reason))
+                continue
             stack.callback(plain.close)
             cases.append(get_case(operation, plain.get_and_time))
     return cases
@@ -120,30 +128,32 @@ def _cases(
 class _OneBatch:
     """kvferry's client with one batch in flight."""
 
-    def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
+    def __init__(self, client: Client, namespace: str, work: Work) -> None:
         self._client = client
         self._namespace = namespace
-        self._batches = [
-            (batch, [key_of(number) for number in batch.source]) for batch in work.batches
-        ]
+        self._batches: list[tuple[Batch, list[bytes], Anchors]] = []
+        for batch in work.batches:
+            keys = [key_of(number) for number in batch.source]
+            self._batches.append((batch, keys, anchors_of(client, keys, blocks.BLOCK_SIZE)))
 
     def put(self, source: Pool, *, deferred: bool, readable: bool = False) -> None:
         """Put until each batch is acknowledged; with `readable`, until a lookup finds all of it."""
-        for batch, keys in self._batches:
+        for batch, keys, anchors in self._batches:
             rows = [memoryview(source[place]) for place in batch.source]
             result = self._client.put(
-                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S
-            ).result()
+                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S,
+                anchors=anchors,
+            ).result()  # fmt: skip
             if result.created != len(keys):
                 raise AssertionError(f"{result.created} of {len(keys)} created: {result}")
             if readable:
-                self._wait_until_readable(keys)
+                self._wait_until_readable(keys, anchors)
 
-    def _wait_until_readable(self, keys: list[bytes]) -> None:
+    def _wait_until_readable(self, keys: list[bytes], anchors: Anchors) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while (
-            self._client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result().prefix
-            < len(keys)
+            self._client.lookup(self._namespace, keys, timeout_s=PATIENCE_S, anchors=anchors)
+            .result().prefix < len(keys)
         ):  # fmt: skip
             if time.monotonic() > deadline:
                 raise AssertionError(f"not readable after {PATIENCE_S:g} s")
@@ -154,13 +164,13 @@ class _OneBatch:
         The client delivers all rows of a get together, when it ends. Earlier arrival lets the copy
         and the checksum of a block overlap with the transfer of the rest.
         """
-        return [self._get(target, batch, keys) for batch, keys in self._batches]
+        return [self._get(target, *one) for one in self._batches]
 
-    def _get(self, target: Pool, batch: Batch, keys: list[bytes]) -> float:
+    def _get(self, target: Pool, batch: Batch, keys: list[bytes], anchors: Anchors) -> float:
         rows = [memoryview(target[place]) for place in batch.target]
         started = time.perf_counter()
         got = self._client.get(
-            self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+            self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=anchors
         )
         first = _seconds_to_first(target, batch, got, started)
         result = got.result()

@@ -13,11 +13,12 @@ from pathlib import Path
 from benchmarks.harness.runner import Case, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect_to
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
+from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 
 NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")
@@ -32,8 +33,12 @@ REDIS_SET, REDIS_GET = "redis SET", "redis GET"
 REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
 
 
-def wall_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
+def wall_cases(
+    stack: ExitStack, server: Target, source: SharedPool, target: SharedPool, work: Work
+) -> list[Case]:
     """Upper bounds of any server: the copy itself, two bare connections, two shared maps."""
+    if server.is_elsewhere:
+        return [Case.skipped(variant, ELSEWHERE) for variant in (NAIVE, TCP_WALL, SHM_WALL)]
     private = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(private)
     private_target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -58,11 +63,11 @@ def wall_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: W
 
 
 def ferry_cases(
-    stack: ExitStack, endpoint: str, source: SharedPool, target: SharedPool, work: Work
-) -> list[Case]:
+    stack: ExitStack, endpoint: str, namespace: str,
+    source: SharedPool, target: SharedPool, work: Work,
+) -> list[Case]:  # fmt: skip
     """kvferry over every transport this client has, with checksums and without."""
-    namespace = work.model.name
-    reader = connect(endpoint, namespace, work.block_bytes)
+    reader = connect_to(endpoint, namespace, work.block_bytes)
     stack.callback(reader.close)
     check = FerryWork(reader, namespace, work)
     cases = []
@@ -73,7 +78,7 @@ def ferry_cases(
                 cases.append(Case.skipped(variant, f"this client has no transport {transport}"))
                 continue
             try:
-                client = connect(
+                client = connect_to(
                     endpoint, namespace, work.block_bytes,
                     transport=transport, integrity=integrity, rows=(source, target),
                 )  # fmt: skip
@@ -84,9 +89,13 @@ def ferry_cases(
             ferry = FerryWork(client, namespace, work)
             cases += _one_client(ferry, check, source, target, transport, integrity, work)
             if transport == "tcp":
-                whole = SocketGets(endpoint, namespace, work, target.pool, integrity=integrity)
-                stack.callback(whole.close)
                 variant = Variant(GET, transport, integrity)
+                try:
+                    whole = SocketGets(endpoint, namespace, work, target.pool, integrity=integrity)
+                except Skipped as reason:
+                    cases.append(Case.skipped(variant, reason))
+                    continue
+                stack.callback(whole.close)
                 cases.append(_get(variant, whole.get, check, source, target, work))
     return cases
 
@@ -134,10 +143,14 @@ def _get(
     return Case(variant, run, prepare, verify)
 
 
-def redis_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
-    """A real Redis, or rows with the reason for its absence."""
+def redis_cases(
+    stack: ExitStack, beside: Target, source: SharedPool, target: SharedPool, work: Work
+) -> list[Case]:
+    """A real Redis on the machine of the server, or rows with the reason for its absence."""
     variants = [Variant(operation, transport) for transport in ("tcp", "unix")
                 for operation in (REDIS_SET, REDIS_GET, REDIS_PY_SET, REDIS_PY_GET)]  # fmt: skip
+    if beside.is_elsewhere:
+        return [Case.skipped(variant, ELSEWHERE) for variant in variants]
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
     try:
         server = stack.enter_context(redis_work.RedisServer(folder))

@@ -18,11 +18,12 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
     connect,
+    connect_to,
     key_of,
-    server_for,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
+from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 from benchmarks.remote_kv_cache.models import Model
 from examples.processes import LoggedProcess
 from remote_server.values import MiB
@@ -45,18 +46,18 @@ def work_of(model: Model, num_bytes: int) -> Work:
 
 
 def measure_block_sizes(
-    runner: Runner, memory: int | None, num_bytes: int
+    runner: Runner, memory: int | None, num_bytes: int, server: Target
 ) -> tuple[list[Row], list[Figure]]:
     """The same bytes in blocks of 64 KiB and of 1 MiB, put and got, interleaved."""
     works = [work_of(model, num_bytes) for model in (SMALL, LARGE)]
     try:
         machine.skip_unless_fits(sum(work.num_bytes for work in works) * 4, memory)
+        with ExitStack() as stack:
+            cases = [case for work in works for case in _size_cases(stack, work, server)]
+            samples = runner.measure("block sizes", cases)
     except Skipped as reason:
         return [row for work in works
                 for row in results.skipped_rows(work, STREAM_GET, str(reason))], []  # fmt: skip
-    with ExitStack() as stack:
-        cases = [case for work in works for case in _size_cases(stack, work)]
-        samples = runner.measure("block sizes", cases)
     rows: list[Row] = []
     for work in works:
         # The keys of these cases include the model, because one measurement has both sizes.
@@ -66,22 +67,26 @@ def measure_block_sizes(
     return rows, _shares(rows)
 
 
-def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
+def _size_cases(stack: ExitStack, work: Work, server: Target) -> list[Case]:
     name = work.model.name
+    endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
+    namespace = server.namespace(name)
     source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
-    server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
     came = partial(blocks.verify, source.pool, target.pool, work.everything)
     poison = partial(blocks.poison, target.pool)
     naive = partial(blocks.copy_naive, source.pool, target.pool, work)
-    cases = [Case((name, Variant("b2b naive")), naive, poison, came)]
+    copy = name, Variant("b2b naive")
+    cases = [
+        Case.skipped(copy, ELSEWHERE) if server.is_elsewhere else Case(copy, naive, poison, came)
+    ]
     for transport in TRANSPORTS:
         try:
-            client = connect(server.endpoint, name, work.block_bytes, transport=transport,
+            client = connect_to(endpoint, namespace, work.block_bytes, transport=transport,
                              rows=(source, target))  # fmt: skip
         except Skipped:
             continue  # the rows of the models have the reason
         stack.callback(client.close)
-        ferry = FerryWork(client, name, work)
+        ferry = FerryWork(client, namespace, work)
 
         def prepare(ferry: FerryWork = ferry) -> None:
             ferry.make_present(source.pool)
@@ -119,10 +124,10 @@ class StreamingClient(LoggedProcess):
 
     name = "streaming-client"
 
-    def __init__(self, endpoint: str, work: Work) -> None:
+    def __init__(self, endpoint: str, namespace: str, work: Work) -> None:
         module = "benchmarks.remote_kv_cache.baseline.streaming_client"
         super().__init__(
-            [sys.executable, "-m", module, endpoint, work.model.name, str(work.block_bytes),
+            [sys.executable, "-m", module, endpoint, namespace, str(work.block_bytes),
              str(work.num_blocks)]
         )  # fmt: skip
 
@@ -130,8 +135,11 @@ class StreamingClient(LoggedProcess):
         return "ready" in self.log.read_text(errors="replace")
 
 
-def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list[Figure]:
-    """Lookups of 64 keys by one client, alone and while four others stream 1 MiB blocks."""
+def measure_fairness(
+    runner: Runner, memory: int | None, num_bytes: int, server: Target
+) -> list[Figure]:
+    """Lookups of 64 keys by one client, alone and while four others stream 1 MiB blocks. Raises
+    `Skipped` when a running server cannot be used."""
     work = work_of(LARGE, num_bytes)
     probes = 100 * runner.trials
     try:
@@ -140,9 +148,11 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
         runner.show(f"lookups beside streams: {reason}")
         return []
     with ExitStack() as stack:
-        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
-        name = work.model.name
-        client = connect(server.endpoint, name, work.block_bytes)
+        endpoint = stack.enter_context(
+            server.server(work.model.name, work.num_bytes, work.block_bytes)
+        )
+        name = server.namespace(work.model.name)
+        client = connect(endpoint, name, work.block_bytes)
         stack.callback(client.close)
         source = blocks.allocate(work.num_blocks, work.block_bytes)
         blocks.fill(source)
@@ -163,7 +173,7 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
 
         alone = probe("alone")
         for _ in range(NUM_STREAMS):
-            stack.enter_context(StreamingClient(server.endpoint, work))
+            stack.enter_context(StreamingClient(endpoint, name, work))
         before, started = client.stats(timeout_s=PATIENCE_S).result(), time.perf_counter()
         beside = probe(f"while {NUM_STREAMS} clients stream")
         after = client.stats(timeout_s=PATIENCE_S).result()

@@ -9,10 +9,11 @@ from typing import Any
 
 import zmq
 
-from benchmarks.harness.runner import WrongBytes
+from benchmarks.harness.runner import Skipped, WrongBytes
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
 from remote_server import protocol
+from remote_server.values import server_address
 
 _PATIENCE_MS = 60_000
 
@@ -30,13 +31,19 @@ class SocketGets:
         integrity: bool,
         stream: bool = False,
     ) -> None:
+        """Raises `Skipped` for a fleet and for a server that requires keys."""
+        if "," in endpoint:
+            raise Skipped("this plain socket has one server")
+        address = server_address(endpoint)
+        if address.keys:
+            raise Skipped("this plain socket has no keys")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel = self._context.socket(zmq.DEALER)
         self._channel.linger = 0
         # A high-water mark with a reset and the server's heartbeat would end the process.
         self._channel.rcvhwm = 0
         self._channel.rcvtimeo = _PATIENCE_MS
-        self._channel.connect(endpoint)
+        self._channel.connect(address.endpoint)
         self._namespace = namespace
         self._target = target
         self._integrity = integrity

@@ -9,18 +9,19 @@ blocks, and lookups while others stream. Ratios are to a plain copy of the same 
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import machine, options, peer_folder, table
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
     blocks,
     encryption,
+    fleet_cases,
     lookups,
     one_batch,
     redis_work,
@@ -31,14 +32,18 @@ from benchmarks.remote_kv_cache.baseline import (
     tiers,
 )
 from benchmarks.remote_kv_cache.baseline.blocks import Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
 from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys")
+SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys", "fleet")
+WITH_OWN_SERVERS = ("tiers", "keys", "fleet")
+"""Sections that start servers with a disk, with keys, or several: no running one replaces them."""
+
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
 )  # fmt: skip
@@ -61,17 +66,26 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
+        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys`, a quarter of those "
+        "of `fleet` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
         help="a folder on the disk of `tiers`; written files are removed (default: this one)",
     )  # fmt: skip
+    options.add_server(parser)
     arguments = parser.parse_args(argv)
+    try:
+        server = Target(arguments.server)
+    except ConfigError as error:
+        parser.error(str(error))
     keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("redis-py")
     record.parameters["memcpy"] = str(server_cases.NAIVE)
+    left_out = _leave_out(arguments, server)
+    if left_out:
+        record.parameters["not measured"] = left_out
     try:
         record.versions["redis-server"] = redis_work.version()
     except Skipped as reason:
@@ -79,34 +93,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = len({"models", "one-batch"}.intersection(arguments.only))
     total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
-        _measure(runner, record, arguments)
+        _measure(runner, record, arguments, server)
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
     show(record, results.describe_work(arguments))
+    for name, why in left_out.items():
+        print(f"not measured: {name}: {why}")
     return options.finish(record, runner)
 
 
-def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
+def _leave_out(arguments: argparse.Namespace, server: Target) -> dict[str, str]:
+    """Take out of `arguments.only` what a running server cannot be measured for. Returns all that
+    is not measured, by name, with the reason."""
+    if not server.runs_already:
+        return {}
+    mine = [name for name in arguments.only if name in WITH_OWN_SERVERS]
+    arguments.only = [name for name in arguments.only if name not in mine]
+    reasons = dict.fromkeys(mine, "needs servers of its own, without --server")
+    if server.is_fleet and "fairness" in arguments.only:
+        arguments.only = [name for name in arguments.only if name != "fairness"]
+        reasons["fairness"] = "its streams come from one server"
+    if server.is_elsewhere:
+        reasons["copies, raw sockets and Redis"] = ELSEWHERE
+    return reasons
+
+
+def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, server: Target) -> None:
     for model in arguments.models if "models" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
-        measure_model(runner, record, work, arguments.memory)
+        measure_model(runner, record, work, arguments.memory, server)
         if runner.interrupted:
             return
     for model in arguments.models if "one-batch" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
-        one_batch.measure(runner, record, work, arguments.memory)
+        one_batch.measure(runner, record, work, arguments.memory, server)
         if runner.interrupted:
             return
     if "sizes" in arguments.only:
         rows, figures = small_operations.measure_block_sizes(
-            runner, arguments.memory, arguments.sizes_bytes
+            runner, arguments.memory, arguments.sizes_bytes, server
         )
         record.rows += rows
         record.figures += figures
     if "lookups" in arguments.only and not runner.interrupted:
-        record.figures += lookups.measure(runner)
+        record.figures += _unless_skipped(
+            record, "lookups", lambda: lookups.measure(runner, server)
+        )
     if "fairness" in arguments.only and not runner.interrupted:
-        record.figures += small_operations.measure_fairness(
-            runner, arguments.memory, arguments.sizes_bytes
+        record.figures += _unless_skipped(
+            record,
+            "fairness",
+            lambda: small_operations.measure_fairness(
+                runner, arguments.memory, arguments.sizes_bytes, server
+            ),
         )
     if "tiers" in arguments.only and not runner.interrupted:
         rows, figures = tiers.measure(
@@ -114,26 +152,46 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
         )
         record.rows += rows
         record.figures += figures
+    if "fleet" in arguments.only and not runner.interrupted:
+        record.figures += _unless_skipped(
+            record, "fleet",
+            lambda: fleet_cases.measure(runner, arguments.memory, arguments.sizes_bytes),
+        )  # fmt: skip
     if "keys" in arguments.only and not runner.interrupted:
         record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
 
 
-def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
-    """Measure all ways to move one model's blocks, interleaved, into `record`."""
+def _unless_skipped(record: Record, name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
+    """Its figures; the reason for none becomes a parameter of the record."""
     try:
-        # Two shared and two private pools here, one in the sender, the server's, and Redis's.
-        machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
+        return measure()
     except Skipped as reason:
-        record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
-        return
-    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+        record.parameters[name] = f"SKIPPED: {reason}"
+        print(f"{name}: SKIPPED: {reason}", file=sys.stderr)
+        return []
+
+
+def measure_model(
+    runner: Runner, record: Record, work: Work, memory: int | None, server: Target
+) -> None:
+    """Measure all ways to move one model's blocks, interleaved, into `record`."""
+    name = work.model.name
     with ExitStack() as stack:
+        try:
+            # Two shared and two private pools here, one in the sender, the server's, and Redis's.
+            machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
+            endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
+        except Skipped as reason:
+            record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
+            return
+        runner.show(f"{name}: filling {work.num_bytes >> 20} MiB")
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
-        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         cases = [
-            *server_cases.wall_cases(stack, source, target, work),
-            *server_cases.ferry_cases(stack, server.endpoint, source, target, work),
-            *server_cases.redis_cases(stack, source, target, work),
+            *server_cases.wall_cases(stack, server, source, target, work),
+            *server_cases.ferry_cases(
+                stack, endpoint, server.namespace(name), source, target, work
+            ),
+            *server_cases.redis_cases(stack, server, source, target, work),
         ]
         samples = runner.measure(work.model.name, cases, work.num_bytes)
         # Before the servers are stopped, because the stop may be interrupted.
@@ -186,7 +244,9 @@ def show(record: Record, heading: str) -> None:
         ]
         print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
         for verdict in [
-            verdict for each in record.figures for verdict in saturation.verdicts(each)
+            verdict
+            for each in record.figures
+            for verdict in (*saturation.verdicts(each), *fleet_cases.verdicts(each))
         ]:
             print(verdict)
 

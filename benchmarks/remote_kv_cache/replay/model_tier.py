@@ -1,8 +1,8 @@
-"""A tier whose server is a `ServerModel`: it answers in the same step and moves no bytes."""
+"""A tier whose server, or fleet, is a model: it answers in the same step and moves no bytes."""
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -13,9 +13,18 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.simulated.tiered_pool import MakeTier
 from kv_connector.pool_rows import PoolRows
+
+
+class Model(Protocol):
+    """A `ServerModel` or a `FleetModel`."""
+
+    def holds(self, key: bytes, /) -> bool: ...
+
+    def get(self, keys: Sequence[bytes], /) -> Sequence[Any]: ...
+
+    def put(self, keys: Sequence[bytes], /) -> None: ...
 
 
 class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not followed
@@ -23,7 +32,7 @@ class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not
 
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
-    def __init__(self, spec: Any, view: memoryview, model: ServerModel) -> None:
+    def __init__(self, spec: Any, view: memoryview, model: Model) -> None:
         super().__init__(spec, view, "ModelTier")
         self._rows = PoolRows(view, spec)
         self._model = model
@@ -57,6 +66,6 @@ class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not
         self._rows.release()
 
 
-def model_tier(model: ServerModel) -> MakeTier:
+def model_tier(model: Model) -> MakeTier:
     """A tier of this model, for a `TieredPool`."""
     return lambda spec, view: ModelTier(spec, view, model)

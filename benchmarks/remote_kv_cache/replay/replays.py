@@ -159,12 +159,12 @@ def _over_the_wire(
             pool.check()
         assert isinstance(pool.tier, RemoteTier)
         counters = pool.tier._client.stats(timeout_s=10.0).result().counters
-        remarks = _remarks(pool.tier.counters.totals(), counters)
+        remarks = remarks_of(pool.tier.counters.totals(), counters)
         from_disk = counters.get("disk_promoted", 0)
         return point_of(setting, replaying.found, from_disk, seconds, remarks), complete
 
 
-def _remarks(totals: dict[tuple[str, str], int], server: dict[str, int]) -> dict[str, int]:
+def remarks_of(totals: dict[tuple[str, str], int], server: dict[str, int]) -> dict[str, int]:
     """Blocks not found or not kept for another reason than eviction."""
     remarks = {
         f"missed: {label}": count

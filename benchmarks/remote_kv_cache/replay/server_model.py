@@ -19,6 +19,7 @@ class Place:
     """A block on one level. Requests do not overlap here, so there are no pins."""
 
     key: Hashable
+    used_at: float = 0.0
     pins: int = 0
 
 
@@ -30,6 +31,10 @@ class Level:
         self._policy = make_policy()
         self._places: dict[Hashable, Place] = {}
         self.evicted = 0
+        self.now = 0.0
+        """The time of uses; the caller sets it."""
+        self.evicted_age: float | None = None
+        """Since the last use of the block that was evicted last; None: none yet."""
 
     def __contains__(self, key: object) -> bool:
         return key in self._places
@@ -39,7 +44,9 @@ class Level:
 
     def use(self, key: Hashable) -> None:
         """Record a read of `key`, which must be present."""
-        self._policy.use(self._places[key])
+        place = self._places[key]
+        place.used_at = self.now
+        self._policy.use(place)
 
     def add(self, key: Hashable) -> None:
         """Add `key`, which must be absent, and evict for it."""
@@ -51,7 +58,8 @@ class Level:
             self._policy.remove(victim)
             del self._places[victim.key]
             self.evicted += 1
-        self._places[key] = place = Place(key)
+            self.evicted_age = self.now - victim.used_at
+        self._places[key] = place = Place(key, self.now)
         self._policy.add(place)
 
     def check(self) -> None:
@@ -118,6 +126,19 @@ class ServerModel:
             self.memory.add(key)
         for key in new:
             self.disk.add(key)
+
+    def set_time(self, now: float) -> None:
+        """The time of the uses from now on."""
+        self.memory.now = self.disk.now = now
+
+    @property
+    def pressure(self) -> tuple[bool, float]:
+        """Less where a new block is better put: a server that has not evicted yet, the less filled
+        one; then the one that evicts older blocks."""
+        lowest = self.disk if self.disk.capacity else self.memory
+        if lowest.evicted_age is not None:
+            return True, -lowest.evicted_age
+        return False, len(lowest) / lowest.capacity
 
     def check(self) -> None:
         self.memory.check()

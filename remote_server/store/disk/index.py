@@ -155,6 +155,7 @@ class Removal:
 
     def evict(self, block: DiskBlock) -> None:
         """Its slot may be written to at once. It must not be pinned."""
+        self._segments.use_times.evicted(block.tick)
         self._take_out(block)
         self._segments.free_slot(block)
         self._counters["evicted"] += 1

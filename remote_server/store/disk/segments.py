@@ -18,6 +18,7 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
 from remote_server.store.tier import Written
+from remote_server.store.use_times import UseTimes
 from remote_server.values import GiB
 
 # The size of everything in the directory besides segments: README, LOCK, and its own entries.
@@ -149,6 +150,7 @@ class Segments:
         segment_bytes: int,
         age_clock_ns: Callable[[], int] = time.time_ns,
         make_policy: MakePolicy = LRU,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_policy = make_policy
         self.budget = budget
@@ -162,6 +164,8 @@ class Segments:
         """By namespace: segments whose blocks recovery has not all adopted yet."""
         self._next_number = 1
         self._tick = FIRST_TICK
+        self.use_times = UseTimes(clock, FIRST_TICK)
+        """A block that was found at the start counts as used then."""
         self._generation = 0
         self._age_clock_ns = age_clock_ns
         self.ahead_ns = 0
@@ -170,6 +174,7 @@ class Segments:
     def next_tick(self) -> int:
         """The time of a use, in this process's own count."""
         self._tick += 1
+        self.use_times.used(self._tick)
         return self._tick
 
     def now_ns(self) -> int:

@@ -76,9 +76,8 @@ class DiskTier:
 
         Ends with `close`; `files` and `pool` are the caller's.
         """
-        self.segments = Segments(
-            budget, segment_bytes or segment_bytes_for(budget), age_clock_ns, POLICIES[policy]
-        )
+        size = segment_bytes or segment_bytes_for(budget)
+        self.segments = Segments(budget, size, age_clock_ns, POLICIES[policy], clock)
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         unusable = unusable or Report()
@@ -206,6 +205,7 @@ class DiskTier:
             pending=len(writing) + self.num_unverified(),
             pinned=sum(segment.num_busy for segment in self.segments.all),
             free_slabs=self.segments.num_to_make,
+            evicted_age_s=self.segments.use_times.evicted_age_s,
         )
 
     def counters(self) -> dict[str, int]:

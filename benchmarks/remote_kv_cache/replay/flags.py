@@ -1,0 +1,232 @@
+"""The flags of a trace replay."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness import options
+from benchmarks.remote_kv_cache.models import MODELS, Model, choose
+from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
+from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
+from benchmarks.remote_kv_cache.replay.points import REPLAYS
+from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
+from remote_server.store.policies import Admit
+
+ALL = "all"
+BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
+BOTH = "both"
+POOL_POLICIES = ("lru", "arc")
+
+
+def parser(module: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"python -m {module}", description="what real requests find on each cache level"
+    )
+    add = made.add_argument
+    add(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a trace in the format of the Mooncake paper, JSON lines, plain or gzipped",
+    )
+    add(
+        "--replay",
+        choices=(*REPLAYS, BOTH),
+        default=BOTH,
+        help="store: the policies alone; wire: a real server and the connector's tier "
+        "(default: %(default)s, the second at --wire-memory only)",
+    )
+    add(
+        "--model",
+        type=_model,
+        default=MODELS[1],
+        metavar="NAME",
+        help="the model of the KV cache (default: Qwen2.5-7B-Instruct)",
+    )
+    add(
+        "--pool",
+        type=options.size,
+        default=options.size("32GiB"),
+        metavar="SIZE",
+        help="size of the CPU pool (default: 32GiB)",
+    )
+    add(
+        "--server-memory",
+        type=options.several(_size_or_all),
+        default="128GiB,256GiB,512GiB,1TiB,all",
+        metavar="SIZES",
+        help="(default: 128GiB,256GiB,512GiB,1TiB,all)",
+    )
+    add(
+        "--wire-memory",
+        type=options.several(_size_or_all),
+        default="256GiB,all",
+        metavar="SIZES",
+        help="with --replay both, the sizes also replayed over the wire (default: 256GiB,all)",
+    )
+    add(
+        "--server-disk",
+        type=options.several(options.size),
+        default="0,1TiB",
+        metavar="SIZES",
+        help="sizes of the server's disk; 0: none (default: 0,1TiB)",
+    )
+    add(
+        "--pool-policies",
+        type=options.names(POOL_POLICIES),
+        default=["lru", "arc"],
+        metavar="NAMES",
+        help="policies of vLLM's pool (default: lru,arc)",
+    )
+    add(
+        "--policies",
+        type=options.names(POLICIES),
+        default=["lru", "s3-fifo"],
+        metavar="NAMES",
+        help=f"of the server: {', '.join(POLICIES)}; a real server has {', '.join(IN_STORE)} "
+        "(default: lru,s3-fifo)",
+    )
+    add(
+        "--speed-up",
+        type=_speed,
+        default=0.0,
+        metavar="FACTOR",
+        help="over the wire: speed of arrivals relative to the trace; 0 or max: each when "
+        "the one before has ended (default: max)",
+    )
+    add(
+        "--concurrency",
+        type=options.positive,
+        default=1,
+        metavar="NUMBER",
+        help="requests served at a time, at a --speed-up (default: %(default)s)",
+    )
+    add(
+        "--payload",
+        type=_payload,
+        default=1024,
+        metavar="BYTES",
+        help="bytes of a block on the wire; hit rates do not depend on it (default: %(default)s)",
+    )
+    add("--transport", choices=("tcp", "shm"), default="tcp", help="(default: %(default)s)")
+    add("--requests", type=options.positive, metavar="NUMBER", help="only the first requests")
+    add(
+        "--partial-blocks",
+        action="store_true",
+        help="keep the last block of a prompt also when it is not full, as in the trace; an engine "
+        "does not",
+    )
+    add(
+        "--bucket",
+        type=options.names(BUCKETS),
+        default=["none"],
+        metavar="NAMES",
+        help="a bucket below: none, or what is written there, as a server's --bucket-admit: twice, "
+        "all; not over the wire (default: none)",
+    )
+    add(
+        "--pack",
+        type=options.size,
+        default=options.size("16MiB"),
+        metavar="SIZE",
+        help="the most bytes of an object of the bucket (default: 16MiB)",
+    )
+    add(
+        "--row-tokens",
+        type=_row_tokens,
+        default=64,
+        metavar="NUMBER",
+        help="tokens of a row, of which packs are made (default: %(default)s)",
+    )
+    add(
+        "--bucket-bytes",
+        type=options.size,
+        default=0,
+        metavar="SIZE",
+        help="budget of the bucket, 0 for no limit (default: 0)",
+    )
+    add(
+        "--bucket-days",
+        type=float,
+        default=7.0,
+        metavar="DAYS",
+        help="packs older than this are removed, 0 for never (default: 7)",
+    )
+    _add_fleet(add)
+    for name, price in PRICES._asdict().items():
+        add(
+            f"--{name.replace('_', '-')}-price",
+            type=float,
+            default=price,
+            metavar="DOLLARS",
+            help=f"{PRICED[name]} (default: %(default)s, {LISTED})",
+        )
+    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
+    add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
+    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
+    return made  # fmt: skip
+
+
+def _add_fleet(add: Callable[..., object]) -> None:
+    add(
+        "--servers",
+        type=options.several(options.positive),
+        default=[],
+        metavar="NUMBERS",
+        help="fleets of so many servers, as in 1,4,8, beside their model, with --wire-memory in "
+        "all; without it one server",
+    )
+    for flag, dest, text in (
+        ("--lose-one", "lose_one", "also with one server that is killed in the middle"),
+        ("--join", "join", "also with one more server from the middle on"),
+        ("--return", "returns", "also with one server that restarts on its disk in the middle"),
+    ):
+        add(flag, dest=dest, action="store_true", help=f"with --servers, {text}")
+    add(
+        "--copies",
+        dest="copies_head",
+        type=options.names(("head",)),
+        default=False,
+        metavar="head",
+        help="with --servers, store the first 8,192 tokens of a prompt on both homes",
+    )
+
+
+def _model(text: str) -> Model:
+    try:
+        (model,) = choose(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return model
+
+
+def _row_tokens(text: str) -> int:
+    value = options.positive(text)
+    if TOKENS_PER_BLOCK % value:
+        raise argparse.ArgumentTypeError(f"{text} does not divide {TOKENS_PER_BLOCK}")
+    return value
+
+
+def prices_of(arguments: argparse.Namespace) -> Prices:
+    return Prices(*(getattr(arguments, f"{name}_price") for name in Prices._fields))
+
+
+def _size_or_all(text: str) -> int | None:
+    """A size in bytes; None for `all`."""
+    return None if text == ALL else options.size(text)
+
+
+def _speed(text: str) -> float:
+    value = 0.0 if text == "max" else float(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _payload(text: str) -> int:
+    """Bytes of a block: at least two numbers of 8 bytes, at both ends of its row."""
+    value = options.size(text)
+    if value < 16 or value % 8:
+        raise argparse.ArgumentTypeError(f"{text}: at least 16 bytes, and a multiple of 8")
+    return value

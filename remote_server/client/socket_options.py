@@ -1,0 +1,65 @@
+"""Options of the client's sockets. `connection.py` gives the reasons for those of queues."""
+
+from math import ceil
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client.results import ClientConfig
+from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
+
+_HANDSHAKE_MS = 5_000
+_CONNECT_MS = 5_000
+
+
+def set_options(
+    socket: "zmq.Socket[bytes]",
+    config: ClientConfig,
+    keys: ClientKeys | None,
+    *,
+    brings_blocks: bool,
+) -> None:
+    """Set all options of `socket` before it connects. `brings_blocks`: replies have payload
+    frames."""
+    most_bytes = protocol.MAX_FRAME_BYTES if brings_blocks else protocol.MAX_HEADER_BYTES
+    options: dict[int, int] = {
+        zmq.LINGER: 0,
+        # Not for names: libzmq would resolve only their IPv6 addresses.
+        zmq.IPV6: "[" in config.endpoint,
+        zmq.IMMEDIATE: 0,  # see `connection.py`
+        # The windows bound the queue; a mark could only fail a send half-way.
+        zmq.SNDHWM: 0,
+        zmq.RCVHWM: 0,
+        zmq.MAXMSGSIZE: most_bytes if keys is None else most_bytes + CURVE_FRAME_BYTES,
+        zmq.RECONNECT_IVL: ceil(config.reconnect_s * 1e3),
+        zmq.RECONNECT_IVL_MAX: ceil(config.longest_reconnect_s * 1e3),
+        zmq.CONNECT_TIMEOUT: _CONNECT_MS,
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+    }
+    if not brings_blocks:
+        options |= _heartbeats(config)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    if keys is not None:
+        socket.curve_serverkey = keys.server
+        socket.curve_publickey = keys.public
+        socket.curve_secretkey = keys.secret
+
+
+def _heartbeats(config: ClientConfig) -> dict[int, int]:
+    """For connections that carry headers alone.
+
+    Only heartbeats end such a connection when the network drops its packets, or when a damaged
+    length makes ZeroMQ wait for bytes that never come: a request that times out does not close it.
+
+    The connection for gets needs none: it is replaced after a second of silence (`get.py`).
+    It must have none: it may be replaced while messages pour in, and a socket that is being
+    closed takes no message, as at a mark.
+    """
+    timeout_ms = ceil(4 * config.heartbeat_s * 1e3)
+    return {
+        zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
+        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
+        # The server forgets a vanished client after this time.
+        zmq.HEARTBEAT_TTL: timeout_ms,
+    }

@@ -1,0 +1,89 @@
+"""Identity of a server: its version, its name, its load, and the lists of servers that its clients
+have."""
+
+import socket
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from remote_server.protocol import Hello, ServerLoad
+from remote_server.store.store import Store
+from remote_server.values import wrong_server_name
+
+LOAD_S = 0.1
+"""The load is measured again after this time, so that a reply costs no pass over the slabs."""
+
+MOST_NAMES = 64
+"""Names of clients with one list, in statistics."""
+
+
+def server_version() -> str:
+    try:
+        return f"kvferry {version('kvferry')}"
+    except PackageNotFoundError:
+        return "kvferry, not installed"
+
+
+def default_name(host: str | None = None) -> str:
+    """The first label of the name of `host`, or of this host; of a host with another kind of name
+    `kvferry`."""
+    label = (socket.gethostname() if host is None else host).partition(".")[0]
+    return "kvferry" if wrong_server_name(label) else label
+
+
+class Identity:
+    """What one tenant's clients learn of the server, and it of their lists. One thread."""
+
+    def __init__(
+        self, store: Store, clock: Callable[[], float], name: str, is_draining: Callable[[], bool]
+    ) -> None:
+        self.name = name
+        self.version = server_version()
+        self._store = store
+        self._clock = clock
+        self._is_draining = is_draining
+        self._lists: dict[bytes, tuple[str, str]] = {}  # by connection: digest, client
+        self._measured: ServerLoad | None = None
+        self._measure_at = 0.0
+
+    def met(self, connection: bytes, hello: Hello) -> None:
+        """A client's hello was accepted."""
+        if hello.fleet:
+            self._lists[connection] = hello.fleet, hello.client
+        else:
+            self._lists.pop(connection, None)
+
+    def gone(self, connection: bytes) -> None:
+        """The connection has ended."""
+        self._lists.pop(connection, None)
+
+    def all_gone(self) -> None:
+        """All connections have ended."""
+        self._lists.clear()
+
+    def fleets(self) -> dict[str, list[str]]:
+        """By digest of a list: the names of up to `MOST_NAMES` connected clients that have it."""
+        names: dict[str, set[str]] = {}
+        for digest, client in self._lists.values():
+            names.setdefault(digest, set()).add(client)
+        return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}
+
+    def load(self, wanted: object) -> ServerLoad | None:
+        """The load now, when it is `wanted`."""
+        if not wanted:
+            return None
+        now, load, is_draining = self._clock(), self._measured, self._is_draining()
+        if load is None or now >= self._measure_at or load.draining is not is_draining:
+            load = self._measured = self._measure(is_draining)
+            self._measure_at = now + LOAD_S
+        return load
+
+    def _measure(self, is_draining: bool) -> ServerLoad:
+        stack = self._store.tier_stack
+        own = [stack.memory.stats(), *(t.stats() for t in stack.tiers if not t.is_remote)]
+        used, budget = sum(t.used_bytes for t in own), sum(t.budget_bytes for t in own)
+        return ServerLoad(
+            fill=1000 * used // max(budget, 1),
+            evicted_age_s=own[-1].evicted_age_s,
+            up_s=self._store.uptime_s,
+            draining=is_draining,
+        )

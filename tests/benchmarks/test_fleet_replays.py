@@ -1,0 +1,101 @@
+"""The trace replayed with a fleet: real servers find what the model and the count find."""
+
+import json
+
+import pytest
+from synthetic_trace import write
+
+from benchmarks.remote_kv_cache import test_trace as trace_benchmark
+from benchmarks.remote_kv_cache.replay import fleet_model, fleet_report, trace_file
+from benchmarks.remote_kv_cache.replay.fleet_replays import Event, FleetPoint, FleetSetting, replay
+from benchmarks.remote_kv_cache.replay.optimum import without_limit
+from benchmarks.simulated.tiered_pool import key_of
+
+POOL = 96
+
+
+def conversations(tmp_path, requests: int = 200):
+    return trace_file.read(write(tmp_path / "trace.jsonl", requests))
+
+
+def point_of(requests, kind: str, servers: int, event: Event = Event.NONE, **more) -> FleetPoint:
+    setting = FleetSetting(servers, POOL, more.pop("memory", None), event, **more)
+    point, complete = replay(requests, setting, kind, 1024, "tcp", lambda done: None)
+    assert complete
+    return point
+
+
+def test_keys_of_the_model_are_those_of_the_replay():
+    assert [fleet_model.key_of(number) for number in (0, 7)] == [key_of(0), key_of(7)]
+
+
+@pytest.mark.parametrize("kind", ["store", "wire"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_fleet_with_room_finds_what_is_counted(tmp_path, kind, servers):
+    requests = conversations(tmp_path)
+    point = point_of(requests, kind, servers)
+    assert point.hits == without_limit(requests)
+    assert point.remarks == {}
+    assert sum(point.stored.values()) == trace_file.distinct(requests)
+    assert len(point.stored) == servers and min(point.stored.values()) > 0
+    assert point.stored_to_mean >= 1 <= point.read_to_mean
+
+
+@pytest.mark.parametrize("kind", ["store", "wire"])
+@pytest.mark.parametrize("event", [Event.JOIN, Event.RETURN])
+def test_a_join_and_a_return_lose_nothing(tmp_path, kind, event):
+    requests = conversations(tmp_path)
+    point = point_of(requests, kind, 3, event)
+    assert point.hits == without_limit(requests)
+    assert len(point.stored) == (4 if event is Event.JOIN else 3)
+    if event is Event.JOIN:
+        assert point.stored["kvferry-3"] > 0
+
+
+def test_a_loss_costs_real_servers_what_it_costs_the_model(tmp_path):
+    requests = conversations(tmp_path)
+    before = point_of(requests, "store", 3)
+    found = {kind: point_of(requests, kind, 3, Event.LOSE) for kind in ("store", "wire")}
+    for point in found.values():
+        assert point.hits_after < before.hits_after
+        assert point.hits - point.hits_after == before.hits - before.hits_after
+        assert "kvferry-0" not in point.stored
+    lost = {kind: before.hits_after - point.hits_after for kind, point in found.items()}
+    assert lost["wire"] == pytest.approx(lost["store"], rel=0.5)  # homes follow delayed loads
+
+
+def test_with_the_head_twice_a_loss_costs_less(tmp_path):
+    requests = conversations(tmp_path)
+    once, twice = (
+        point_of(requests, "wire", 3, Event.LOSE, copies_head=head) for head in (False, True)
+    )
+    assert twice.hits > once.hits
+    assert sum(twice.stored.values()) > sum(once.stored.values())
+
+
+def test_the_command_prints_and_records_wire_beside_model(tmp_path, capsys):
+    trace, file = write(tmp_path / "trace.jsonl", 120), tmp_path / "r.json"
+    status = trace_benchmark.main([
+        "--trace", str(trace), "--model", "tiny", "--pool", "64MiB", "--wire-memory", "all",
+        "--servers", "1,2", "--lose-one", "--json", str(file),
+    ])  # fmt: skip
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    figures = {each["name"]: each["values"] for each in json.loads(file.read_text())["figures"]}
+    assert len(figures) == 2 * 3
+    for kind in ("store", "wire"):
+        lost = figures[f"{kind}: 2 servers, room for everything, one server is killed"]
+        assert 0 < lost["usable"] < 100
+    for servers in ("1 server", "2 servers"):
+        name = f"wire: {servers}, room for everything, nothing"
+        assert f"{name}: the model's, to the block" in printed
+        assert figures[name]["found"] == figures[name.replace("wire", "store")]["found"]
+
+
+def test_a_block_that_is_lost_without_a_loss_fails(tmp_path):
+    requests = conversations(tmp_path)
+    study = fleet_report.FleetStudy(without_limit(requests), 1)
+    study.points.append(point_of(requests, "store", 2))
+    assert study.failures() == []
+    study.points[0].hits -= 1
+    assert len(study.failures()) == 1

@@ -1,0 +1,56 @@
+"""A stand-in for `Fleet`, of several servers, whose futures the test completes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from scripted_client import Asked, Engine, ScriptedClient
+
+from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult
+
+
+class ScriptedFleet(ScriptedClient):
+    """What each server does is the test's to set."""
+
+    places_by_run = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.names = ("a", "b", "c")
+        self.boots: dict[str, str | None] = dict.fromkeys(self.names, "boot-1")
+        self.away: set[str] = set()
+        self.holders: dict[bytes, str] = {}
+        self.excluded: list[tuple[str, str]] = []
+
+    @property
+    def epochs(self) -> tuple[str | None, ...]:
+        return tuple(self.boots[name] for name in self.names)
+
+    @property
+    def are_ready(self) -> tuple[bool, ...]:
+        return tuple(self.ready and name not in self.away for name in self.names)
+
+    @property
+    def breakers(self) -> tuple[BreakerState, ...]:
+        return (BreakerState.CLOSED,) * len(self.names)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(self.are_ready)
+
+    def server_of(self, key: bytes) -> int:
+        return self.names.index(self.holders.get(key, self.names[0]))
+
+    def exclude(self, name: str, why: str) -> None:
+        self.excluded.append((name, why))
+
+
+def fleet_engine(num_rows: int = 40, **settings: Any) -> Engine:
+    return Engine(num_rows, client_factory=ScriptedFleet, **settings)
+
+
+def landed(asked: Asked, *parts: GetPart, indices: Sequence[int] | None = None) -> None:
+    """The load ends, each part of it as it says."""
+    there = list(range(len(asked.keys)) if indices is None else indices)
+    outcomes = [GetOutcome.HIT if i in there else GetOutcome.LATE for i in range(len(asked.keys))]
+    size = sum(asked.rows[i].nbytes for i in there)
+    asked.reply.set_result(GetResult(there, outcomes, bytes=size, parts=parts))

@@ -1,0 +1,170 @@
+"""The canary visits every server of a list within its bound, and finds the one that is wrong."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from busy_host import within
+from scripted_client import Engine
+from scripted_fleet import fleet_engine
+from test_self_test import Host, make_host  # noqa: F401
+
+from kv_connector import metrics, self_test
+from kv_connector.fleet_self_test import run_self_tests
+from kv_connector.introduction import Introduction, Reports, WorkerReport
+from kv_connector.self_test import CANARY_S, Outcome, Report
+from remote_server.client import ClientConfig
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.store.gets import Pinned
+from remote_server.values import MiB
+
+MakeHost = Callable[..., Host]
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Server]]:
+    """Three servers, and time for them to answer on a busy machine."""
+    monkeypatch.setattr(self_test, "CANARY_S", 20.0)
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, populate=False))
+            )
+            for name in "abc"
+        }
+
+
+def to(servers: dict[str, Server]) -> dict[str, ClientConfig]:
+    return {
+        name: ClientConfig(server.endpoint, transport="tcp") for name, server in servers.items()
+    }
+
+
+def damage(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block that it returns has a wrong byte."""
+    find = server.store.gets.find
+
+    def damaged(*args: Any, **given: Any) -> Any:
+        found = yield from find(*args, **given)
+        assert isinstance(found, Pinned)
+        for block in found.blocks:
+            server.store.memory.view(block)[5] ^= 1
+        return found
+
+    monkeypatch.setattr(server.store.gets, "find", damaged)
+
+
+def test_every_server_is_tested_once_and_keeps_nothing(servers, make_host: MakeHost):  # noqa: F811
+    report = run_self_tests(make_host().stage, to(servers))
+    assert report == Report(Outcome.PASSED, "3 servers passed, 0 did not answer")
+    for server in servers.values():
+        counters = server.store.all_counters()
+        assert counters["put_created"] == counters["get_hit"] == counters["removed"] == 1
+        assert server.store.namespaces.known == {}
+
+
+@pytest.mark.parametrize("wrong", ["a", "c"])
+def test_the_server_that_returns_other_bytes_is_named_and_the_others_pass(
+    servers,
+    make_host: MakeHost,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+):
+    damage(servers[wrong], monkeypatch)
+    report = run_self_tests(make_host().stage, to(servers))
+    assert report.outcome is Outcome.PASSED
+    assert [name for name, _ in report.failed] == [wrong]
+    assert "failed its checksum" in report.failed[0][1] and wrong in report.detail
+
+
+def test_the_test_fails_when_every_server_does(
+    servers,
+    make_host: MakeHost,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for server in servers.values():
+        damage(server, monkeypatch)
+    report = run_self_tests(make_host().stage, to(servers))
+    assert report.outcome is Outcome.FAILED and not report.miscopied
+
+
+def test_a_wrong_copy_in_the_engine_is_no_servers_fault(servers, make_host: MakeHost):  # noqa: F811
+    host = make_host()
+    load = host.worker.submit_load
+
+    def wrong_load(job: int, source: Any, target: Any) -> Any:
+        target.block_ids = target.block_ids[::-1] - 1
+        return load(job, source, target)
+
+    host.worker.submit_load = wrong_load
+    report = run_self_tests(host.stage, to(servers))
+    assert report.outcome is Outcome.FAILED and report.miscopied
+    host.cache[:] = 0  # the block that was written instead is not restored
+
+
+def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(make_host: MakeHost):  # noqa: F811
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            gone = closed.getsockname()[1]
+        server = stack.enter_context(
+            Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, populate=False))
+        )
+        configs = {
+            "absent": ClientConfig(f"tcp://127.0.0.1:{gone}"),
+            "here": ClientConfig(server.endpoint, transport="tcp"),
+            "silent": ClientConfig(f"tcp://127.0.0.1:{silent.getsockname()[1]}"),
+        }
+
+        def attempt() -> float:
+            began = time.monotonic()
+            report = run_self_tests(make_host().stage, configs)
+            assert report == Report(Outcome.PASSED, "1 servers passed, 2 did not answer")
+            return time.monotonic() - began
+
+        within(CANARY_S + 0.5, attempt)
+
+
+def test_a_list_of_absent_servers_is_skipped_at_once(make_host: MakeHost):  # noqa: F811
+    configs = {}
+    for name in "ab":
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            configs[name] = ClientConfig(f"tcp://127.0.0.1:{closed.getsockname()[1]}")
+
+    def attempt() -> float:
+        began = time.monotonic()
+        report = run_self_tests(make_host().stage, configs)
+        assert report == Report(Outcome.SKIPPED, "0 servers passed, 2 did not answer")
+        return time.monotonic() - began
+
+    within(CANARY_S / 2, attempt)
+
+
+# ── what the scheduler does with it ──────────────────────────────────────────────────────────
+
+
+def introduced(engine: Engine, *failed: tuple[str, str]) -> None:
+    reports = Reports(1)
+    introduction = Introduction(engine.tier, reports, "label", {}, ())
+    canary = Report(Outcome.PASSED, failed=failed)
+    introduction.on_reports(reports.take([WorkerReport(0, 1, {}, canary)]))
+
+
+def test_a_server_that_fails_is_not_used_and_the_others_are():
+    engine = fleet_engine(declared=False)
+    introduced(engine, ("b", "one byte"))
+    assert engine.client.excluded == [("b", "the start-up canary of worker 0 failed: one byte")]
+    assert engine.client.declared and not engine.client.closed
+    totals = engine.tier.counters.totals()
+    assert (totals[metrics.CANARIES, "passed"], totals[metrics.CANARIES, "failed"]) == (1, 1)
+
+
+def test_a_list_of_which_every_server_fails_is_not_used():
+    engine = fleet_engine(declared=False)
+    introduced(engine, *((name, "one byte") for name in engine.client.names))
+    assert not engine.client.declared and engine.client.closed
+    assert engine.client.excluded == []

@@ -1,0 +1,152 @@
+"""`kvferry doctor` with a list: names, engines whose list differs, servers that do not answer."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from fake_server import eventually
+
+from remote_server.cli.__main__ import main
+from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.fleet.server_list import Member, ServerList, read_list
+from remote_server.protocol import StatsReply
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
+
+LIST = read_list(["tcp://a:1", "tcp://b:1"])
+A, B = LIST.members
+
+
+def reply(name: str, **fleets: list[str]) -> StatsReply:
+    return StatsReply(
+        request_id=1, epoch="e", server="s", uptime_s=1.0, tiers={}, namespaces={}, counters={},
+        name=name, fleets=fleets,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "text"),
+    [
+        ("a", "ok", "a, as in the list"),
+        ("b", "bad", "tcp://a:1 is b, which the list has at tcp://b:1; the list calls it a"),
+        ("c", "bad", "has the name c, which the list does not have: correct the list, or start"),
+        ("", "note", "of a version without names"),
+    ],
+)
+def test_the_name_of_a_server_is_compared_with_the_list(name: str, verdict: str, text: str):
+    ((found, why),) = name_of(LIST, A, reply(name))
+    assert found == verdict and text in why
+
+
+def test_one_server_without_a_name_is_not_compared():
+    assert [*name_of(read_list("tcp://a:1"), Member("", "tcp://a:1"), reply("x"))] == []
+
+
+def test_engines_with_another_list_are_named_once_with_where_they_were_seen():
+    other = "f" * 16
+    asked = [
+        Asked(A, reply("a", **{other: ["engine-2"], LIST.digest: ["engine-1"]})),
+        Asked(B, reply("b", **{other: ["engine-2"]})),
+    ]
+    ((verdict, why),) = lists_of_engines(LIST, asked)
+    assert verdict == "bad" and "engine-2 has another list of servers, digest ffff" in why
+    assert "Seen at a, b." in why and LIST.digest in why
+
+
+def test_engines_with_this_list_are_good_and_no_engine_is_nothing():
+    same = Asked(A, reply("a", **{LIST.digest: ["engine-1"]}))
+    assert [verdict for verdict, _ in lists_of_engines(LIST, [same])] == ["ok"]
+    assert [*lists_of_engines(LIST, [Asked(A, reply("a")), Asked(B, None, "lost")])] == []
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Server]]:
+    with ExitStack() as stack:
+
+        def start(name: str) -> Server:
+            config = ServerConfig(
+                bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, name=name
+            )
+            return stack.enter_context(Server(config))
+
+        yield start
+
+
+def list_of(path: Path, **endpoints: str) -> str:
+    path.write_text("\n".join(f"{one}?name={name}" for name, one in endpoints.items()))
+    return f"file://{path}"
+
+
+Doctor = Callable[[str], tuple[int, dict[str, tuple[str, str]]]]
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    def doctor(servers: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        status = main(["doctor", "--server", servers, "--timeout-s", "1", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        return status, {one["check"]: (one["verdict"], one["told"]) for one in found}
+
+    return doctor
+
+
+def bad_ones(found: dict[str, tuple[str, str]]) -> set[str]:
+    """Of servers and lists: what this host lacks is not of interest here."""
+    return {
+        check for check, (verdict, _) in found.items()
+        if verdict == "bad" and (": " in check or check == "lists")
+    }  # fmt: skip
+
+
+def test_every_server_of_a_list_is_checked(
+    start: Callable[[str], Server], doctor: Doctor, tmp_path: Path
+):
+    servers = list_of(tmp_path / "list", a=start("a").endpoint, b=start("b").endpoint)
+    _, found = doctor(servers)
+    assert not bad_ones(found)
+    assert found["a: name"] == ("ok", "a, as in the list") and found["b: server"][0] == "ok"
+
+
+def test_a_server_that_does_not_answer_and_one_of_another_name_are_bad(
+    start: Callable[[str], Server], doctor: Doctor, tmp_path: Path
+):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        lost = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        endpoint = start("c").endpoint
+        status, found = doctor(list_of(tmp_path / "list", a=lost, b=endpoint))
+    assert status == 1 and bad_ones(found) == {"a: server", "b: name"}
+    assert lost in found["a: server"][1] and "has the name c" in found["b: name"][1]
+
+
+def test_an_engine_with_another_list_is_bad(
+    start: Callable[[str], Server], doctor: Doctor, tmp_path: Path
+):
+    endpoints = {"a": start("a").endpoint, "b": start("b").endpoint}
+    here: ServerList = read_list(list_of(tmp_path / "list", **endpoints))
+    there = read_list(["tcp://a:1", "tcp://c:1"])
+    with ExitStack() as stack:
+        for name, servers in (("engine-1", here), ("engine-2", there)):
+            client = RemoteClient(ClientConfig(
+                endpoints["a"], client_name=name, server_name="a", fleet_digest=servers.digest
+            ))  # fmt: skip
+            stack.callback(client.close)
+            client.declare("ns", 4096)
+            eventually(lambda client=client: client.ready)
+        status, found = doctor(f"file://{tmp_path / 'list'}")
+    assert status == 1 and bad_ones(found) == {"lists"}
+    assert "engine-2 has another list" in found["lists"][1] and "Seen at a." in found["lists"][1]
+
+
+def test_a_wrong_list_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--server", "tcp://10.0.0.{1..2}:5757"])
+    assert "10.0.0.1 gives no name, and a server in a list needs one" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""A real server with a name, and clients that have a list: refusal, load and hot beginnings."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from fake_server import PATIENCE_S, eventually
+
+from remote_server.client import ClientConfig, GetResult, RemoteClient, SharedRegion
+from remote_server.protocol import Stretch
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
+
+NAMESPACE, BLOCK_BYTES, TOKENS = "ns", 4096, 512
+KEYS = [b"row %d" % number for number in range(10)]
+CHAIN = [Stretch(len(KEYS), 0, 0, TOKENS)]
+BEGINNINGS = [0, 2, 4, 8]
+FLEET = {"server_name": "cache-1", "fleet_digest": "0123456789abcdef"}
+
+VIEWS: dict[RemoteClient, memoryview] = {}
+"""The rows of clients on shared memory."""
+
+Make = Callable[..., RemoteClient]
+
+
+@contextmanager
+def serving(**settings: object) -> Iterator[Server]:
+    config = {"bind": "tcp://127.0.0.1:*", "memory": 16 * MiB, "populate": False, "name": "cache-1"}
+    with Server(ServerConfig(**{**config, **settings})) as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(server: Server, *, shared: bool = False, wait: bool = True, **settings: object):
+            kind = "shm" if shared else "tcp"
+            client = RemoteClient(ClientConfig(server.endpoint, transport=kind, **settings))
+            stack.callback(client.close)
+            if shared:
+                region = SharedRegion(1 * MiB)
+                client.register(region.view, region.fd)
+                VIEWS[client] = region.view
+            client.declare(NAMESPACE, BLOCK_BYTES)
+            if wait:
+                eventually(lambda: client.ready)
+            return client
+
+        yield make
+    VIEWS.clear()
+
+
+def put_all(client: RemoteClient) -> None:
+    rows = [memoryview(bytes(BLOCK_BYTES)) for _ in KEYS]
+    stored = client.put(NAMESPACE, KEYS, rows, chain=CHAIN, deferred=False).result(PATIENCE_S)
+    assert stored.created == len(KEYS)
+
+
+def get_all(client: RemoteClient) -> GetResult:
+    view = VIEWS.get(client) or memoryview(bytearray(1 * MiB))
+    rows = [view[n * BLOCK_BYTES : (n + 1) * BLOCK_BYTES] for n in range(len(KEYS))]
+    done = client.get(NAMESPACE, KEYS, rows, stall_s=PATIENCE_S).result(PATIENCE_S)
+    assert done.landed == [*range(len(KEYS))]
+    return done
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["tcp", "shm"])
+def test_the_fifth_client_of_a_list_learns_which_beginnings_are_hot(
+    shared: bool, server: Server, make: Make
+):
+    clients = [make(server, shared=shared, **FLEET) for _ in range(5)]
+    plain = make(server, shared=shared)
+    put_all(plain)
+    assert [get_all(client).hot for client in clients[:4]] == [[]] * 4
+    assert get_all(clients[0]).hot == get_all(plain).hot == []
+    assert get_all(clients[4]).hot == get_all(clients[0]).hot == BEGINNINGS
+    assert get_all(plain).hot == []
+
+
+def test_beginnings_on_disk_are_hot_too(tmp_path: Path, make: Make):
+    settings = {"disk": str(tmp_path / "disk"), "disk_bytes": 64 * MiB, "disk_write_rate": 0}
+    with serving(**settings) as server:
+        put_all(make(server))
+        eventually(lambda: server.tiers()["disk"].blocks == len(KEYS))
+    with serving(**settings) as server:  # memory is empty now
+        clients = [make(server, **FLEET) for _ in range(5)]
+        eventually(lambda: server.tiers()["disk"].pending == 0)
+        assert [get_all(client).hot for client in clients] == [[]] * 4 + [BEGINNINGS]
+
+
+def test_the_age_is_that_of_the_lowest_tier_of_this_server(tmp_path: Path, make: Make):
+    """Memory evicts to the disk and counts not; the disk does not evict."""
+    settings = {"disk": str(tmp_path / "disk"), "disk_bytes": 64 * MiB, "disk_write_rate": 0}
+    with serving(**settings, memory=1 * MiB) as server:
+        client = make(server, **FLEET)
+        row = memoryview(bytes(BLOCK_BYTES))
+        for number in range(400):
+            client.put(NAMESPACE, [b"%d" % number], [row], deferred=False).result(PATIENCE_S)
+        assert server.tiers()["memory"].evicted_age_s >= 0
+        eventually(lambda: client.lookup(NAMESPACE, [b"0"]).result(PATIENCE_S).load.fill > 20)
+        assert client.load is not None and client.load.evicted_age_s == -1
+
+
+def test_a_client_that_takes_it_for_another_does_not_use_it(
+    server: Server, make: Make, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.WARNING, "remote_server")
+    client = make(server, **{**FLEET, "server_name": "cache-2"}, client_name="engine", wait=False)
+    eventually(lambda: len(caplog.messages) == 2)
+    assert not client.ready
+    why = "this server has the name 'cache-1', and the client's list calls it 'cache-2': correct "
+    assert {line.partition(why)[0] for line in caplog.messages} == {
+        "refused engine: ", f"{server.endpoint}: ",
+    }  # fmt: skip
+    lost = client.lookup(NAMESPACE, KEYS).exception(PATIENCE_S)
+    assert "cache-2" in str(lost)
+
+
+def test_a_list_ends_with_its_connection(server: Server, make: Make):
+    asking = make(server)
+    client = make(server, **FLEET, client_name="engine-1")
+    stats = asking.stats().result(PATIENCE_S)
+    assert (stats.name, stats.fleets) == ("cache-1", {FLEET["fleet_digest"]: ["engine-1"]})
+    client.close()
+    eventually(lambda: asking.stats().result(PATIENCE_S).fleets == {})
+
+
+def test_a_server_without_a_name_has_that_of_its_host(make: Make):
+    with serving(name="") as server:
+        name = make(server).stats().result(PATIENCE_S).name
+    assert name == socket.gethostname().partition(".")[0] or name == "kvferry"

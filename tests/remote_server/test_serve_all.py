@@ -1,0 +1,255 @@
+"""`kvferry serve --all` with real processes, and the conflicts that it finds before any starts."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fleet_processes import COMMAND, All, fleet_file, is_running, serve_all
+from server_process import PATIENCE_S
+from wire_peer import Peer
+
+from examples.processes import free_port
+from remote_server.__main__ import main
+from remote_server.cli.serve_all import conflicts, list_for_engines
+from remote_server.cli.supervisor import Supervisor
+from remote_server.errors import ConfigError
+from remote_server.fleet.server_list import read_list
+from remote_server.server.config import ServerConfig
+
+FLEET = Path(__file__).parents[2] / "examples" / "fleet" / "fleet.toml"
+
+
+def wait_until_gone(*pids: int) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < ends, f"{pids} have not ended"
+        time.sleep(0.01)
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_server_answers_under_the_address_of_the_printed_list(tmp_path, context):
+    path = fleet_file(tmp_path, "a", "longer-name")
+    with serve_all(path) as fleet:
+        fleet.until_ready(2)
+        (line,) = [line for line in fleet.lines if "for engines" in line]
+        engines = json.loads("{" + line.partition("for engines: ")[2] + "}")["server"]
+        members = read_list(engines).members
+        assert [one.name for one in members] == ["a", "longer-name"]
+        for member in members:
+            Peer(context, member.endpoint).hello()
+        assert len({*fleet.pids.values(), fleet.popen.pid}) == 3
+        fleet.popen.send_signal(signal.SIGTERM)
+        assert fleet.ended() == 0
+        assert {line.index(" | ") for line in fleet.rest()} == {len("longer-name")}
+        wait_until_gone(*fleet.pids.values())
+
+
+def test_a_signal_to_the_terminals_group_drains_each_server_once(tmp_path):
+    """Ctrl-C reaches the whole foreground group; a server in it would get two and not drain."""
+    with serve_all(fleet_file(tmp_path, "a", "b")) as fleet:
+        fleet.until_ready(2)
+        assert fleet.popen.pid not in {os.getpgid(pid) for pid in fleet.pids.values()}
+        os.killpg(fleet.popen.pid, signal.SIGINT)
+        assert fleet.ended() == 0
+        lines = fleet.rest()
+        assert sum(": draining for up to 5s" in line for line in lines) == 2
+        assert sum("ended with status 0" in line for line in lines) == 2
+
+
+def test_a_server_that_dies_is_named_and_the_others_go_on(tmp_path, context):
+    path = fleet_file(tmp_path, "a", "b")
+    with serve_all(path) as fleet:
+        fleet.until_ready(2)
+        os.kill(fleet.pids["a"], signal.SIGKILL)
+        assert fleet.line("a ended").endswith("a ended with SIGKILL; the others go on")
+        other = re.findall(r'"(tcp:[^"?]+)\?name=b"', "\n".join(fleet.lines))[0]
+        Peer(context, other).hello()
+        fleet.popen.send_signal(signal.SIGTERM)
+        assert fleet.ended() == 1
+        assert "b ended with status 0" in fleet.rest()[-1]
+
+
+def test_no_server_outlives_a_killed_supervisor(tmp_path):
+    with serve_all(fleet_file(tmp_path, "a", "b")) as fleet:
+        fleet.until_ready(2)
+        fleet.popen.kill()
+        wait_until_gone(*fleet.pids.values())
+
+
+def test_the_second_signal_kills_a_server_that_does_not_answer(tmp_path):
+    with serve_all(fleet_file(tmp_path, "a", "b", a="drain_timeout_s = 600")) as fleet:
+        fleet.until_ready(2)
+        os.kill(fleet.pids["a"], signal.SIGSTOP)
+        fleet.popen.send_signal(signal.SIGINT)
+        fleet.line("draining a, b, 610 s at most")
+        fleet.popen.send_signal(signal.SIGINT)
+        assert fleet.ended() == 1
+        lines = fleet.rest()
+        assert "kvferry | a has not ended in time and is killed" in lines
+        assert "kvferry | a ended with SIGKILL" in lines
+
+
+def test_a_reader_that_leaves_ends_the_servers(tmp_path):
+    """As `kvferry serve --all | head` does."""
+    with serve_all(fleet_file(tmp_path, "a")) as fleet:
+        fleet.until_ready(1)
+        second = subprocess.Popen(
+            [*COMMAND, "--settings", str(fleet_file(tmp_path, "b")), "--all"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert second.stdout is not None and second.stderr is not None
+        second.stdout.readline()
+        second.stdout.close()
+        assert second.wait(PATIENCE_S) == 1
+        assert second.stderr.read() == ""
+        second.stderr.close()
+
+
+def test_a_server_that_does_not_end_is_killed_when_the_drain_is_over(monkeypatch):
+    """A program that ignores SIGTERM, with the time of a drain cut short."""
+    monkeypatch.setattr("remote_server.cli.supervisor.BESIDE_DRAIN_S", 0.05)
+    code = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+    lines: list[str] = []
+
+    def write(text: str) -> None:
+        lines.append(text)
+        if "deaf" in text:
+            signal.raise_signal(signal.SIGTERM)
+
+    command = [sys.executable, "-c", code + "signal.pause()"]
+    assert Supervisor({"one": command}, 0.0, write).run(lambda pids: None) == 1
+    assert lines[-2:] == ["kvferry | one has not ended in time and is killed\n",
+                          "kvferry | one ended with SIGKILL\n"]  # fmt: skip
+
+
+def test_output_comes_in_lines_also_when_it_is_long_unended_or_hostile():
+    lines: list[str] = []
+    code = "import sys; sys.stdout.buffer.write(b'x' * 200_000 + b'\\n\\x1b[31m\\xff\\nlast')"
+    command = [sys.executable, "-c", code]
+    assert Supervisor({"one": command}, 0.0, lines.append).run(lambda pids: None) == 0
+    texts = [line.removeprefix("one     | ").removesuffix("\n") for line in lines]
+    assert "".join(texts[:-3]) == "x" * 200_000 and len(texts) > 4
+    assert texts[-3:-1] == ["\\x1b[31m\ufffd", "last"]
+
+
+def test_the_example_starts_as_it_is_when_its_ports_are_free(tmp_path):
+    """A copy on free ports: those of the file may be taken here."""
+    text = FLEET.read_text()
+    for port in re.findall(r"127\.0\.0\.1:(57\d\d)", text):
+        text = text.replace(f":{port}", f":{free_port()}")
+    (tmp_path / "fleet.toml").write_text(text)
+    with serve_all(tmp_path / "fleet.toml") as fleet:
+        fleet.until_ready(4)
+        assert list(fleet.pids) == [f"cache-{number}" for number in range(4)]
+        fleet.popen.send_signal(signal.SIGTERM)
+        assert fleet.ended() == 0
+
+
+# ── before anything starts ───────────────────────────────────────────────────────────────
+
+
+def configs(**settings: dict) -> dict[str, ServerConfig]:
+    ports = iter(range(6000, 7000))
+    given = {
+        name: {"bind": f"tcp://127.0.0.1:{next(ports)}", "admin": "off", **own}
+        for name, own in settings.items()
+    }
+    return {name: ServerConfig(**own) for name, own in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({"bind": "tcp://127.0.0.1:5000"}, {"bind": "tcp://localhost:5000"}, "port 5000: bind"),
+        ({"bind": "tcp://0.0.0.0:5000", "insecure": True}, {"bind": "tcp://127.0.0.1:5000"},
+         "port 5000"),
+        ({"admin": "http://127.0.0.1:5758"}, {"admin": "http://127.0.0.1:5758"},
+         "port 5758: admin"),
+        ({"admin": "http://127.0.0.1:5000"}, {"bind": "tcp://127.0.0.1:5000"},
+         "admin = http://127.0.0.1:5000 and bind = tcp://127.0.0.1:5000"),
+        ({"disk": "/d/one"}, {"disk": "/d/x/../one"}, "both have disk = /d/one"),
+        ({"disk": "/d/one"}, {"disk": "/d/one/two"}, "one is inside the other"),
+        ({}, {"bind": "tcp://127.0.0.1:*"}, "b: bind: .* no fixed port"),
+    ],
+)  # fmt: skip
+def test_two_servers_that_cannot_run_side_by_side_are_named(one, other, found):
+    (sentence,) = conflicts(configs(a=one, b=other))
+    assert re.search(found, sentence)
+    assert "b" in sentence and "\n" not in sentence
+
+
+def test_servers_that_share_nothing_or_only_a_bucket_do_not_conflict():
+    apart = {"bind": "tcp://127.0.0.1:5000", "disk": "/d/one", "bucket": "s3://bucket"}
+    beside = {"bind": "tcp://127.0.0.2:5000", "disk": "/d/one-more", "bucket": "s3://bucket"}
+    assert conflicts(configs(a=apart, b=beside)) == []
+    assert conflicts(configs(a={"admin": "http://127.0.0.1:*"}, b={})) == []
+
+
+def test_the_list_names_keys_and_a_host_that_engines_can_reach():
+    keys = {"keys": "server.key", "tenants": "tenants.toml"}
+    found = list_for_engines(configs(a={"bind": "tcp://10.0.0.7:5000", **keys}))
+    assert found == ["tcp://10.0.0.7:5000?keys=/path/client.key&name=a"]
+    (found,) = list_for_engines(configs(a={"bind": "tcp://*:5000", "insecure": True}))
+    assert found == f"tcp://{os.uname().nodename}:5000?name=a"
+
+
+def test_a_name_that_no_list_can_have_is_refused():
+    with pytest.raises(ConfigError, match="the list for engines"):
+        list_for_engines(configs(**{"a&b": {}, "c": {}}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "complaint"),
+    [
+        (["--all"], None, "--all: it needs --settings FILE"),
+        (["--all", "--name", "a"], "[servers.a]", "--name a: --all starts every server"),
+        (["--all"], 'memory = "1GiB"', "has no [servers.NAME]"),
+        (["--all"], '[servers.a]\nmemory = "1GiB"\n[servers.a]', "is not TOML"),
+        (["--all"], '[servers.a]\nmemroy = "1GiB"', "[servers.a]: settings: "),
+        (["--all"], "[servers.a]\n[servers.b]", "a and b both listen on port 5757"),
+        (["--all"], "[servers.a]\n[servers.b]", "a and b both listen on port 5758"),
+        (["--all"], '[servers.a]\nmemory = "900TiB"', "memory of all servers"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_starts(
+    tmp_path, capsys, monkeypatch, flags, text, complaint
+):
+    monkeypatch.delenv("KVFERRY_ADMIN", raising=False)
+    monkeypatch.setattr(All, "__init__", None)
+    monkeypatch.setattr("remote_server.cli.supervisor.Child.__init__", None)
+    if text is not None:
+        (tmp_path / "fleet.toml").write_text(text)
+        flags = [*flags, "--settings", str(tmp_path / "fleet.toml")]
+    assert main(flags) == 2
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.err.splitlines() if complaint in line]
+    assert line.startswith(("remote_server: ", "kvferry: ")) and printed.out == ""
+
+
+def test_an_unknown_flag_beside_all_is_named(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--all", "--memroy", "1GiB"])
+    assert ended.value.code == 2
+    assert "did you mean --memory?" in capsys.readouterr().err
+
+
+def test_the_settings_of_all_are_printed_and_give_the_same_fleet_again(tmp_path, capsys):
+    path = fleet_file(tmp_path, "a", "b", b='disk = "/d/b"')
+    arguments = ["--all", "--print-config", "--settings"]
+    assert main([*arguments, str(path)]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "again.toml").write_text(printed)
+    assert main([*arguments, str(tmp_path / "again.toml")]) == 0
+    again = capsys.readouterr().out
+    assert [line.partition("#")[0] for line in again.splitlines()] == [
+        line.partition("#")[0] for line in printed.splitlines()
+    ]
+    assert 'disk = "/d/b"' in printed
