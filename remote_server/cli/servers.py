@@ -72,9 +72,13 @@ def servers_of(flags: argparse.Namespace) -> ServerList:
     `flags.server` is its address from now on."""
     servers = _read(flags.server, "--server")
     if len(servers.members) == 1:
-        (one,) = servers.members
-        flags.server = f"{one.endpoint}?keys={one.keys}" if one.keys else one.endpoint
+        flags.server = _address_of(servers)
     return servers
+
+
+def _address_of(servers: ServerList) -> str:
+    (one,) = servers.members
+    return f"{one.endpoint}?keys={one.keys}" if one.keys else one.endpoint
 
 
 def one_server(text: str) -> str:
@@ -86,7 +90,7 @@ def one_server(text: str) -> str:
             f"{text!r:.80} is a list of {number:,} servers, and this command takes one: name it, "
             f"for example {first}"
         )
-    return text
+    return _address_of(servers)
 
 
 @contextmanager
