@@ -85,10 +85,18 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
 
 def _life(snapshot: Snapshot) -> Iterator[Metric]:
     info = GaugeMetricFamily(
-        _P + "info", "Always 1; the labels have the version.", labels=["version", "epoch"]
+        _P + "info",
+        "Always 1; the labels have the version, and the name in lists of servers.",
+        labels=["version", "epoch", "name"],
     )
-    info.add_metric([snapshot.server, snapshot.epoch], 1)
+    info.add_metric([snapshot.server, snapshot.epoch, snapshot.name], 1)
     yield info
+    yield _gauge(
+        "lists",
+        "Different lists of servers that connected clients have; more than 1: "
+        "they find each other's blocks only where the lists agree.",
+        len(snapshot.fleets),
+    )
     yield _gauge("uptime_seconds", "Since the server started.", snapshot.uptime_s)
     yield _gauge("draining", "1 while it drains and declines puts.", snapshot.draining)
     yield _gauge("ailing", "Parts that have failed for good; `/health` names them.",

@@ -5,7 +5,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,21 +71,21 @@ class NoServer(KVFerryError):
     """No server answered at the address."""
 
 
-def add_server(
-    parser: argparse.ArgumentParser,
-    check: Callable[[str], object] | None = None,
-    more: str = "",
-) -> None:
-    """`--server` and `--timeout-s`, for every command that connects to a server. `check` takes the
-    text, `checked_address` by default; `more` is added to the help."""
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """`--server` and `--timeout-s`, for commands that connect to one server."""
     parser.add_argument(
         "--server",
         default=os.environ.get("KVFERRY_SERVER", EXAMPLE),
-        type=check or checked_address,
+        type=checked_address,
         metavar="ADDRESS",
         help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
-        f"{more}(KVFERRY_SERVER; default: %(default)s)",
+        "(KVFERRY_SERVER; default: %(default)s)",
     )
+    add_timeout(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """`--timeout-s`."""
     parser.add_argument(
         "--timeout-s",
         type=seconds,

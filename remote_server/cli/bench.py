@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from remote_server.cli import NoServer, checked_address, client_of, coloured, seconds_or_none
+from remote_server.cli import NoServer, client_of, coloured, seconds_or_none
 from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets, Row, Verdict, advice
+from remote_server.cli.servers import one_server
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES, SELF_TESTS
@@ -43,7 +44,7 @@ def add(commands: Any) -> None:
         "a transport is slower than normal; 0 too when it could not be judged.",
     )
     parser.add_argument(
-        "--server", type=checked_address, metavar="ADDRESS", help="measure this one instead"
+        "--server", type=one_server, metavar="ADDRESS", help="measure this one instead"
     )
     parser.add_argument("--block", type=_block_bytes, default="1MiB", metavar="SIZE",
                         help="(default: %(default)s)")  # fmt: skip

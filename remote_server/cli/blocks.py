@@ -7,37 +7,32 @@ unpin`: let them be evicted again.
 
 import argparse
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from remote_server.cli import (
-    add_server,
     agreed,
     ask_stats,
     connected,
-    duration,
+    fleet_blocks,
+    fleet_why,
     print_error,
     print_lines,
 )
-from remote_server.client import RemoteClient
-from remote_server.protocol import (
-    UNKNOWN,
-    BlockCopy,
-    Cleared,
-    Found,
-    Kept,
-    KeyState,
-    StatsReply,
-    Stretch,
-    read_key,
+from remote_server.cli.blocks_lines import (
+    PENDING_S,
+    key_in,
+    origin,
+    print_result,
+    report,
+    summary_of,
+    where,
 )
+from remote_server.cli.servers import add_servers, servers_of
+from remote_server.client import RemoteClient
+from remote_server.protocol import UNKNOWN, Found, KeyState, read_key
 from remote_server.protocol.codec import ascii_json
-from remote_server.protocol.namespace_diff import Difference, all_gaps
-from remote_server.values import format_bytes
-
-PENDING_S = 0.05
-"""The time between two questions for a block that is being looked for."""
+from remote_server.protocol.namespace_diff import all_gaps
 
 
 def add_why(commands: Any) -> None:
@@ -49,7 +44,7 @@ def add_why(commands: Any) -> None:
         "tokens and the group of its block, the request that put it, and its copies. Exit status 1 "
         "when no namespace has it.",
     )
-    add_server(parser)
+    add_servers(parser)
     parser.add_argument(
         "about", nargs="?", metavar="NAMESPACE|KEY",
         help="only this namespace, or those with this prefix; or a block's key in hexadecimal",
@@ -59,10 +54,13 @@ def add_why(commands: Any) -> None:
 
 
 def why(flags: argparse.Namespace) -> int:
+    servers = servers_of(flags)
+    if len(servers.members) > 1:
+        return fleet_why.why(servers, flags)
     with connected(flags) as client:
         reply = ask_stats(client, flags.timeout_s, fingerprints=True)
         chosen = flags.about or ""
-        if (key := _key_in(chosen, reply.namespaces)) is not None:
+        if (key := key_in(chosen, reply.namespaces)) is not None:
             return _explain(client, key, [*reply.namespaces], flags)
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
@@ -76,18 +74,8 @@ def why(flags: argparse.Namespace) -> int:
         )
         return 1
     else:
-        print_lines(*_report(reply, known, gaps))
+        print_lines(*report(reply, known, gaps))
     return 1 if gaps else 0
-
-
-def _key_in(text: str, namespaces: Iterable[str]) -> bytes | None:
-    """The key that `text` holds, unless a namespace begins with it."""
-    if not text or any(name.startswith(text) for name in namespaces):
-        return None
-    try:
-        return read_key(text)
-    except ValueError:
-        return None
 
 
 def _explain(
@@ -107,7 +95,7 @@ def _explain(
         print_lines(ascii_json(facts))
     elif found:
         for name, block in found.items():
-            print_lines(f"{name}: {_origin(block)}", *(f"  {_where(one)}" for one in copies[name]))
+            print_lines(f"{name}: {origin(block)}", *(f"  {where(one)}" for one in copies[name]))
     else:
         print_lines("no namespace has a readable block of this key")
     return 0 if found else 1
@@ -130,51 +118,11 @@ def _look_up(
         time.sleep(PENDING_S)
 
 
-def _origin(block: Stretch) -> str:
-    if not block.tokens:
-        return "readable; its client sent no place in the prompt"
-    request = {-1: "a request of unknown class", 0: "a first turn"}.get(
-        block.known, f"a continued request, {block.known:,} tokens of which were known"
-    )
-    return f"tokens {block.start:,} to {block.end:,} of group {block.group}, put by {request}"
-
-
-def _where(copy: BlockCopy) -> str:
-    if not copy.where:
-        return copy.tier
-    return f"{copy.tier}, for {duration(copy.age_s)}: {copy.where}"
-
-
-def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:
-    width = max(len("namespace"), *map(len, known))
-    titles = "".join(f"{name:>9}  " for name in reply.tiers)
-    lines = [f"{'namespace':<{width}}  {titles}engine"]
-    for name in known:
-        stats = reply.namespaces[name]
-        engine = stats.client or "not seen since the start"
-        if stats.forgotten:
-            engine = "no longer known: the fingerprints of others took its place"
-        model = stats.fingerprint.get("model_name", "")
-        runs = f"{engine}, of {model}" if model else engine
-        blocks = "".join(f"{stats.share(tier).blocks:>9,}  " for tier in reply.tiers)
-        lines.append(f"{name:<{width}}  {blocks}{runs}")
-    lines.append("")
-    if not gaps:
-        return [*lines, "no two of them are nearly equal: each difference looks intended"]
-    for gap in gaps:
-        lines.append(gap.line())
-    return [
-        *lines,
-        "",
-        "make the settings equal and restart the engine: its blocks are then shared",
-    ]
-
-
 def add_clear(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "clear", help="remove the blocks of one namespace, or all"
     )
-    add_server(parser)
+    add_servers(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--namespace", metavar="NAME", help="the blocks of this one")
     what.add_argument("--all", action="store_true", help="the blocks of every namespace")
@@ -184,6 +132,9 @@ def add_clear(commands: Any) -> None:
 
 
 def clear(flags: argparse.Namespace) -> int:
+    servers = servers_of(flags)
+    if len(servers.members) > 1:
+        return fleet_blocks.clear(servers, flags)
     with connected(flags) as client:
         namespaces = ask_stats(client, flags.timeout_s).namespaces
         if flags.namespace is not None and flags.namespace not in namespaces:
@@ -200,11 +151,6 @@ def clear(flags: argparse.Namespace) -> int:
         ).result(flags.timeout_s + 1)
     print_lines(summary_of(removed))
     return 0
-
-
-def summary_of(cleared: Cleared) -> str:
-    counts = ", ".join(f"{count:,} from {tier}" for tier, count in cleared.removed.items())
-    return f"removed blocks: {counts}"
 
 
 def add_pin(commands: Any) -> None:
@@ -227,7 +173,7 @@ def add_pin(commands: Any) -> None:
 
 def _add_one(commands: Any, name: str, text: str, description: str, *, keep: bool) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)
-    add_server(parser)
+    add_servers(parser)
     parser.add_argument("namespace", metavar="NAMESPACE")
     parser.add_argument(
         "keys",
@@ -248,6 +194,9 @@ def _key(text: str) -> bytes:
 
 
 def pin(flags: argparse.Namespace, *, keep: bool) -> int:
+    servers = servers_of(flags)
+    if len(servers.members) > 1:
+        return fleet_blocks.pin(servers, flags, keep=keep)
     keys = [*dict.fromkeys(flags.keys)] or None
     with connected(flags) as client:
         done = client.keep(flags.namespace, keys, keep=keep, timeout_s=flags.timeout_s).result(
@@ -258,22 +207,5 @@ def pin(flags: argparse.Namespace, *, keep: bool) -> int:
         print_lines(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
                         "declined": done.declined, "absent": absent}))  # fmt: skip
     else:
-        _print_result(flags.namespace, done, absent, keep=keep)
+        print_result(flags.namespace, done, absent, keep=keep)
     return 0 if done.kept and not done.declined else 1
-
-
-def _print_result(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
-    did, missing = ("pinned", "in memory") if keep else ("unpinned", "pinned")
-    if done.kept:
-        print_lines(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
-    elif not done.declined:
-        which = f"no block of {namespace!r}" if not absent else f"none of the {absent:,} keys"
-        print_error(f"{which} is {missing}")
-        return
-    if absent:
-        print_error(f"{absent:,} keys are not {missing}")
-    if done.declined:
-        print_error(
-            f"{done.declined:,} blocks declined: no more than half of the memory's slabs, or of a "
-            "quota, may hold pinned blocks"
-        )

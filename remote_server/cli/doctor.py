@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from remote_server.cli import (
     NoServer,
-    add_server,
     ask_stats,
     client_of,
     connected,
@@ -25,9 +24,9 @@ from remote_server.cli import (
 )
 from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
 from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
+from remote_server.cli.servers import add_servers, servers_of
 from remote_server.client import SharedRegion
-from remote_server.errors import ConfigError
-from remote_server.fleet.server_list import Member, ServerList, read_list
+from remote_server.fleet.server_list import Member, ServerList
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
@@ -61,24 +60,16 @@ def add(commands: Any) -> None:
         "something is bad, also a server of a list that does not answer; 3 when the only one does "
         "not.",
     )
-    add_server(parser, _checked_list, "or a list: tcp://cache-{0..9}.cache:5757, file:///FILE ")
+    add_servers(parser)
     add_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
 
-def _checked_list(text: str) -> str:
-    try:
-        read_list(text, "")
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
 def run(flags: argparse.Namespace) -> int:
     findings = list(host_findings())
     findings += [Finding("bucket", *found) for found in of_settings(flags)]
-    servers = read_list(flags.server, "--server")
+    servers = servers_of(flags)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         ask = partial(_asked, flags.timeout_s)
         answers = [*threads.map(ask, servers.members)]

@@ -2,7 +2,7 @@
 have."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from remote_server.protocol import Hello, ServerLoad
@@ -85,3 +85,12 @@ class Identity:
             up_s=self._store.uptime_s,
             draining=is_draining,
         )
+
+
+def fleets_of(identities: Iterable[Identity]) -> dict[str, list[str]]:
+    """`Identity.fleets` of all tenants together."""
+    names: dict[str, set[str]] = {}
+    for one in identities:
+        for digest, clients in one.fleets().items():
+            names.setdefault(digest, set()).update(clients)
+    return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}

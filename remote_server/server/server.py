@@ -31,7 +31,7 @@ from remote_server.server.config import (
 )
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
-from remote_server.server.identity import server_version
+from remote_server.server.identity import fleets_of, server_version
 from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.leases import Leases
 from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
@@ -234,6 +234,8 @@ class Server:
         return Snapshot(
             **rest,
             server=server_version(),
+            name=first.handlers.identity.name,
+            fleets=fleets_of([one.handlers.identity for one in tenants]),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
             uptime_s=first.store.uptime_s,

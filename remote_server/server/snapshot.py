@@ -93,11 +93,14 @@ class Snapshot(Part, frozen=True, kw_only=True):
     """The content of `/stats`, and the source of `/metrics`. PROTOCOL.md has the `counters`."""
 
     server: str
+    name: str
     endpoint: str
     epoch: str
     uptime_s: float
     draining: bool
     connections: int
+    fleets: dict[str, list[str]]
+    """By digest of a list of servers: the names of the connected clients that have it."""
     ailing: list[str]
     """A line for each part or thread that has failed for good: this server should be replaced."""
 

@@ -11,7 +11,7 @@ from client_helpers import key
 
 from remote_server.cli import doctor as doctor_module
 from remote_server.cli.__main__ import COMMANDS, main
-from remote_server.cli.stats import events, picture
+from remote_server.cli.stats_lines import events, picture
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces

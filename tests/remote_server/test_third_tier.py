@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition
-from remote_server.cli import blocks, stats
+from remote_server.cli import blocks_lines, stats_lines
 from remote_server.protocol import Clear, Cleared, Hello, Put, Stats, StatsReply, TierShare
 from remote_server.server.snapshot import tiers_of
 from remote_server.store.policies import Admission
@@ -60,11 +60,11 @@ def test_stats_name_it_for_the_server_and_for_each_namespace(bench):
 
 
 def test_the_commands_print_it(bench):
-    lines = stats.picture(stats_of(bench))
+    lines = stats_lines.picture(stats_of(bench))
     titles = next(line for line in lines if line.startswith("namespace"))
     assert titles.split() == ["namespace", "block", "blocks", "memory", "dict"]
     assert next(line for line in lines if line.startswith("ns ")).split()[-2:] == ["12.0", "KiB"]
-    titles, line, *_ = blocks._report(stats_of(bench), ["ns"], [])
+    titles, line, *_ = blocks_lines.report(stats_of(bench), ["ns"], [])
     assert (titles.split()[1:3], line.split()[1:3]) == (["memory", "dict"], ["3", "3"])
 
 
@@ -72,7 +72,7 @@ def test_clear_counts_and_prints_it(bench):
     reply = bench.ask(Clear(request_id=4, namespace="ns"))
     assert isinstance(reply, Cleared)
     assert reply.removed == {"memory": 3, "dict": 3}
-    assert blocks.summary_of(reply) == "removed blocks: 3 from memory, 3 from dict"
+    assert blocks_lines.summary_of(reply) == "removed blocks: 3 from memory, 3 from dict"
     assert stats_of(bench).namespaces["ns"].total == TierShare()
 
 

@@ -1,0 +1,83 @@
+"""Lines of `kvferry why`, `clear`, `pin` and `unpin`."""
+
+from collections.abc import Iterable
+
+from remote_server.cli import duration, print_error, print_lines
+from remote_server.protocol import BlockCopy, Cleared, Kept, StatsReply, Stretch, read_key
+from remote_server.protocol.namespace_diff import Difference
+from remote_server.values import format_bytes
+
+PENDING_S = 0.05
+"""The time between two questions for a block that is being looked for."""
+
+
+def key_in(text: str, namespaces: Iterable[str]) -> bytes | None:
+    """The key that `text` holds, unless a namespace begins with it."""
+    if not text or any(name.startswith(text) for name in namespaces):
+        return None
+    try:
+        return read_key(text)
+    except ValueError:
+        return None
+
+
+def origin(block: Stretch) -> str:
+    if not block.tokens:
+        return "readable; its client sent no place in the prompt"
+    request = {-1: "a request of unknown class", 0: "a first turn"}.get(
+        block.known, f"a continued request, {block.known:,} tokens of which were known"
+    )
+    return f"tokens {block.start:,} to {block.end:,} of group {block.group}, put by {request}"
+
+
+def where(copy: BlockCopy) -> str:
+    if not copy.where:
+        return copy.tier
+    return f"{copy.tier}, for {duration(copy.age_s)}: {copy.where}"
+
+
+def report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:
+    width = max(len("namespace"), *map(len, known))
+    titles = "".join(f"{name:>9}  " for name in reply.tiers)
+    lines = [f"{'namespace':<{width}}  {titles}engine"]
+    for name in known:
+        stats = reply.namespaces[name]
+        engine = stats.client or "not seen since the start"
+        if stats.forgotten:
+            engine = "no longer known: the fingerprints of others took its place"
+        model = stats.fingerprint.get("model_name", "")
+        runs = f"{engine}, of {model}" if model else engine
+        blocks = "".join(f"{stats.share(tier).blocks:>9,}  " for tier in reply.tiers)
+        lines.append(f"{name:<{width}}  {blocks}{runs}")
+    lines.append("")
+    if not gaps:
+        return [*lines, "no two of them are nearly equal: each difference looks intended"]
+    for gap in gaps:
+        lines.append(gap.line())
+    return [
+        *lines,
+        "",
+        "make the settings equal and restart the engine: its blocks are then shared",
+    ]
+
+
+def summary_of(cleared: Cleared) -> str:
+    counts = ", ".join(f"{count:,} from {tier}" for tier, count in cleared.removed.items())
+    return f"removed blocks: {counts}"
+
+
+def print_result(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
+    did, missing = ("pinned", "in memory") if keep else ("unpinned", "pinned")
+    if done.kept:
+        print_lines(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
+    elif not done.declined:
+        which = f"no block of {namespace!r}" if not absent else f"none of the {absent:,} keys"
+        print_error(f"{which} is {missing}")
+        return
+    if absent:
+        print_error(f"{absent:,} keys are not {missing}")
+    if done.declined:
+        print_error(
+            f"{done.declined:,} blocks declined: no more than half of the memory's slabs, or of a "
+            "quota, may hold pinned blocks"
+        )

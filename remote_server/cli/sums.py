@@ -1,0 +1,74 @@
+"""Sums of the statistics of several servers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
+
+# All servers may write to one bucket, each of which counts what it knows to be there.
+_SHARED = "bucket"
+
+_OCCUPANCY = ("budget_bytes", "used_bytes", "blocks", "pending", "pinned", "free_slabs", "kept")
+
+
+def sum_of(replies: Mapping[str, StatsReply]) -> StatsReply:
+    """The statistics of servers by name, as those of one. A block that several have counts in each;
+    of a bucket, which they may share, the largest figure stands for it.
+
+    The epoch is that of all: two sums with the same one are of the same boots of the same servers.
+    """
+    all_of = [*replies.values()]
+    counters: Counter[str] = Counter()
+    for reply in all_of:
+        counters.update(reply.counters)
+    tiers = dict.fromkeys(tier for reply in all_of for tier in reply.tiers)
+    names = sorted({name for reply in all_of for name in reply.namespaces})
+    return StatsReply(
+        request_id=0,
+        epoch=",".join(f"{name}={reply.epoch}" for name, reply in replies.items()),
+        server="",
+        uptime_s=sum(reply.uptime_s for reply in all_of) / max(len(all_of), 1),
+        tiers={
+            tier: _tier(tier, [one.tiers[tier] for one in all_of if tier in one.tiers])
+            for tier in tiers
+        },
+        namespaces={
+            name: _namespace([one.namespaces[name] for one in all_of if name in one.namespaces])
+            for name in names
+        },
+        counters=dict(counters),
+    )
+
+
+def _tier(tier: str, all_of: Sequence[TierStats]) -> TierStats:
+    add = max if tier == _SHARED else sum
+    return TierStats(**{name: add([getattr(one, name) for one in all_of]) for name in _OCCUPANCY})
+
+
+def _namespace(all_of: Sequence[NamespaceStats]) -> NamespaceStats:
+    """One namespace on several servers, with the engines of all."""
+    tiers = dict.fromkeys(tier for one in all_of for tier in one.tiers)
+    first = next((one for one in all_of if one.fingerprint), all_of[0])
+    engines: dict[str, dict[str, str]] = {}
+    for one in all_of:
+        for engine, differs in one.engines.items():
+            own = one.fingerprint | differs
+            engines[engine] = {
+                name: own.get(name, "")
+                for name in {**first.fingerprint, **own}
+                if own.get(name, "") != first.fingerprint.get(name, "")
+            }
+    return NamespaceStats(
+        block_bytes=first.block_bytes,
+        tiers={tier: _share(tier, [one.share(tier) for one in all_of]) for tier in tiers},
+        client=first.client,
+        fingerprint=first.fingerprint,
+        engines=engines,
+        forgotten=all(one.forgotten for one in all_of),
+    )
+
+
+def _share(tier: str, shares: Sequence[TierShare]) -> TierShare:
+    if tier != _SHARED:
+        return TierShare.sum_of(shares)
+    return max(shares, key=lambda one: one.used_bytes)
