@@ -29,7 +29,6 @@ while the interpreter is held, or with one message of endless frames; a mark wou
 import errno
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Container, Sequence
 from math import inf
 
@@ -38,7 +37,7 @@ import zmq
 from remote_server import protocol
 from remote_server.client.poll_set import PollSet
 from remote_server.client.results import ClientConfig
-from remote_server.client.socket_options import set_options
+from remote_server.client.socket_options import event_of, set_options
 from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.keys import ClientKeys
 
@@ -66,8 +65,9 @@ _REFUSALS = {
 _OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
-# Time for a connection on demand. The server is there, so this is three to five round trips.
-_OPEN_S = 1.0
+# Time for a connection to a server that is there, three to five round trips. It doubles with each
+# attempt: libzmq repeats one that lost a part of its handshake only after five seconds.
+_OPEN_S, _LONGEST_OPEN_S = 1.0, 5.0
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the part of a frame that exceeds the buffer, so discarding copies nothing.
@@ -115,6 +115,7 @@ class Connection:
         self.on_demand = on_demand
         self._rests = False
         """Without a socket until `demand`."""
+        self._open_s = _OPEN_S
         self._opens_at = -inf
         """Time before which `demand` does not open it, because it has just failed."""
         self.connect_failed = False
@@ -187,6 +188,8 @@ class Connection:
             return
         self.close()
         self.opening = self._open_or_log(was_up=was_up) and was_up
+        if self.opening:
+            self.due_at = self._give_up_at()
         self._cut_off = self._cut_off or was_up != self.opening
 
     def _open_or_log(self, *, was_up: bool) -> bool:
@@ -223,8 +226,13 @@ class Connection:
         if not self._open_or_log(was_up=True):
             return False
         self.opening, self._rests = True, False
-        self.due_at = self._clock() + _OPEN_S
+        self.due_at = self._give_up_at()
         return True
+
+    def _give_up_at(self) -> float:
+        """For an attempt that begins now."""
+        open_s, self._open_s = self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S)
+        return self._clock() + open_s
 
     def keep(self, now: float, *, in_use: bool) -> None:
         """On demand: open it when it is `in_use`, close it when it has not been for long."""
@@ -267,11 +275,12 @@ class Connection:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return changes
-            event, value = _event_of(message[0])
+            event, value = event_of(message[0])
             if event == zmq.Event.CONNECT_RETRIED and not self.on_demand:
                 self.connect_failed = True
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self.opening, self.due_at = True, False, inf
+                self._open_s = _OPEN_S
                 self.turned_away = ""
                 changes.append(True)
             else:
@@ -387,12 +396,3 @@ def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
     socket.disable_monitor()
     monitor.close(0)
     socket.close(0)
-
-
-def _event_of(frame: bytes) -> tuple[int, int]:
-    """The event, and a 32-bit number that depends on it.
-
-    pyzmq's parser makes an enum member of that number and keeps it for ever. Pauses before
-    reconnecting are random, so a disconnected client grew by one member per attempt.
-    """
-    return int.from_bytes(frame[:2], sys.byteorder), int.from_bytes(frame[2:6], sys.byteorder)

@@ -1,5 +1,7 @@
 """Everything a network can do to a connection that goes on existing, or seems to."""
 
+import time
+
 import pytest
 from chaos_server import ChaosServer, eventually
 from fault_proxy import BOTH, TO_CLIENT, TO_SERVER, Faults
@@ -69,6 +71,22 @@ def test_on_a_dead_connection_few_requests_wait_for_their_deadline_and_all_end(w
     assert words.count("late") <= 8, "the breaker opens after 3 in a row, once or twice"
     proxy.clear()
     recovers(client)
+
+
+def test_a_connection_that_was_replaced_in_a_black_hole_is_replaced_again_soon(make_client, proxy):
+    """A part of its handshake was lost. libzmq waits five seconds for it, and meanwhile every get
+    would be late, at a server that answers all else."""
+    client = make_client("tcp")
+    assert client.finish(client.put(MEDIUM, NUMBERS)) == "stored"
+    proxy.set(DEAD["black hole"])
+    assert client.finish(client.get(MEDIUM, NUMBERS, timeout_s=0.2)) == "late"
+    eventually(lambda: client.client.counters()["get_resets"], "gets have another connection")
+    began, num_lost = time.monotonic(), proxy.counts["swallowed"]
+    eventually(lambda: proxy.counts["swallowed"] > num_lost, "its handshake is lost")
+    proxy.clear()
+    client.wait_until_ready()
+    while client.finish(client.get(MEDIUM, NUMBERS, timeout_s=0.2)) != "hit":
+        assert time.monotonic() < began + 4.0, "gets are late for as long as libzmq waits"
 
 
 def test_where_connections_are_refused_requests_are_turned_away(client, proxy):
