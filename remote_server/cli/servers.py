@@ -72,12 +72,15 @@ def servers_of(flags: argparse.Namespace) -> ServerList:
     `flags.server` is its address from now on."""
     servers = _read(flags.server, "--server")
     if len(servers.members) == 1:
-        flags.server = _address_of(servers)
+        flags.server = _address_of(flags.server, servers)
     return servers
 
 
-def _address_of(servers: ServerList) -> str:
+def _address_of(text: str, servers: ServerList) -> str:
+    """The address of the one server, as given where it is an address."""
     (one,) = servers.members
+    if text.partition("?")[0] == one.endpoint:
+        return text
     return f"{one.endpoint}?keys={one.keys}" if one.keys else one.endpoint
 
 
@@ -90,7 +93,7 @@ def one_server(text: str) -> str:
             f"{text!r:.80} is a list of {number:,} servers, and this command takes one: name it, "
             f"for example {first}"
         )
-    return _address_of(servers)
+    return _address_of(text, servers)
 
 
 @contextmanager

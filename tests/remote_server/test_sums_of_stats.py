@@ -1,0 +1,82 @@
+"""Sums of statistics: shared buckets, rates over restarts, engines of several servers; and what a
+server shows of its engines' lists."""
+
+from collections.abc import Mapping
+
+from fake_server import eventually
+from fleet_scene import Scene
+from metrics_helpers import a_snapshot
+from prometheus_client.core import Metric
+
+from remote_server.admin.exposition import families
+from remote_server.cli.stats_lines import contents
+from remote_server.cli.sums import sum_of
+from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
+
+pytest_plugins = ["fleet_fixtures"]
+
+
+def reply(epoch: str, uptime_s: float = 10.0, **counters: int) -> StatsReply:
+    tier = TierStats(budget_bytes=100, used_bytes=10, blocks=1, pending=0, pinned=0, free_slabs=0)
+    return StatsReply(
+        request_id=1, epoch=epoch, server="s", uptime_s=uptime_s, namespaces={}, counters=counters,
+        tiers={"memory": tier, "bucket": tier},
+    )  # fmt: skip
+
+
+def with_engine(reply_of: StatsReply, engine: str, fingerprint: Mapping[str, str]) -> StatsReply:
+    own = NamespaceStats(
+        block_bytes=1, client=engine, fingerprint=dict(fingerprint), engines={engine: {}},
+        tiers={"memory": TierShare(blocks=2, used_bytes=2), "bucket": TierShare(used_bytes=7)},
+    )  # fmt: skip
+    reply_of.namespaces["m"] = own
+    return reply_of
+
+
+def test_tiers_add_up_and_a_bucket_that_all_may_share_counts_once():
+    total = sum_of({"a": reply("1"), "b": reply("2"), "c": reply("3")})
+    assert (total.tiers["memory"].used_bytes, total.tiers["memory"].budget_bytes) == (30, 300)
+    assert (total.tiers["bucket"].used_bytes, total.tiers["bucket"].budget_bytes) == (10, 100)
+
+
+def test_a_namespace_has_the_engines_of_all_servers_as_differences_from_one_fingerprint():
+    total = sum_of({
+        "a": with_engine(reply("1"), "first", {"dtype": "half", "seed": "0"}),
+        "b": with_engine(reply("2"), "second", {"dtype": "half", "rank": "1"}),
+    }).namespaces["m"]  # fmt: skip
+    assert total.fingerprint == {"dtype": "half", "seed": "0"}
+    assert total.engines == {"first": {}, "second": {"seed": "", "rank": "1"}}
+    assert total.share("memory").blocks == 4 and total.share("bucket").used_bytes == 7
+
+
+def test_rates_are_shown_only_between_the_same_boots_of_the_same_servers():
+    before = sum_of({"a": reply("1", bytes_in=0), "b": reply("2", bytes_in=0)})
+    a, b = reply("1", 12.0, bytes_in=2 << 20), reply("2", 12.0, bytes_in=2 << 20)
+    assert "4.0 MiB, 2.0 MiB/s" in "\n".join(contents(sum_of({"a": a, "b": b}), before))
+    again = reply("3", 1.0, bytes_in=2 << 20)
+    assert "/s" not in "\n".join(contents(sum_of({"a": a, "b": again}), before))
+    assert "/s" not in "\n".join(contents(sum_of({"a": a}), before))
+
+
+def _one(name: str, found: list[Metric]) -> Metric:
+    (metric,) = (one for one in found if one.name == name)
+    return metric
+
+
+def test_metrics_have_the_name_and_how_many_lists_engines_have():
+    shown = a_snapshot(name="kvferry-3", fleets={"ab": ["one"], "cd": ["two"]})
+    found = list(families(shown, {}))
+    assert _one("kvferry_server_info", found).samples[0].labels["name"] == "kvferry-3"
+    assert _one("kvferry_server_lists", found).samples[0].value == 2
+
+
+def test_a_server_shows_its_name_and_the_lists_of_the_clients_that_are_connected(scene: Scene):
+    server = scene.start("kvferry-0")
+    scene.start("kvferry-1")
+    both = scene.fleet(client_name="engine-1")
+    one_more = scene.fleet([scene.address("kvferry-0"), "tcp://127.0.0.1:1?name=gone"],
+                           client_name="engine-2")  # fmt: skip
+    eventually(lambda: both.num_ready == 2 and one_more.num_ready == 1, "connected")
+    seen = server.loop_calls.call(server.snapshot).result(10)
+    assert seen.name == "kvferry-0"
+    assert sorted(seen.fleets.values()) == [["engine-1"], ["engine-2"]]
