@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-azure whole fuzz chaos chaos-long soak demo docs serve peers lock clean
+.PHONY: help setup check format test test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -54,6 +54,9 @@ chaos-long: $(READY) ## OPERATIONS=1000000 under kills, freezes and damage; ARGS
 
 soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prints the result
 	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
+
+fleet-soak: $(READY) ## a thousand engines on four servers for MINUTES=10: does anything grow?
+	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/fleet_soak.py --minutes $(MINUTES) $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)

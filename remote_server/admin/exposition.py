@@ -202,7 +202,7 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
         "pinned": "Blocks kept from eviction by a transfer or an operator.",
         "kept": "Blocks kept from eviction by an operator.",
         "free_slabs": "Unused slabs of memory, or files on disk.",
-        "evicted_age_s": "Seconds without a use of the block it evicted last; -1: none was.",
+        "evicted_age_s": "Seconds since the last use of the block it evicted last; -1: none was.",
     }.items():
         family = _labelled_gauge(f"tier_{name}", text, "tier")
         for tier, stats in snapshot.tiers.items():

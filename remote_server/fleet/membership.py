@@ -46,7 +46,12 @@ class Membership:
         self._changing = threading.RLock()
         self._declared: dict[str, tuple[int, Mapping[str, str]]] = {}
         self._region: tuple[memoryview, int] | None = None
+        self._members: dict[str, Member] = {}
+        """As each server was connected to last, by name."""
+        self._dropped: list[RemoteClient] = []
+        """Clients that are ending. Their counters change until they have ended."""
         self._past_counters: Counter[str] = Counter()
+        """Of those that have ended."""
         self._closing = threading.Event()
         first = servers.current
         try:
@@ -71,6 +76,7 @@ class Membership:
             client.register(*self._region)
         for namespace, (block_bytes, fingerprint) in self._declared.items():
             client.declare(namespace, block_bytes, fingerprint)
+        self._members[member.name] = member
         return FleetServer(member.name, client, self._clock)
 
     def _watch(self) -> None:
@@ -86,19 +92,19 @@ class Membership:
         """Place by `servers` from now on. Those that left are looked up for `PREVIOUS_LIST_S`."""
         with self._changing:
             old = self.view
-            addresses = {one.name: one for one in old.list.members}
             known, moved = {}, []
             for member in servers.members:
                 server = old.servers.get(member.name)
-                if server is None or addresses.get(member.name, member) != member:
+                if server is None or self._members[member.name] != member:
                     moved += [server] if server is not None else []
                     server = self._connect(member, servers)
                 known[member.name] = server
             left = {name: one for name, one in old.servers.items() if name not in known}
             until_s = self._clock() + PREVIOUS_LIST_S
-            before = [(until, place.names) for until, place in old.previous]
-            before.append((until_s, old.current.names))
-            self.view = View(known | left, servers, before)
+            before = {place.names: until for until, place in old.previous}
+            before[old.current.names] = until_s
+            before.pop(tuple(one.name for one in servers.members), None)
+            self.view = View(known | left, servers, [(at, names) for names, at in before.items()])
             for server in moved:
                 self._drop(server)
         joined = sorted(known.keys() - old.servers.keys())
@@ -123,8 +129,8 @@ class Membership:
 
     def _drop(self, server: FleetServer) -> None:
         self._on_lost(server)
-        self._past_counters.update(server.client.counters())
         server.client.close(0)
+        self._dropped.append(server.client)
 
     def exclude(self, name: str, why: str) -> None:
         """Use the server `name` no more."""
@@ -158,9 +164,13 @@ class Membership:
 
     def counters(self) -> dict[str, int]:
         """The sums over all servers, with those that have left."""
-        total = self._past_counters.copy()
-        for server in self.view.servers.values():
-            total.update(server.client.counters())
+        with self._changing:
+            for client in [one for one in self._dropped if one.closed]:
+                self._dropped.remove(client)
+                self._past_counters.update(client.counters())
+            total = self._past_counters.copy()
+            for client in [*(one.client for one in self.view.servers.values()), *self._dropped]:
+                total.update(client.counters())
         return dict(total)
 
     def close(self, timeout_s: float) -> None:

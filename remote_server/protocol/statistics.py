@@ -21,7 +21,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     kept: int = 0
     """Those of `pinned` that an operator pinned."""
     evicted_age_s: float = -1.0
-    """How long the block that was evicted last had not been used then; -1: none was, or the tier
+    """How long ago the block that was evicted last had been used; -1: none was evicted, or the tier
     does not measure it."""
 
 
@@ -33,7 +33,7 @@ class ServerLoad(msgspec.Struct, array_like=True, frozen=True):
 
     evicted_age_s: float
     """The time since the last use of the block that was evicted last from the lowest of these
-    tiers, at that moment; -1 before the first one."""
+    tiers; -1 before the first one. It grows while nothing is evicted."""
 
     up_s: float
     """The time since the server started."""

@@ -22,12 +22,10 @@ class UseTimes:
         self._clock = clock
         self._numbers = [first]
         self._times = [clock()]
-        self._last = first
-        self._evicted: tuple[int, int] | None = None
+        self._evicted: int | None = None
 
     def used(self, number: int) -> None:
         """Use `number` is now."""
-        self._last = number
         now = self._clock()
         if now < self._times[-1] + RESOLUTION_S:
             return
@@ -39,15 +37,14 @@ class UseTimes:
     def evicted(self, number: int) -> None:
         """A block whose last use was `number` is evicted now. Costs next to nothing: a tier may
         evict thousands at once."""
-        self._evicted = number, self._last
+        self._evicted = number
 
     @property
     def evicted_age_s(self) -> float:
-        """How long the block that was evicted last had not been used then; -1 before the first."""
-        if self._evicted is None:
-            return -1.0
-        used, evicted = self._evicted
-        return self._time_of(evicted) - self._time_of(used)
+        """How long ago the block that was evicted last had been used; -1 before the first. It grows
+        until the next eviction: without that, a tier that once evicted young blocks would seem to
+        have no room for ever, and would never be given the blocks that show otherwise."""
+        return -1.0 if self._evicted is None else self._clock() - self._time_of(self._evicted)
 
     def _thin(self, now: float) -> None:
         kept: list[tuple[int, float]] = []

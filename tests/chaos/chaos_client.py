@@ -150,10 +150,20 @@ class ChaosClient:
         self._free = deque(range(num_pieces))
         poison([self._piece(number) for number in self._free])
         config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
-        self.client = RemoteClient(config, clock=clock)
+        self.client = self._connect(config, clock)
         self.client.register(self._memory.view, self._memory.fd)
         for namespace in namespaces:
             self.client.declare(namespace.name, namespace.block_bytes)
+
+    def _connect(self, config: ClientConfig, clock: Callable[[], float]) -> RemoteClient:
+        return RemoteClient(config, clock=clock)
+
+    def _connections(self) -> list[RemoteClient]:
+        """Of each server, the client whose books are checked."""
+        return [self.client]
+
+    def _anchors(self, ns: Namespace, numbers: Sequence[int]) -> Sequence[bytes]:
+        return ()
 
     def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:
         """Returns how long it took."""
@@ -167,7 +177,10 @@ class ChaosClient:
         self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0,
         chain: Sequence[Stretch] = (),
     ) -> Request:  # fmt: skip
-        future = self.client.lookup(ns.name, _keys(ns, numbers), timeout_s=timeout_s, chain=chain)
+        future = self.client.lookup(
+            ns.name, _keys(ns, numbers), timeout_s=timeout_s, chain=chain,
+            anchors=self._anchors(ns, numbers),
+        )  # fmt: skip
         return Request("lookup", future, time.monotonic() + timeout_s, ns, numbers)
 
     def touch(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
@@ -192,6 +205,7 @@ class ChaosClient:
         future = self.client.put(
             ns.name, _keys(ns, numbers), rows,
             deferred=deferred, force=force, timeout_s=timeout_s, chain=chain,
+            anchors=self._anchors(ns, numbers),
         )  # fmt: skip
         op = "force" if force else "put"
         return Request(op, future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
@@ -204,6 +218,7 @@ class ChaosClient:
         future = self.client.get(
             ns.name, _keys(ns, numbers), rows,
             stall_s=timeout_s if stall_s is None else stall_s, timeout_s=timeout_s,
+            anchors=self._anchors(ns, numbers),
         )  # fmt: skip
         return Request("get", future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
 
@@ -242,15 +257,18 @@ class ChaosClient:
 
     def check(self) -> None:
         """At rest: its books balance, it holds nothing, and no byte beside its rows was written."""
-        self.client.check(timeout_s=PATIENCE_S)
+        for connection in self._connections():
+            connection.check(timeout_s=PATIENCE_S)
         assert self.client.queued_bytes == 0
         assert self.client.counters()["internal_errors"] == 0
         for piece in self._free:
             self._look_at([self._piece(piece)])
 
     def close(self) -> None:
+        connections = self._connections()
         self.client.close(PATIENCE_S)
-        self.client.check()
+        for connection in connections:
+            connection.check()
         counters = self.client.counters()
         assert self.client.queued_bytes == 0
         assert counters["shm_attached"] == counters["shm_detached"]

@@ -134,7 +134,7 @@ def test_the_record_of_a_failure_has_its_kind(error, counts):
     assert record["error"] == "a"
 
 
-@pytest.mark.parametrize("target", ["soak", "chaos-long"])
+@pytest.mark.parametrize("target", ["soak", "chaos-long", "fleet-soak"])
 def test_the_makefile_starts_it(target):
     """Its imports were found here, where pytest gives the path, and not there."""
     command = ["make", "--silent", "--old-file=.venv/.ready", target, "ARGS=--help"]

@@ -124,7 +124,9 @@ class World:
 
     def cut(self) -> None:
         """The channel's connection alone ends: ZeroMQ refuses a frame of this size."""
-        asked = [one for one in self.fake.asked if kind_of(one.message) in self.messages][-1]
+        kinds = self.messages
+        eventually(lambda: any(kind_of(one.message) in kinds for one in self.fake.asked), "it came")
+        asked = [one for one in self.fake.asked if kind_of(one.message) in kinds][-1]
         most = MAX_FRAME_BYTES if kind_of(asked.message) is Get else MAX_HEADER_BYTES
         self.fake.do(lambda: self.fake.send_raw(asked, MAGIC, bytes(most + 1)))
 

@@ -4,9 +4,9 @@ from concurrent.futures import wait
 
 import pytest
 from fake_server import eventually
-from fleet_scene import NAMESPACE, Prompt, Scene, all_ready, get, look, put
+from fleet_scene import NAMESPACE, ROW_BYTES, Prompt, Scene, all_ready, get, look, put
 
-from remote_server.client import ClientConfig
+from remote_server.client import ClientConfig, SharedRegion
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.membership import PREVIOUS_LIST_S
 from remote_server.fleet.server_list import WatchedList, read_list
@@ -98,6 +98,48 @@ def test_a_server_that_moved_keeps_its_name_and_its_runs(four: Scene):
         after = fleet.membership.view.homes(NAMESPACE, prompt.keys[0])
         assert [one.name for one in after] == [one.name for one in before_it]
         assert put(fleet, prompt).error is None
+
+
+def test_a_server_that_left_and_comes_back_elsewhere_is_used_there(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    fleet.membership.use(read_list(listed(four, *[*four.servers][:3])))
+    four.stop("kvferry-3")
+    four.start("kvferry-3")
+    fleet.membership.use(read_list(listed(four, *four.servers)))
+    assert fleet.clients["kvferry-3"].ready is False, "it has another address"
+    eventually(lambda: all_ready(fleet), "all servers are ready")
+
+
+def test_a_list_that_changes_to_and_fro_is_remembered_once(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    three, all_four = [*four.servers][:3], [*four.servers]
+    for names in [three, all_four] * 5:
+        fleet.membership.use(read_list(listed(four, *names)))
+    assert [place.names for _, place in fleet.membership.view.previous] == [tuple(three)]
+    assert len(fleet.names) == 4 and all_ready(fleet)
+
+
+def test_the_counters_of_a_server_that_moved_are_those_of_its_end(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    region = SharedRegion(1 << 20)
+    fleet.register(region.view, region.fd)
+    prompt = PROMPTS[0]
+    rows = [region.view[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(len(prompt.keys))]
+    eventually(lambda: attached(fleet) == 4, "all have attached the region")
+    fleet.put(NAMESPACE, prompt.keys, rows, anchors=prompt.anchors).result(10)
+    for name in [*four.servers][:2]:
+        four.stop(name)
+        four.start(name)
+    fleet.membership.use(read_list(listed(four, *four.servers)))
+    eventually(lambda: attached(fleet) == 6, "two have attached it again")
+    fleet.close(10)
+    counters = fleet.counters()
+    assert counters["shm_attached"] == counters["shm_detached"] >= 6
+    region.close()
+
+
+def attached(fleet: Fleet) -> int:
+    return fleet.counters()["shm_attached"]
 
 
 def test_a_wrong_list_changes_nothing(four: Scene, caplog: pytest.LogCaptureFixture):

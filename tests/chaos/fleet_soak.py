@@ -1,0 +1,210 @@
+"""A thousand fake engines on four servers, for minutes: does anything grow?
+
+    make fleet-soak MINUTES=10
+
+Each engine is connected to each server, and lookups of whole prompts go on all the time. Every
+second some engines leave without a word, and others come. A line at the end has the memory and the
+files of an engine on a server, the time of lookups, and the growth of the servers. Exit status: 0
+all was right, 1 something was not.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from chaos_server import open_files, resident_bytes
+from crew import no_more_than, steady
+from fleet_client import FleetClient
+from fleet_crowd import NUM_PROMPTS
+from fleet_load import FleetLoad
+from fleet_servers import FleetServers
+
+NUM_ENGINES = 1_000
+KiB, MiB = 1 << 10, 1 << 20
+
+MOST_BYTES = 64 * KiB
+"""Of a server's resident memory for each engine that is connected."""
+
+MOST_FILES_BESIDE = 8
+"""Of a server, besides one for each connection."""
+
+MOST_GROWTH = 0.02
+"""Of a server's resident memory, between the second quarter of a soak and the last."""
+
+MOST_MORE_FILES = 0.01
+"""The same for its open files: engines come and go."""
+
+P99_MS = 250.0
+"""Of lookups at all four servers, beside other work on two cores."""
+
+
+class Load(NamedTuple):
+    parts: int
+    """Samples of the servers are taken between two of them."""
+
+    part_s: float
+    lookups_a_second: float
+    engines_replaced_a_second: float
+
+
+class Result(NamedTuple):
+    """Of servers, the most of any."""
+
+    seconds: float
+    bytes_each: float
+    files: int
+    asked: int
+    complete: int
+    """Lookups that found every row, on one of its homes or both."""
+
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+    replaced: int
+    growth: float
+    more_files: float
+
+    def __str__(self) -> str:
+        return (
+            f"{NUM_ENGINES:,} engines: {self.bytes_each / KiB:.1f} KiB of a server each, "
+            f"{self.files:,} files of a server; {self.asked:,} lookups in {self.seconds:.0f} s, "
+            f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms, longest {self.longest_ms:.0f} "
+            f"ms; {self.replaced:,} engines replaced; servers grew by {self.growth:+.2%}, their "
+            f"files by {self.more_files:+.2%}"
+        )
+
+    def check(self) -> None:
+        """AssertionError for what is beyond its limit."""
+        assert self.complete == self.asked, f"{self.asked - self.complete} lookups had no answer"
+        assert self.p99_ms < P99_MS, self
+        assert self.bytes_each < MOST_BYTES, self
+        assert self.files <= NUM_ENGINES + MOST_FILES_BESIDE, self
+        assert self.growth <= MOST_GROWTH, self
+        assert self.more_files <= MOST_MORE_FILES, self
+
+
+class Engines:
+    """The crowd, in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        assert self._line() == "ready\n"
+
+    def go(self, load: Load) -> dict[str, float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(
+            f"go {load.part_s} {load.lookups_a_second} {load.engines_replaced_a_second}\n"
+        )
+        self._process.stdin.flush()
+        result: dict[str, float] = json.loads(self._line())
+        return result
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the crowd has ended"
+        return line
+
+
+@contextmanager
+def engines(servers: FleetServers) -> Iterator[Engines]:
+    """Connected and welcome; they have left after the block."""
+    addresses = [f"{one.name}={one.server.endpoint}" for one in servers.all]
+    program = Path(__file__).with_name("fleet_crowd.py")
+    repository = str(program.parents[2])
+    with subprocess.Popen(
+        [sys.executable, str(program), str(NUM_ENGINES), *addresses], cwd=repository,
+        env={**os.environ, "PYTHONPATH": repository},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield Engines(process)
+        finally:
+            process.kill()
+
+
+def soak(folder: Path, load: Load, watch: Callable[[str], None] = lambda _: None) -> Result:
+    """AssertionError when a server keeps anything of engines that left. `watch` receives a line
+    after each part."""
+    args = ["--max-connections", str(NUM_ENGINES + 100)]
+    with FleetServers(folder, disk=False, args=args) as servers:
+        with FleetClient(servers.addresses()) as client:
+            client.wait_until_complete()
+            prompts = FleetLoad([client], range(NUM_PROMPTS), 0)
+            prompts.sweep()
+            assert prompts.sweep() == 1.0
+        servers.check_nothing_is_held()
+        unused = [steady(one.held) for one in servers.all]
+        pids = [one.server.pid for one in servers.all]
+        before = [*map(resident_bytes, pids)]
+        with engines(servers) as crowd:
+            crowd.go(load._replace(part_s=2.0))
+            bytes_each = max(
+                (resident_bytes(pid) - had) / NUM_ENGINES
+                for pid, had in zip(pids, before, strict=True)
+            )
+            files = max(open_files(pid) - one.files for pid, one in zip(pids, unused, strict=True))
+            parts = []
+            resident, opened = [[*map(resident_bytes, pids)]], [[*map(open_files, pids)]]
+            for _ in range(load.parts):
+                parts.append(crowd.go(load))
+                resident.append([*map(resident_bytes, pids)])
+                opened.append([*map(open_files, pids)])
+                mib = " ".join(f"{one / MiB:7.2f}" for one in resident[-1])
+                watch(
+                    f"{len(parts) * load.part_s:7.0f} s  MiB {mib}  p99 {parts[-1]['p99']:.1f} ms"
+                )
+        for one, most in zip(servers.all, unused, strict=True):
+            no_more_than(most, one.held, one.name)
+        servers.check_nothing_is_held()
+    return Result(
+        seconds=load.parts * load.part_s,
+        bytes_each=bytes_each,
+        files=files,
+        asked=sum(int(part["asked"]) for part in parts),
+        complete=sum(int(part.get("complete", 0)) for part in parts),
+        p50_ms=statistics.median(part["p50"] for part in parts),
+        p99_ms=statistics.median(part["p99"] for part in parts),
+        longest_ms=max(part["longest"] for part in parts),
+        replaced=sum(int(part["replaced"]) for part in parts),
+        growth=max(map(grown, zip(*resident, strict=True))),
+        more_files=max(map(grown, zip(*opened, strict=True))),
+    )
+
+
+def grown(values: Sequence[int]) -> float:
+    """The growth between the median of the second quarter and that of the last."""
+    quarter = len(values) // 4
+    before, after = (
+        statistics.median(part) for part in (values[quarter : 2 * quarter], values[-quarter:])
+    )
+    return after / before - 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvferry-chaos-") as folder:
+        load = Load(max(8, int(flags.minutes * 12)), 5.0, 150, 10)
+        result = soak(Path(folder), load, watch=partial(print, flush=True))
+    print(result)
+    try:
+        result.check()
+    except AssertionError as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
