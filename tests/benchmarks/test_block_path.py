@@ -12,12 +12,12 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "lookup, tcp": Bound(20, 5, 1),
-    "put, tcp": Bound(24, 5, 1),
-    "get, tcp": Bound(28, 5, 1),
-    "lookup, shm": Bound(20, 5, 1),
-    "put, shm": Bound(28, 5, 1),
-    "get, shm": Bound(30, 5, 2),
+    "lookup, tcp": Bound(22, 5, 1),
+    "put, tcp": Bound(31, 5, 1),
+    "get, tcp": Bound(33, 5, 1),
+    "lookup, shm": Bound(22, 5, 1),
+    "put, shm": Bound(35, 5, 1),
+    "get, shm": Bound(36, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release."""
 
