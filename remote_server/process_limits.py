@@ -74,6 +74,21 @@ def raise_limit() -> None:
         log.warning("the limit of open files stays at %d: %s", soft, error)
 
 
+def make_room_for(files: int, what: str) -> bool:
+    """Raise the soft limit when `files` more could not be opened. False, logged with `what` needs
+    them, when the hard limit is too low as well."""
+    if num_open() + files > may_open():
+        raise_limit()
+    limit = may_open()
+    if num_open() + files <= limit:
+        return True
+    log.warning(
+        "%s may need %d open files, and this process may have %d: raise the limit (ulimit -n, "
+        "LimitNOFILE=)", what, files, limit,
+    )  # fmt: skip
+    return False
+
+
 def backlog() -> int:
     """Number of connections that may wait to be accepted: no more than descriptors are reserved."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -13,6 +13,7 @@ from remote_server.client import ClientConfig, IoThread, RemoteClient
 from remote_server.fleet.server import FleetServer
 from remote_server.fleet.server_list import Member, ServerList, WatchedList
 from remote_server.fleet.view import View
+from remote_server.process_limits import make_room_for
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ LIST_CHECK_S = 1.0
 
 # A data connection that is idle for so long is closed: an engine keeps few of many servers busy.
 IDLE_CLOSE_S = 60.0
+
+# Descriptors of a server with all its connections; 14 were measured with libzmq 4.3.5.
+FILES_PER_SERVER = 15
 
 
 class Membership:
@@ -54,6 +58,8 @@ class Membership:
         """Of those that have ended."""
         self._closing = threading.Event()
         first = servers.current
+        num = len(first.members)
+        make_room_for(FILES_PER_SERVER * num, f"a list of {num} servers")
         try:
             connected = {one.name: self._connect(one, first) for one in first.members}
         except BaseException:

@@ -227,3 +227,35 @@ def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
     assert isinstance(reply, NotAttached)
     assert "files open" in reply.reason
     assert open_fds() < soft
+
+
+# ── a client of many servers ─────────────────────────────────────────────────────────────
+
+_A_FLEET = """
+import logging, resource, sys
+from remote_server.client import ClientConfig
+from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.server_list import WatchedList
+
+logging.basicConfig(format="%(message)s")
+servers = WatchedList(f"tcp://k-{{0..{int(sys.argv[1]) - 1}}}.invalid:5757")
+Fleet(servers, ClientConfig("tcp://127.0.0.1:1", quiet=True)).close()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("servers", "hard", "raised", "warns"), [(4, 4096, False, False), (40, 4096, True, False),
+                                             (40, 400, True, True)],
+)  # fmt: skip
+def test_a_client_of_many_servers_raises_the_soft_limit_that_is_too_low_for_them(
+    servers: int, hard: int, raised: bool, warns: bool
+):
+    soft = 256
+    done = subprocess.run(
+        [sys.executable, "-c", _A_FLEET, str(servers)], capture_output=True, text=True,
+        timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) > soft) is raised
+    assert ("a list of 40 servers may need 600 open files" in done.stderr) is warns
