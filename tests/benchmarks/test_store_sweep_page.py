@@ -3,13 +3,14 @@
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from store_sweep_points import looked_up
 
 from benchmarks.harness.record import Figure, Record
@@ -197,7 +198,7 @@ def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_n
     outputs = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     small = ["--concurrency", "1,1x2", "--rounds", "1", "--seconds", "0.2", "--block-bytes", "4099"]
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, name="one")
-    with Server(config) as one, Server(replace(config, name="other")) as other:
+    with Server(config) as one, Server(structs.replace(config, name="other")) as other:
         for server in (one, other):
             small += ["--server", f"{server.endpoint}?name={server.config.name}"]
         assert main([*small, *outputs]) == 0
@@ -214,7 +215,7 @@ def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_n
         assert sum(result.split.parts.values()) == pytest.approx(result.split.read, rel=0.05)
         assert result.raw_gb_per_s and result.server_percent is None
     record = json.loads(files["json"].read_text())
-    assert record["command"] == " ".join(["python -m benchmarks.store_sweep run", *small])
+    assert record["command"] == f"python -m benchmarks.store_sweep run {shlex.join(small)}"
     assert record["parameters"]["servers"] == "2 servers on this machine, running already"
     assert "of the" in record["parameters"]["network"]
     assert [figure["name"] for figure in record["figures"]] == [

@@ -161,18 +161,19 @@ class FakeClient:
         self._kept: set[bytes] = set()
         self._spoil = spoil
 
-    def lookup(self, namespace, keys, timeout_s, chain):
+    def lookup(self, namespace, keys, timeout_s, chain, anchors):
+        assert anchors == keys[:1] * len(keys)
         self.asked.append("lookup")
         return _done(prefix=sum(key in self._kept for key in keys) + (self._spoil == "lookup"))
 
-    def get(self, namespace, keys, rows, stall_s, timeout_s, timed):
+    def get(self, namespace, keys, rows, stall_s, timeout_s, timed, anchors):
         self.asked.append("read")
         for row, key in zip(rows, keys, strict=True):
             row[: len(key)] = key[::-1] if self._spoil == "block" else key
         landed = keys[self._spoil == "get" :]
         return _done(landed=landed, outcomes={}, error=None, times=None)
 
-    def put(self, namespace, keys, rows, deferred, timeout_s, chain):
+    def put(self, namespace, keys, rows, deferred, timeout_s, chain, anchors):
         self.asked.append("write")
         self._kept.update(keys)
         return _done(created=len(keys) - (self._spoil == "put"))

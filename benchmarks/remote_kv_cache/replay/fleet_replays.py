@@ -102,7 +102,8 @@ def replay(
     requests: Sequence[Request], setting: FleetSetting, kind: str, payload: int, transport: str,
     on_progress: OnProgress,
 ) -> tuple[FleetPoint, bool]:  # fmt: skip
-    """The point, and whether all requests were replayed before Ctrl-C.
+    """The point, and whether all requests were replayed before Ctrl-C. With a `payload` of 0 a
+    model has exactly the places of its setting; a real server has a few more.
 
     Raises `StartFailed` when a server does not start, and `AssertionError` when a block has wrong
     contents or the pool's counts do not balance.
@@ -151,7 +152,9 @@ class _Model:
         self, stack: ExitStack, requests: Sequence[Request], setting: FleetSetting, payload: int
     ) -> None:
         blocks = distinct(requests)
-        memory = memory_for(setting.memory_of_each(blocks), payload).places
+        memory = setting.memory_of_each(blocks)
+        if payload:  # as many places as the real server has
+            memory = memory_for(memory, payload).places
         disk = blocks if setting.event is Event.RETURN else 0
         self._setting = setting
         self._fleet = FleetModel(

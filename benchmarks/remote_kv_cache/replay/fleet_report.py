@@ -96,8 +96,9 @@ def run(
     for number, (setting, kind) in enumerate(cases, 1):
         where = f"replay {number} of {len(cases)}: {kind}, {setting.servers} servers"
         progress = Progress(runner, where, len(requests))
+        payload = arguments.payload if WIRE in kinds else 0
         point, complete = fleet_replays.replay(
-            requests, setting, kind, arguments.payload, arguments.transport, progress
+            requests, setting, kind, payload, arguments.transport, progress
         )
         study.points.append(point)
         if not complete:
