@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from remote_server.cli import print_error
+from remote_server.cli import print_error, print_lines
 from remote_server.cli.supervisor import Supervisor
 from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import read_list
@@ -41,7 +41,8 @@ def run(flags: argparse.Namespace, given: Sequence[str], environment: Mapping[st
         raise ConfigError("--all: it needs --settings FILE, with a [servers.NAME] for each server")
     fleet = _fleet_of(path, flags, environment)
     if flags.print_config:
-        print("\n\n".join(f"[servers.{name}]\n{one.as_toml()}" for name, one in fleet.items()))
+        for name, one in fleet.items():
+            print_lines(f"[servers.{name}]", *one.as_toml().split("\n"), "")
         return 0
     configs = {name: one.config for name, one in fleet.items()}
     if wrong := conflicts(configs):
