@@ -241,7 +241,7 @@ class Fleet(CacheClient):
         `hot` run goes to the home that does not have it."""
         future = future_of(PutResult)
         view, keys, rows = self._view, list(keys), list(rows)
-        ends = [*ends_of(chain)] if view.list.copies_head else []
+        ends = [*ends_of(chain)] if view.list.copies_head and not hot else []
         chosen: dict[tuple[FleetServer | None, bool], RowsPart] = {}
         for anchor, run in runs_in(keys, anchors):
             homes = [one for one in view.homes(namespace, anchor) if one.takes_puts]
