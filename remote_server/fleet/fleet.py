@@ -191,9 +191,9 @@ class Fleet(CacheClient):
 
     def _may_ask(self, server: FleetServer, namespace: str, key: bytes) -> bool:
         """Whether a lookup waits for this server. One that is always late is probed instead."""
-        if not server.ready:
-            return False
         with self._lock:
+            if not server.can_be_looked_up():
+                return False
             if not server.lookups.paused:
                 return True
             probes = server.lookups.take_probe()
