@@ -1,4 +1,5 @@
-"""Backfill, puts of blocks that the server missed during an outage; and recency on the server.
+"""Backfill, puts of blocks that the server missed during an outage and copies of hot runs; and
+recency on the server.
 
 A prompt that always hits in the engine's cache or in the CPU pool is never read from the server,
 which would evict it first. vLLM reports no such use to its tiers. The connector records every
@@ -16,6 +17,7 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFi
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
 from kv_connector import metrics
+from kv_connector.hot_copies import HotCopies
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places, PoolRows
 from kv_connector.tier_transfers import Transfers
@@ -165,19 +167,27 @@ _POOL_ALONE = TierFilter()
 @dataclass
 class Backfill:
     """The backlog and its pace: after a batch the link rests for as long as the batch took, so
-    backfill uses at most half of it. Only the scheduler thread calls it."""
+    backfill uses at most half of it. Copies of hot runs come when the backlog is empty. Only the
+    scheduler thread calls it."""
 
-    backlog: Backlog
     transfers: Transfers
     counters: TierCounters
     clock: Callable[[], float]
     rows: PoolRows
+    backlog: Backlog = field(init=False)
+    hot: HotCopies = field(init=False)
     _batch: dict[OffloadKey, Due] = field(default_factory=dict)
     _job_id: int | None = None
+    _copies: bool = False
+    """Whether the batch under way is of hot runs."""
     _began_s: float = 0.0
     _next_s: float = float("-inf")
     _held_back_s: float | None = None
     _resting: bool = False
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.rows.count)
+        self.hot = HotCopies(self.counters, self.clock)
 
     @property
     def batch_rows(self) -> int:
@@ -192,12 +202,16 @@ class Backfill:
         It ends: every step takes keys from the backlog or waits for a batch with a deadline, and
         after a failed batch an idle engine rests.
         """
-        return bool(len(self.backlog)) and not (self._resting and self.clock() < self._next_s)
+        some = bool(len(self.backlog) or len(self.hot))
+        return some and not (self._resting and self.clock() < self._next_s)
 
     def serve(self, parent: ParentManager, namespace: str, *, engine_waits: bool) -> None:
         """Begin a batch when one is due. `engine_waits`: requests wait for the server."""
         now_s = self.clock()
-        if self._job_id is not None or not len(self.backlog) or now_s < self._next_s:
+        if self._job_id is not None or now_s < self._next_s:
+            return
+        copies = not len(self.backlog)
+        if copies and not len(self.hot):
             return
         if engine_waits or self.transfers.num_loads:
             self._held_back_s = now_s if self._held_back_s is None else self._held_back_s
@@ -210,15 +224,15 @@ class Backfill:
         request = ReqContext("kvferry-backfill", load_tier_filter=_POOL_ALONE)
         parent.on_new_request(request)
         try:
-            batch = self._still_in_pool(parent, request, room)
+            batch = self._still_in_pool(parent, request, room, copies=copies)
             if batch:
                 job = parent.create_store_job(list(batch), request)
                 self._batch, self._job_id, self._began_s = batch, job.job_id, now_s
-                self._resting = False
-                self._count(len(batch), "offered")
+                self._resting, self._copies = False, copies
+                self._count(0 if copies else len(batch), "offered")
                 places = {key: due.place for key, due in batch.items()}
                 # Never raises, and ends the job once. A job without an end pins its rows for ever.
-                self.transfers.store(namespace, job, None, places, lacked=False)
+                self.transfers.store(namespace, job, None, places, lacked=False, hot=copies)
         finally:
             parent.on_request_finished(request)
 
@@ -228,7 +242,8 @@ class Backfill:
         if ended.result.job_id == self._job_id:
             now_s = self.clock()
             self._job_id = None
-            unsent = {key: self._batch[key] for key in ended.unsent}
+            # A copy that fails is not offered again: a server has the row.
+            unsent = {} if self._copies else {key: self._batch[key] for key in ended.unsent}
             several = holders is not None
             self._count(self.backlog.failed(unsent, wait=several), "gave_up")
             # One of several servers may be away while the others take what they are offered.
@@ -238,6 +253,8 @@ class Backfill:
             self._batch = {}
         else:
             self._count(self.backlog.missing(ended.unsent, ended.places), "overflow")
+            if ended.is_load:
+                self.hot.load_ended(ended)
         self.backlog.held(ended.held, ended.places, holders)
 
     def server_restarted(self, server: str) -> None:
@@ -253,14 +270,16 @@ class Backfill:
     def forget(self) -> None:
         """The pool is about to be emptied: drop the backlog."""
         self._count(self.backlog.clear(), "reset")
+        self.hot.clear()
 
     def _still_in_pool(
-        self, parent: ParentManager, request: ReqContext, most: int
+        self, parent: ParentManager, request: ReqContext, most: int, *, copies: bool
     ) -> dict[OffloadKey, Due]:
         found: dict[OffloadKey, Due] = {}
         looked_for = 0
         while len(found) < most and looked_for < LOOKED_FOR_IN_A_STEP:
-            taken = self.backlog.take(min(most - len(found), LOOKED_FOR_IN_A_STEP - looked_for))
+            number = min(most - len(found), LOOKED_FOR_IN_A_STEP - looked_for)
+            taken = self._taken_copies(number) if copies else self.backlog.take(number)
             if not taken:
                 break
             looked_for += len(taken)
@@ -270,9 +289,13 @@ class Backfill:
                 if parent.lookup(key, request) is LookupResult.HIT
             }
             # A row still being written is dropped too: vLLM offers it when it is written.
-            self._count(len(taken) - len(here), "left_pool")
+            metric = metrics.HOT_COPIES if copies else metrics.BACKFILL_BLOCKS
+            self.counters.count(metric, len(taken) - len(here), "left_pool")
             found |= here
         return found
+
+    def _taken_copies(self, most: int) -> dict[OffloadKey, Due]:
+        return {key: Due(place) for key, place in self.hot.take(most).items()}
 
     def _count(self, blocks: int, outcome: str) -> None:
         self.counters.count(metrics.BACKFILL_BLOCKS, blocks, outcome)

@@ -45,6 +45,7 @@ FLEET_SIZE = "kvferry_fleet_size"
 PREFIX_CUTS = "kvferry_prefix_cut"
 BACKFILL_BLOCKS = "kvferry_backfill_blocks"
 BACKFILL_WAITING = "kvferry_backfill_waiting"
+HOT_COPIES = "kvferry_hot_copies"
 WAIT_SECONDS = "kvferry_wait_seconds"
 WAIT_STEPS = "kvferry_wait_steps"
 LINK_SPEED = "kvferry_link_bytes_per_second"
@@ -140,6 +141,12 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         ("outcome",),
     ),
     BACKFILL_WAITING: OffloadingGaugeMetadata("Blocks that wait to be offered again."),
+    HOT_COPIES: OffloadingCounterMetadata(
+        "With several servers: blocks of runs that many engines load, offered to the other server "
+        "of the run, by outcome: it `created` the copy or it `existed`, or it was not made because "
+        "the blocks `left_pool`, or in an `overflow` of the list.",
+        ("outcome",),
+    ),
     WAIT_SECONDS: OffloadingHistogramMetadata(
         "Seconds for which the engine could not admit a request because of the server: lookups "
         "and loads, up to the step that uses them. Excludes steps in which the engine had no room "

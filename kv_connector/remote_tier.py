@@ -34,7 +34,7 @@ from vllm.v1.kv_offload.tiering.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
-from kv_connector.backfill import Backfill, Backlog, Recency
+from kv_connector.backfill import Backfill, Recency
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, client_for, read_config
 from kv_connector.link import Patience
@@ -138,8 +138,7 @@ class RemoteTier(SecondaryTierManager):
         self._transfers = Transfers(
             self._client, self._rows, config, self.counters, patience, clock
         )
-        backlog = Backlog(self._rows.count)
-        self._backfill = Backfill(backlog, self._transfers, self.counters, clock, self._rows)
+        self._backfill = Backfill(self._transfers, self.counters, clock, self._rows)
         if bare is not None:
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
@@ -270,7 +269,9 @@ class RemoteTier(SecondaryTierManager):
     def _known_of(self, job: TransferJob) -> tuple[float, Places]:
         context = job.req_context
         share = self.lookups.bucket_share(context.req_id, job.keys)
-        return share, places_of(job, anchors=self.lookups.anchors_of(context))
+        anchors = self.lookups.anchors_of(context)
+        self._backfill.hot.load_began(job.job_id, anchors)
+        return share, places_of(job, anchors=anchors)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
@@ -317,7 +318,7 @@ class RemoteTier(SecondaryTierManager):
             for part in () if share else ended.parts:
                 self.break_even.server_took(*part)
         is_ours = ended.namespace == self._namespace
-        ended = self.watch.sorted_out(ended) if is_ours else ended._replace(held=(), unsent=())
+        ended = self.watch.sorted_out(ended) if is_ours else ended.of_another_namespace()
         self._backfill.ended(ended, self.watch.holders_of(ended.held))
 
     # ── backfill ─────────────────────────────────────────────────────────────────────────

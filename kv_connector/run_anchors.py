@@ -39,6 +39,17 @@ class RunAnchors:
             anchors, _ = self._known(keys, ends)
         return anchors
 
+    def rows_of(self, anchor: bytes) -> dict[OffloadKey, int]:
+        """The rows of the run of `anchor` in this request, with their ends; read anew."""
+        for (group, run), key in self._anchors.items():
+            if key == anchor:
+                return {
+                    row: end
+                    for row, end in [*self._positions.items()]
+                    if end and run_of(end) == run and get_offload_group_idx(row) == group
+                }
+        return {}
+
     def _read_on(self) -> None:
         new = islice(self._positions.items(), self._num_read, None)
         self._num_read = len(self._positions)

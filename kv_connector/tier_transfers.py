@@ -178,6 +178,7 @@ class Transfers:
                     held=landed,
                     link_s=link_s if served else None,
                     parts=parts if served else (),
+                    hot=[keys[index] for index in got.hot],
                 )
             )
         except BaseException:  # a cancelled future included: the job must end exactly once
@@ -193,12 +194,15 @@ class Transfers:
         places: Places,
         *,
         lacked: bool,
+        hot: bool = False,
     ) -> None:
         """Offer the job's rows to the server, or decline them all for the reason `declined`.
         `places` are those of its keys, as far as they are known.
 
         `lacked`: the server has reported that it lacks the blocks, so they are put at once: one
         round trip. Otherwise a lookup comes first, which keeps blocks that exist off the network.
+        `hot`: copy the rows to the servers of their runs that lack them. A lookup would find the
+        copies that exist.
         """
         try:
             timeout_s = self.config.put_timeout_ms / 1000
@@ -218,8 +222,8 @@ class Transfers:
             self._open[job.job_id].pinned = len(job.keys)
             chain, anchors = self.rows.chain_at(keys, places), self._anchors(keys, places)
             rows = job.chunk_ids[:room]
-            put = PutJob(begun, namespace, keys, rows, chain, anchors, self.clock())
-            if lacked:
+            put = PutJob(begun, namespace, keys, rows, chain, anchors, self.clock(), hot=hot)
+            if lacked or hot:
                 self._put(put)
                 return
             found = self.client.lookup(
@@ -259,7 +263,7 @@ class Transfers:
         rows, timeout_s = self.rows.at(put.rows), self.config.put_timeout_ms / 1000
         stored = self.client.put(
             put.namespace, put.keys, rows, timeout_s=timeout_s, chain=put.chain,
-            anchors=put.anchors,
+            anchors=put.anchors, hot=put.hot,
         )  # fmt: skip
         stored.add_done_callback(partial(self._on_stored, put))
 
@@ -267,18 +271,19 @@ class Transfers:
         try:
             stored = reply.result()
             held, unsent = list(put.present), []
+            metric = metrics.HOT_COPIES if put.hot else metrics.PUT_BLOCKS
             leaving = Declined.DRAINING in stored.declined
             for key, outcome in zip(put.keys, stored.outcomes, strict=True):
                 if outcome is None:
-                    self.counters.count(metrics.PUT_BLOCKS, label="failed")
+                    self.counters.count(metric, label="failed")
                     unsent.append(key)
                 elif outcome != PutOutcome.DECLINED:
-                    self.counters.count(metrics.PUT_BLOCKS, label=outcome.name.lower())
+                    self.counters.count(metric, label=outcome.name.lower())
                     held.append(key)
                 elif leaving:
                     unsent.append(key)
             for reason, blocks in stored.declined.items():
-                self.counters.count(metrics.PUT_BLOCKS, blocks, f"declined_{reason}")
+                self.counters.count(metric, blocks, f"declined_{reason}")
             self.counters.count(metrics.PUT_BYTES, stored.bytes_sent)
             result = JobResult(
                 put.job_id,

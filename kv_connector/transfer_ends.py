@@ -60,6 +60,13 @@ class Ended(NamedTuple):
     bucket_share: float = 0.0
     """Of the blocks of a load: how many the server had in its object store only."""
 
+    hot: Sequence[OffloadKey] = ()
+    """Of a load: the beginnings of runs that many clients get."""
+
+    def of_another_namespace(self) -> "Ended":
+        """The same, when the tier has another namespace now: its keys are not known there."""
+        return self._replace(held=(), unsent=(), hot=())
+
 
 @dataclass(frozen=True)
 class PutJob:
@@ -77,6 +84,8 @@ class PutJob:
     started_s: float
     present: Sequence[OffloadKey] = ()
     """Keys that the server held before, and that are not sent."""
+    hot: bool = False
+    """The rows are copied to the other servers of their runs."""
 
     @property
     def job_id(self) -> int:

@@ -134,8 +134,10 @@ class CacheClient(Protocol):
         timeout_s: float = ...,
         chain: Sequence[Stretch] = (),
         anchors: Anchors = (),
+        hot: bool = False,
     ) -> "Future[PutResult]":
-        """See `RemoteClient.put`."""
+        """See `RemoteClient.put`. A `hot` put is a copy: of several servers, each run goes to the
+        home that is not known to have it."""
 
     def get(
         self,

@@ -226,6 +226,7 @@ class RemoteClient(OneServer):
         timeout_s: float = 5.0,
         chain: Sequence[protocol.Stretch] = (),
         anchors: Anchors = (),
+        hot: bool = False,
     ) -> "Future[PutResult]":
         """Offer the blocks in `rows`, each exactly as long as its block. `chain` has the stretches
         of all keys, or none.

@@ -191,9 +191,9 @@ class Fleet(CacheClient):
 
     def _may_ask(self, server: FleetServer, namespace: str, key: bytes) -> bool:
         """Whether a lookup waits for this server. One that is always late is probed instead."""
-        if not server.ready:
-            return False
         with self._lock:
+            if not server.can_be_looked_up():
+                return False
             if not server.lookups.paused:
                 return True
             probes = server.lookups.take_probe()
@@ -241,7 +241,7 @@ class Fleet(CacheClient):
         `hot` run goes to the home that does not have it."""
         future = future_of(PutResult)
         view, keys, rows = self._view, list(keys), list(rows)
-        ends = [*ends_of(chain)] if view.list.copies_head else []
+        ends = [*ends_of(chain)] if view.list.copies_head and not hot else []
         chosen: dict[tuple[FleetServer | None, bool], RowsPart] = {}
         for anchor, run in runs_in(keys, anchors):
             homes = [one for one in view.homes(namespace, anchor) if one.takes_puts]

@@ -13,7 +13,8 @@ MOST_DOUBLINGS = 20
 
 @dataclass(eq=False)
 class FleetServer:
-    """Any thread may use it, but for `lookups`, whose calls are serialised by the fleet's lock."""
+    """Any thread may use it, but for `lookups` and `can_be_looked_up`, whose calls are serialised
+    by the fleet's lock."""
 
     name: str
     client: RemoteClient
@@ -21,6 +22,8 @@ class FleetServer:
     lookups: LookupBreaker = field(init=False)
     excluded: str = ""
     """Why this client does not use it; empty when it does."""
+    _boot: str | None = None
+    """That of the last lookup; None if it was away then."""
 
     def __post_init__(self) -> None:
         self.lookups = LookupBreaker(self.clock)
@@ -29,6 +32,16 @@ class FleetServer:
     def ready(self) -> bool:
         """Whether requests may be sent to it now."""
         return not self.excluded and self.client.ready
+
+    def can_be_looked_up(self) -> bool:
+        """`ready`, for a lookup now. One that was away at the last lookup, or was another process,
+        has no late lookups any more."""
+        ready = self.ready
+        boot = self.client.epoch if ready else None
+        if boot != self._boot:
+            self._boot = boot
+            self.lookups.forget()
+        return ready
 
     @property
     def takes_puts(self) -> bool:

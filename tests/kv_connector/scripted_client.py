@@ -31,6 +31,7 @@ class Asked:
     chain: Sequence[Stretch] = ()
     stall_s: float = 0.0
     anchors: Sequence[bytes | None] = ()
+    hot: bool = False
 
     def found(self, *states: KeyState, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
@@ -136,9 +137,10 @@ class ScriptedClient:
         timeout_s: float,
         chain: Sequence[Stretch] = (),
         anchors: Sequence[bytes | None] = (),
+        hot: bool = False,
     ) -> "Future[Any]":
         reply = self._ask("put", namespace, keys, rows, anchors)
-        self.asked[-1].chain = chain
+        self.asked[-1].chain, self.asked[-1].hot = chain, hot
         return reply
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":

@@ -1,9 +1,12 @@
 """A stand-in for `Fleet`, of several servers, whose futures the test completes."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 from scripted_client import Asked, Engine, ScriptedClient
+from vllm.v1.kv_offload.base import LookupResult
 
 from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult
 
@@ -48,9 +51,35 @@ def fleet_engine(num_rows: int = 40, **settings: Any) -> Engine:
     return Engine(num_rows, client_factory=ScriptedFleet, **settings)
 
 
-def landed(asked: Asked, *parts: GetPart, indices: Sequence[int] | None = None) -> None:
+def landed(
+    asked: Asked,
+    *parts: GetPart,
+    indices: Sequence[int] | None = None,
+    hot: Sequence[int] = (),
+) -> None:
     """The load ends, with these parts."""
     there = list(range(len(asked.keys)) if indices is None else indices)
     outcomes = [GetOutcome.HIT if i in there else GetOutcome.LATE for i in range(len(asked.keys))]
     size = sum(asked.rows[i].nbytes for i in there)
-    asked.reply.set_result(GetResult(there, outcomes, bytes=size, parts=parts))
+    asked.reply.set_result(GetResult(there, outcomes, bytes=size, parts=parts, hot=[*hot]))
+
+
+def pool_with(*keys: bytes) -> Any:
+    """What the tier sees of a pool in which these keys are."""
+    parent = MagicMock()
+    parent.lookup.side_effect = lambda key, _: (
+        LookupResult.HIT if key in keys else LookupResult.MISS
+    )
+    parent.create_store_job.side_effect = lambda some, context: SimpleNamespace(
+        job_id=1000 + parent.create_store_job.call_count, keys=some, req_context=context,
+        chunk_ids=_Rows(len(some)),
+    )  # fmt: skip
+    return parent
+
+
+class _Rows(list):
+    def __init__(self, number: int) -> None:
+        super().__init__(range(number))
+
+    def __getitem__(self, index: Any) -> Any:
+        return _Rows(len(range(*index.indices(len(self))))) if isinstance(index, slice) else index

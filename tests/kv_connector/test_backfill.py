@@ -385,6 +385,6 @@ def test_a_key_that_fails_too_often_is_dropped():
 def test_a_batch_is_a_few_mebibytes_and_leaves_room_for_what_is_computed_now(
     block_bytes: int, rows_for_puts: int, rows: int
 ):
-    pool: Any = SimpleNamespace(rows_for_puts=rows_for_puts, block_bytes=block_bytes)
-    backfill = Backfill(Backlog(1), MagicMock(), TierCounters(), Clock(), pool)
+    pool: Any = SimpleNamespace(rows_for_puts=rows_for_puts, block_bytes=block_bytes, count=1)
+    backfill = Backfill(MagicMock(), TierCounters(), Clock(), pool)
     assert backfill.batch_rows == rows

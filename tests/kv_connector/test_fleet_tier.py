@@ -1,13 +1,10 @@
 """One of several servers that is dead, late, slow or new costs its own blocks and no others."""
 
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from scripted_client import Asked, Engine
-from scripted_fleet import fleet_engine, landed
-from vllm.v1.kv_offload.base import LookupResult
+from scripted_fleet import fleet_engine, landed, pool_with
 
 from kv_connector import metrics
 from kv_connector.lookup_state import ASK_AGAIN_S
@@ -193,26 +190,6 @@ def test_each_server_has_its_gauges_and_the_list_its_size():
 
 
 # ── backfill ─────────────────────────────────────────────────────────────────────────────────
-
-
-def pool_with(*keys: bytes) -> Any:
-    parent = MagicMock()
-    parent.lookup.side_effect = lambda key, _: (
-        LookupResult.HIT if key in keys else LookupResult.MISS
-    )
-    parent.create_store_job.side_effect = lambda some, context: SimpleNamespace(
-        job_id=1000 + parent.create_store_job.call_count, keys=some, req_context=context,
-        chunk_ids=_Rows(len(some)),
-    )  # fmt: skip
-    return parent
-
-
-class _Rows(list):
-    def __init__(self, number: int) -> None:
-        super().__init__(range(number))
-
-    def __getitem__(self, index: Any) -> Any:
-        return _Rows(len(range(*index.indices(len(self))))) if isinstance(index, slice) else index
 
 
 def stored_on(engine: Engine, **numbers: int) -> list[Any]:

@@ -81,7 +81,7 @@ def test_the_rows_of_a_run_that_are_put_one_by_one_are_on_one_server(
     turn = iter(range(1000))
     monkeypatch.setattr("remote_server.fleet.fleet.roomier", lambda *two: two[next(turn) % 2])
     puts = [
-        fleet.put(NAMESPACE, [key], [row], anchors=[anchor])
+        fleet.put(NAMESPACE, [key], [row], deferred=False, anchors=[anchor])
         for key, row, anchor in zip(prompt.keys, prompt.rows, prompt.anchors, strict=True)
     ]
     assert all(one.result(20).error is None for one in puts)

@@ -2,10 +2,13 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from remote_server.client.cache_client import UNANSWERED, UNANSWERED_LATE
+from remote_server.client.lookup_breaker import LATE_IN_A_ROW
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.fleet.lookup import FleetLookup, Part
 from remote_server.fleet.server import FleetServer, roomier
@@ -175,3 +178,19 @@ def test_a_new_run_goes_to_the_roomier_home(
 ):
     homes = server("one", load=first), server("two", load=second)
     assert roomier(*homes) is homes[chosen]
+
+
+@pytest.mark.parametrize("change", [{"ready": False}, {"epoch": "second"}])
+def test_a_server_that_comes_back_is_waited_for_though_its_lookups_were_late(
+    change: dict[str, object],
+):
+    client: Any = SimpleNamespace(ready=True, epoch="first")
+    server = FleetServer("kvferry-0", client, lambda: 100.0)
+    assert server.can_be_looked_up()
+    for _ in range(LATE_IN_A_ROW):
+        server.lookups.ended(in_time=False, sent_s=0.0)
+    assert server.can_be_looked_up() and server.lookups.paused
+    client.__dict__.update(change)
+    assert server.can_be_looked_up() == client.ready
+    client.ready = True
+    assert server.can_be_looked_up() and not server.lookups.paused
