@@ -108,14 +108,14 @@ class FleetServers:
                 start.start()
             for start in starts:
                 start.join()
+            assert len(self.by_name) == len(self._names), "a server did not start"
+            self.by_name = {name: self.by_name[name] for name in self._names}
+            held = []
+            for one in self.all:
+                one.use_all()
+                held.append(steady(one.held))
+            self._unused = Held(*(max(counts) for counts in zip(*held, strict=True)))
             self._stack = stack.pop_all()
-        assert len(self.by_name) == len(self._names), "a server did not start"
-        self.by_name = {name: self.by_name[name] for name in self._names}
-        held = []
-        for one in self.all:
-            one.use_all()
-            held.append(steady(one.held))
-        self._unused = Held(max(one.files for one in held), max(one.threads for one in held))
         return self
 
     def _start(self, name: str, stack: ExitStack) -> None:
