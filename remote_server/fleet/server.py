@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from remote_server.client import RemoteClient
 from remote_server.client.lookup_breaker import LookupBreaker
+from remote_server.protocol import ServerLoad
 
-# The age that a server counts as, which has not evicted any block, is one second at its start and
-# doubles each minute, so often: a server that joins is not given all new blocks at once.
+# A server that has joined others that evict, and has not evicted any block, counts as if it kept
+# blocks for a second, and each minute for twice as long, so often: it is not given all new blocks
+# at once.
 MOST_DOUBLINGS = 20
 
 
@@ -48,31 +51,23 @@ class FleetServer:
         load = self.client.load
         return self.ready and not (load is not None and load.draining)
 
-    @property
-    def age_of_evictions_s(self) -> float:
-        """How long a block stays there unused; of a server that has evicted none, see above."""
-        load = self.client.load
-        if load is None:
-            return 0.0
-        if load.evicted_age_s >= 0:
-            return load.evicted_age_s
-        return float(2 ** min(load.up_s / 60, MOST_DOUBLINGS))
-
-    @property
-    def evicts(self) -> bool:
-        load = self.client.load
-        return load is not None and load.evicted_age_s >= 0
-
-    @property
-    def fill(self) -> int:
-        """The part of its memory and disk that is used, in thousandths."""
-        load = self.client.load
-        return 0 if load is None else load.fill
-
 
 def roomier(first: FleetServer, second: FleetServer) -> FleetServer:
     """Which of a run's two homes has more room for it: the one that evicts older blocks, or the one
     that is less full while neither evicts. The first if they are equal."""
-    if first.evicts or second.evicts:
-        return second if second.age_of_evictions_s > first.age_of_evictions_s else first
-    return second if second.fill < first.fill else first
+    one, other = first.client.load, second.client.load
+    if one is None or other is None:
+        return first
+    if one.evicted_age_s < 0 and other.evicted_age_s < 0:
+        return second if other.fill < one.fill else first
+    return second if _age_s(other, beside=one) > _age_s(one, beside=other) else first
+
+
+def _age_s(load: ServerLoad, beside: ServerLoad) -> float:
+    """How long a block stays unused on a server, one of which evicts."""
+    if load.evicted_age_s >= 0:
+        return load.evicted_age_s
+    # It has kept all it got, for longer than the other one keeps a block.
+    if load.up_s >= beside.evicted_age_s:
+        return inf
+    return float(2 ** min(load.up_s / 60, MOST_DOUBLINGS))

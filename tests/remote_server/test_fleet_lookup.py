@@ -170,6 +170,8 @@ def load(fill: int, age_s: float, up_s: float = 1e6) -> ServerLoad:
         (load(1000, 600), load(0, -1, up_s=0), 0),
         (load(1000, 600), load(0, -1, up_s=9 * 60), 0),
         (load(1000, 600), load(0, -1, up_s=10 * 60), 1),
+        (load(1000, 100, up_s=300), load(900, -1, up_s=300), 1),
+        (load(900, -1, up_s=300), load(1000, 100, up_s=300), 0),
         (None, None, 0),
     ],
 )

@@ -7,6 +7,7 @@ All servers are models of one server; the function that names the homes is the p
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from math import inf
 from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
@@ -205,16 +206,19 @@ class FleetModel:
         for name in homes if self._keeps_runs_whole else ():
             if self.servers[name].holds(run.anchor):
                 return name
-        if any(self.servers[name].lowest.evicted_age is not None for name in homes):
-            return max(homes, key=self._age_of_evictions)
+        ages = [self.servers[name].lowest.evicted_age for name in homes]
+        kept = max((age for age in ages if age is not None), default=None)
+        if kept is not None:
+            return max(homes, key=lambda name: self._age_of_evictions(name, kept))
         return min(homes, key=self._fill)
 
-    def _age_of_evictions(self, name: str) -> float:
+    def _age_of_evictions(self, name: str, kept_s: float) -> float:
+        """`kept_s` is how long another home keeps a block."""
         lowest = self.servers[name].lowest
         if lowest.evicted_age is not None:
             return lowest.evicted_age
         up_s = lowest.now - self._started[name]
-        return float(2 ** min(up_s / 60, MOST_DOUBLINGS))
+        return inf if up_s >= kept_s else float(2 ** min(up_s / 60, MOST_DOUBLINGS))
 
     def _fill(self, name: str) -> float:
         lowest = self.servers[name].lowest
