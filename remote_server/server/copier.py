@@ -7,11 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from remote_server import protocol
 from remote_server.errors import RequestRefused
+from remote_server.native.job import Job as Move
+from remote_server.native.job import Kind
+from remote_server.native.mover import run
 from remote_server.protocol import ErrorCode
+from remote_server.shm.region import address_of
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -42,15 +44,21 @@ class Job(Protocol):
         """Called once: when `work_some` has returned True, or has raised."""
 
 
-def copy_in(block: Block, source: memoryview, tier: MemoryTier) -> bool:
-    """Fill `block` from `source`. Whether the copy has the announced checksum.
+def copy_in(blocks: Sequence[Block], sources: Sequence[memoryview], tier: MemoryTier) -> list[bool]:
+    """Fill each of `blocks`. The result has True for each whose bytes have the announced checksum.
 
-    The copy is hashed, not the source, because the copy will be served. A block without a checksum
-    is accepted unchecked.
+    Blocks without checksums are accepted unchecked; either all have one or none.
     """
-    view = tier.view(block)
-    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
-    return block.checksum is None or is_intact(block, tier)
+    announced = [block.checksum for block in blocks]
+    seeds = None
+    if announced[0] is not None:
+        seeds = protocol.identities(blocks[0].namespace, [block.key for block in blocks])
+    move = Move(
+        Kind.COPY, [tier.address_of(block) for block in blocks], [*map(address_of, sources)],
+        [block.length for block in blocks], seeds=seeds, stream=True,
+    )  # fmt: skip
+    run(move)
+    return move.intact(announced if seeds else ())
 
 
 def is_intact(block: Block, tier: MemoryTier) -> bool:

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from operator import add, eq
+from operator import add
 from typing import NamedTuple, Protocol
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.native.job import Job, Kind
+from remote_server.native.mover import run
 from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, SharedRows
 from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, copy_in, waiting_bytes
 from remote_server.server.leases import Regions
 from remote_server.server.outgoing import InFlight
 from remote_server.server.put import Put, Source
 from remote_server.shm.mapping import Arena
-from remote_server.shm.region import Region, copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.region import Region
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
 from remote_server.store.store import Reserved, Store
@@ -120,9 +122,8 @@ class Frames(Source):
         self._puts.copier.submit(put, self._client, self._puts.tenant)
 
     def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
-        tier = self._puts.store.memory
-        pairs = zip(part.blocks[places], self._views[number][places], strict=True)
-        return [copy_in(block, view, tier) for block, view in pairs]
+        views = self._views[number][places]
+        return copy_in(part.blocks[places], views, self._puts.store.memory)
 
     def part_ended(self, number: int) -> None:
         self._puts.uncopied.give_back(self._client, self._waiting[number])
@@ -246,21 +247,18 @@ def copy_shared(
     lengths = [block.length for block in blocks]
     if not source.has_pages(offsets, lengths):
         return _read_shared(namespace, blocks, offsets, source, arena)
-    sources = [source.address + offset for offset in offsets]
-    targets = [arena.address + block.offset for block in blocks]
-    step = group_blocks(max(lengths))
-    groups = [slice(first, first + step) for first in range(0, len(blocks), step)]
     announced = [block.checksum for block in blocks]
-    if announced[0] is None:
-        for group in groups:
-            copy_group(targets[group], sources[group], lengths[group])
-        return [True] * len(blocks)
-    seeds = protocol.identities(namespace, [block.key for block in blocks])
-    landed = [arena.view[block.offset : block.offset + block.length] for block in blocks]
-    computed: list[int] = []
-    for group in groups:
-        computed += copy_and_hash_group(targets[group], sources[group], landed[group], seeds[group])
-    return [*map(eq, computed, announced)]
+    checked = announced[0] is not None
+    job = Job(
+        Kind.COPY,
+        [arena.address + block.offset for block in blocks],
+        [source.address + offset for offset in offsets],
+        lengths,
+        seeds=protocol.identities(namespace, [block.key for block in blocks]) if checked else None,
+        stream=True,
+    )
+    run(job)
+    return job.intact(announced if checked else ())
 
 
 def _read_shared(

@@ -1,8 +1,4 @@
-"""A client's memory, which it registers and a server of its host maps; and copies between maps.
-
-The server copies puts, on its loop thread, and the client gets, on its I/O thread, one group at a
-time: blocks that together fit the core's own cache, or one that is larger.
-"""
+"""A client's memory, which it registers and a server of its host maps."""
 
 import ctypes
 import fcntl
@@ -16,7 +12,6 @@ from itertools import count
 from operator import add
 
 import numpy as np
-import xxhash
 
 from remote_server import protocol
 from remote_server.errors import ConfigError
@@ -74,7 +69,7 @@ class RegisteredRegion:
             )
         self.fd = fd
         self.num_bytes = view.nbytes
-        self.address = _address(view)
+        self.address = address_of(view)
         self._view = memoryview(view)  # keeps it mapped
 
     def close(self) -> None:
@@ -89,7 +84,7 @@ class RegisteredRegion:
             try:
                 offsets = [_address_of(_from_buffer(row)) - base for row in rows]
             except TypeError:  # one of them is read-only
-                offsets = [_address(row) - base for row in rows]
+                offsets = [address_of(row) - base for row in rows]
         except (AttributeError, TypeError, ValueError, BufferError):
             return None  # no rows at all; the transfer reports it
         if not offsets or min(offsets) < 0:
@@ -153,7 +148,7 @@ def sealed_file(num_bytes: int, name: str) -> int:
     return fd
 
 
-def _address(row: memoryview) -> int:
+def address_of(row: memoryview) -> int:
     """The address of `row`, also of read-only memory, which ctypes refuses."""
     flat = np.frombuffer(memoryview(row).cast("B"), np.uint8)
     return int(flat.__array_interface__["data"][0])
@@ -231,52 +226,3 @@ class Region:
         self.end()
         for mapped in (self._map, self._tickets_map):
             mapped.join()
-
-
-# Bytes copied before they are hashed: small enough to be still in the core's own cache. Hashing a
-# message after copying all of it costs 1.6 times a plain copy, hashing piece by piece 1.1. It is
-# also the fastest size to copy in.
-PIECE_BYTES = 256 << 10
-
-# Releasing the GIL costs more than copying this much, when another thread then takes it.
-_HOLD_GIL_BELOW_BYTES = 128 << 10
-
-_copy_holding_the_gil = ctypes.PyDLL(None).memmove
-_copy_holding_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_copy_holding_the_gil.restype = None
-_copy_without_the_gil = ctypes.CDLL(None).memmove
-_copy_without_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_copy_without_the_gil.restype = None
-
-
-def group_blocks(largest: int) -> int:
-    """Number of blocks of at most `largest` bytes in a group."""
-    return max(1, PIECE_BYTES // largest)
-
-
-def copy_group(targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-    """Copy each block from its address in `sources` to that in `targets`."""
-    copy = _copy_holding_the_gil
-    if lengths[0] >= _HOLD_GIL_BELOW_BYTES:
-        copy = _copy_without_the_gil
-    # Runs without bytecode: a block of 64 KiB is copied in 4 µs.
-    deque(map(copy, targets, sources, lengths), maxlen=0)
-
-
-def copy_and_hash_group(
-    targets: Sequence[int],
-    sources: Sequence[int],
-    landed: Sequence[memoryview],
-    seeds: Sequence[int],
-) -> list[int]:
-    """`copy_group`, then the checksum of each block. `landed` are the bytes at `targets`."""
-    if landed[0].nbytes <= PIECE_BYTES:
-        copy_group(targets, sources, [view.nbytes for view in landed])
-        return [*map(xxhash.xxh3_64_intdigest, landed, seeds)]
-    (view,), (target,), (source,), (seed,) = landed, targets, sources, seeds
-    hasher = xxhash.xxh3_64(seed=seed)
-    for start in range(0, view.nbytes, PIECE_BYTES):
-        piece = view[start : start + PIECE_BYTES]
-        _copy_without_the_gil(target + start, source + start, piece.nbytes)
-        hasher.update(piece)
-    return [hasher.intdigest()]

@@ -159,6 +159,10 @@ class MemoryTier:
         """The bytes of `block`: valid while it is being written or pinned."""
         return self._arena.view[block.offset : block.offset + block.length]
 
+    def address_of(self, block: Block) -> int:
+        """Where the bytes of `block` begin."""
+        return self._arena.address + block.offset
+
     def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
         """The bytes of `blocks` as one view, when they are adjacent in this order."""
         end = blocks[0].offset

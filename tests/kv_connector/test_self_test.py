@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.gets import Found, Pinned
+from remote_server.store.slabs import Block
 from remote_server.turns import Steps
 from remote_server.values import MiB
 
@@ -207,7 +208,10 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("remote_server.server.put_sources.copy_in", lambda *_: False)
+    def damaged(blocks: Sequence[Block], *_: object) -> list[bool]:
+        return [False] * len(blocks)
+
+    monkeypatch.setattr("remote_server.server.put_sources.copy_in", damaged)
     report = run_self_test(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 

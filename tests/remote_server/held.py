@@ -16,7 +16,6 @@ from remote_server.client import shm_channels
 from remote_server.client.lease import Lease
 from remote_server.client.shm_channels import ShmPuts
 from remote_server.protocol import MAX_TICKETS
-from remote_server.shm import region
 from remote_server.shm.region import Tickets
 
 
@@ -25,8 +24,7 @@ class Point(Enum):
     TICKET_SET = auto()  # nothing sent yet
     SENT = auto()  # from here on the server may read the rows
     BEFORE_COPY = auto()  # of the next blocks of a get
-    BEFORE_CHECKSUM = auto()  # they have landed
-    BEFORE_GENERATION = auto()  # their checksums are right
+    BEFORE_GENERATION = auto()  # they have landed, and their checksums are right
 
 
 Pause = Callable[[Point], None]
@@ -110,19 +108,9 @@ def _pause_and_read(clock):
     return clock()
 
 
-_copy_group = region.copy_group
-
-
-def _copy_and_pause(*given):
-    """In `region` alone, where blocks are hashed next. Blocks without checksums pass by."""
-    _copy_group(*given)
-    POINTS.pause(Point.BEFORE_CHECKSUM)
-
-
 def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints:
     """Have clients that are made from now on pause at the points. `put` sets an attribute."""
     put(shm_channels, "ShmPuts", PausingPuts)
     put(shm_channels, "Tickets", PausingTickets)
     put(shm_channels, "Lease", PausingLease)
-    put(region, "copy_group", _copy_and_pause)
     return POINTS

@@ -394,7 +394,7 @@ def test_a_reply_after_the_end_of_a_get_writes_nothing_and_is_released(world: Wo
 @pytest.mark.parametrize("end", ["deadline", "cancel"])
 @pytest.mark.parametrize("transport", ["shm"], indirect=True)
 def test_a_get_that_ends_amid_its_lease_releases_it(world: World, points, monkeypatch, end: str):
-    monkeypatch.setattr("remote_server.shm.region.PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.lease.GROUP_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(shm_channels, "TURN_BYTES", BLOCK_BYTES)
     hold_blocks(world.fake, range(3))
     monkeypatch.setattr(LeaseWindow, "next_bytes", 3 * BLOCK_BYTES)

@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.put(name, KEYS[:number], [BLOCK_BYTES[name]] * number, force=False)
             writing = self.writing.pop()
             for copy, data in zip(writing.copies, writing.sources, strict=True):
-                assert copy_in(copy.block, memoryview(data), self.tier)
+                assert copy_in([copy.block], [memoryview(data)], self.tier) == [True]
             self.end(writing, [True] * len(writing.copies))
 
     def teardown(self) -> None:
@@ -194,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         intact = []
         for number, (copy, data) in enumerate(zip(writing.copies, writing.sources, strict=True)):
             landed = bytes([data[0] ^ 4]) + data[1:] if number in damaged else data
-            intact.append(copy_in(copy.block, memoryview(landed), self.tier))
+            intact += copy_in([copy.block], [memoryview(landed)], self.tier)
             assert intact[-1] == (number not in damaged)
         self.end(writing, intact)
 

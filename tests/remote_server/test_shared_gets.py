@@ -115,7 +115,7 @@ def test_the_next_question_releases_what_was_copied(near, shared, make_client):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Each block is a group by itself, as large ones are."""
-    monkeypatch.setattr("remote_server.shm.region.PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.lease.GROUP_BYTES", BLOCK_BYTES)
 
 
 def test_lookups_are_sent_in_the_middle_of_a_get(
@@ -324,9 +324,8 @@ def test_a_get_that_was_stopped_between_blocks_copies_no_more(
 
 POINTS = [
     (point, integrity)
-    for point in (Point.BEFORE_COPY, Point.BEFORE_CHECKSUM, Point.BEFORE_GENERATION)
+    for point in (Point.BEFORE_COPY, Point.BEFORE_GENERATION)
     for integrity in (True, False)
-    if integrity or point is not Point.BEFORE_CHECKSUM
 ]
 
 

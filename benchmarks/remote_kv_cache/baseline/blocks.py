@@ -18,6 +18,8 @@ from benchmarks.harness import options
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.models import Model, choose
 from remote_server.client import SharedRegion
+from remote_server.native.job import Job, Kind
+from remote_server.native.mover import run
 
 BLOCKS_PER_BATCH = 64
 BLOCK_SIZE = 16  # tokens
@@ -177,3 +179,17 @@ def copy_naive(source: Pool, target: Pool, work: Work) -> None:
     for batch in work.batches:
         for first, second in zip(batch.source, batch.target, strict=True):
             target[second, ...] = source[first, ...]
+
+
+def copy_checked(source: Pool, target: Pool, work: Work) -> None:
+    """Copy and hash in one pass as server and client do, without them."""
+    sources, targets = int(source.ctypes.data), int(target.ctypes.data)
+    for batch in work.batches:
+        number = len(batch.source)
+        job = Job(
+            Kind.COPY,
+            [targets + place * work.block_bytes for place in batch.target.tolist()],
+            [sources + place * work.block_bytes for place in batch.source.tolist()],
+            [work.block_bytes] * number, seeds=[0] * number, stream=True,
+        )  # fmt: skip
+        run(job)

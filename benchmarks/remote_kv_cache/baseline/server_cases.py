@@ -23,6 +23,7 @@ from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")
 SHM_WALL = Variant("copy between two shared maps", "shm")
+MOVER_WALL = Variant("copy and hash in one pass", "shm", True)
 WALLS = {"tcp": TCP_WALL, "shm": SHM_WALL}
 
 SET, SET_DEFERRED = "set deferred=False", "set deferred=True"
@@ -36,9 +37,12 @@ REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
 def wall_cases(
     stack: ExitStack, server: Target, source: SharedPool, target: SharedPool, work: Work
 ) -> list[Case]:
-    """Upper bounds of any server: the copy itself, two bare connections, two shared maps."""
+    """Upper bounds of any server: the copy itself, two bare connections, two shared maps, also
+    with checksums."""
     if server.is_elsewhere:
-        return [Case.skipped(variant, ELSEWHERE) for variant in (NAIVE, TCP_WALL, SHM_WALL)]
+        return [
+            Case.skipped(variant, ELSEWHERE) for variant in (NAIVE, TCP_WALL, SHM_WALL, MOVER_WALL)
+        ]
     private = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(private)
     private_target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -58,6 +62,10 @@ def wall_cases(
         Case(TCP_WALL, raw.receive, poison, verify),
         Case(
             SHM_WALL, partial(blocks.copy_naive, source.pool, target.pool, work), poison, verify
+        ),
+        Case(
+            MOVER_WALL, partial(blocks.copy_checked, source.pool, target.pool, work), poison,
+            verify,
         ),
     ]  # fmt: skip
 

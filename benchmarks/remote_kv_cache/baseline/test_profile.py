@@ -31,7 +31,6 @@ from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.process_limits import keep_freed_memory
-from remote_server.shm.region import copy_and_hash_group, group_blocks
 from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_profile"
@@ -108,7 +107,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         came = partial(blocks.verify, source.pool, target.pool, work.everything)
         poison = partial(blocks.poison, target.pool)
         copy = partial(blocks.copy_naive, source.pool, target.pool, work)
-        copy_and_hash = partial(_copy_and_hash, source.pool, target.pool, work)
+        copy_and_hash = partial(blocks.copy_checked, source.pool, target.pool, work)
         hasher = stack.enter_context(Hasher(work.num_bytes))
         cases = [
             timed(Way(COPY), copy, poison, came),
@@ -147,22 +146,6 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
 def _be_present(ferry: FerryWork, source: SharedPool, target: SharedPool) -> None:
     ferry.make_present(source.pool)
     blocks.poison(target.pool)
-
-
-def _copy_and_hash(source: Pool, target: Pool, work: Work) -> None:
-    """Copy and hash as server and client do, without them."""
-    sources, targets = int(source.ctypes.data), int(target.ctypes.data)
-    block_bytes, at_once = work.block_bytes, group_blocks(work.block_bytes)
-    for batch in work.batches:
-        for first in range(0, len(batch.source), at_once):
-            places = batch.target[first : first + at_once].tolist()
-            copy_and_hash_group(
-                [targets + place * block_bytes for place in places],
-                [sources + int(place) * block_bytes
-                 for place in batch.source[first : first + at_once]],
-                [memoryview(target[place]) for place in places],
-                [0] * len(places),
-            )  # fmt: skip
 
 
 def _title(name: str, way: Way) -> str:

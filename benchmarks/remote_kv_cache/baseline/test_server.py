@@ -53,6 +53,7 @@ CHARTED = [
     server_cases.TCP_WALL, Variant(server_cases.REDIS_GET, "tcp"),
     Variant(server_cases.SET, "shm", True), Variant(server_cases.STREAM_GET, "shm", True),
     server_cases.SHM_WALL,
+    server_cases.MOVER_WALL,
 ]  # fmt: skip
 _SIZES_BYTES = 128 * MiB
 
