@@ -6,6 +6,8 @@
     │   ├── LocalProtocolError    this side built an invalid message: a bug on this side
     │   └── RemoteProtocolError   the peer sent an invalid message: answer or drop it, keep serving
     ├── RequestRefused            the server understood and refused; `code` has the reason
+    ├── MoverFull                 too many jobs have not been reaped: submit it again later
+    ├── MoverClosed               the mover was closed, or is the parent process's: make another
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
     └── DeadlineExceeded          too slow to be worth it: recompute
 
@@ -47,6 +49,14 @@ class RequestRefused(KVFerryError):
         super().__init__(plain(f"{message} [{code}]"))
         self.code = code
         self.message = message
+
+
+class MoverFull(KVFerryError):
+    """The mover has as many jobs as it may have. The job was not submitted."""
+
+
+class MoverClosed(KVFerryError):
+    """The mover was closed, or it belongs to the process that this one was forked from."""
 
 
 class ServerUnavailable(KVFerryError):

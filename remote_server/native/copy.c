@@ -4,13 +4,11 @@
 
 #include <string.h>
 
-enum { BOUNCE = 4096 };
-
 static const struct kvf_stripes *chosen; /* set at load, before any thread of this library */
 
 static __attribute__((constructor)) void choose(void)
 {
-    chosen = kvf_stripes_best();
+    chosen = kvf_stripes_named(NULL);
 }
 
 const char *kvf_instructions(void)
@@ -46,12 +44,14 @@ static void stream(uint8_t *target, const uint8_t *source, size_t size)
  * cache, so that the source is still read once. A line of the target that two turns share waits in the buffer. */
 static void hash_stream_unaligned(struct kvf_hash *hash, uint8_t *target, const uint8_t *source, size_t stripes)
 {
-    _Alignas(KVF_STRIPE) uint8_t bounce[BOUNCE + KVF_STRIPE];
+    _Alignas(KVF_STRIPE) uint8_t bounce[KVF_PAGE + KVF_STRIPE];
     size_t phase = (uintptr_t)target % KVF_STRIPE;
     uint8_t *line = target - phase; /* the target's line that bounce[0] stands for */
     size_t begun = phase;           /* bytes of bounce[0 .. 64) that are not to be stored */
     while (stripes) {
-        size_t now = stripes < BOUNCE / KVF_STRIPE ? stripes : BOUNCE / KVF_STRIPE;
+        size_t now = stripes < KVF_PAGE / KVF_STRIPE ? stripes : KVF_PAGE / KVF_STRIPE;
+        if (stripes > now)
+            kvf_next_page(line, source);
         chosen->hash_store(hash, bounce + phase, source, now);
         size_t first = begun ? 1 : 0; /* the first line of all is not wholly ours */
         memcpy(line + begun, bounce + begun, first ? KVF_STRIPE - begun : 0);

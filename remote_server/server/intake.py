@@ -166,10 +166,12 @@ class Intake:
 
     def forget_gone(self) -> None:
         """Drop the requests of connections that have ended, and what is known of their clients."""
-        for client in self._auth.take_gone():
+        gone = frozenset(self._auth.take_gone())
+        for client in gone:
             self._serving.drop(client)
+        if gone:
             for tenant in self._tenants.values():
-                tenant.handlers.identity.gone(client)
+                tenant.forget(gone)
 
     def start_over(self) -> None:
         """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
@@ -182,8 +184,7 @@ class Intake:
         self.router = make_router(self._context, self.endpoint)
         self._auth.watch(self.router)
         for tenant in self._tenants.values():
-            tenant.send_queues.start_over(self.router)
-            tenant.handlers.identity.all_gone()
+            tenant.start_over(self.router)
         self._poller.register(self.router, zmq.POLLIN)
         self._bind_again()
 

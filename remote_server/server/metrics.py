@@ -5,7 +5,7 @@ read on demand.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -112,6 +112,11 @@ class Meters:
             del self._traffic[quiet]
         traffic = self._traffic[namespace] = Traffic()
         return traffic
+
+    def forget(self, clients: Container[bytes]) -> None:
+        """Their connections have ended: requests of theirs that were dropped have no answer."""
+        for request in [one for one in self.open if one[0] in clients]:
+            del self.open[request]
 
     def timings(self) -> dict[str, Timings]:
         """A copy of each operation's histogram."""

@@ -262,9 +262,16 @@ class SendQueues:
 
     def _remember(self, client: bytes, unseen: int) -> None:
         """Untracked bytes are kept: with one request at a time they would never add up else."""
-        self._unseen[client] = unseen
+        if unseen:
+            self._unseen[client] = unseen
         if len(self._unseen) > MAX_REMEMBERED:
             del self._unseen[next(iter(self._unseen))]
+
+    def forget(self, client: bytes) -> None:
+        """The connection of `client` has ended. What waits for it is dropped when it is sent."""
+        self._unseen.pop(client, None)
+        if (queue := self._queues.get(client)) is not None:
+            queue.unseen = 0
 
     def start_over(self, router: zmq.Socket[bytes]) -> None:
         """The old socket is closed and `router` replaces it: all clients of waiting messages are

@@ -202,6 +202,21 @@ class Tenant:
         ways = (way for way in self.store.tier_stack.below if isinstance(way, PackWriter))
         return next((self._bucket_calls.stats(way) for way in ways), None)
 
+    def forget(self, clients: frozenset[bytes]) -> None:
+        """The connections of these clients have ended, and their requests were dropped. They need
+        not be of this tenant."""
+        self._meters.forget(clients)
+        for client in clients:
+            self.handlers.identity.gone(client)
+            self.send_queues.forget(client)
+
+    def start_over(self, router: "zmq.Socket[bytes]") -> None:
+        """`router` replaces the socket: all connections have ended, and all requests that waited
+        were dropped."""
+        self._meters.open.clear()
+        self.handlers.identity.all_gone()
+        self.send_queues.start_over(router)
+
     def finish_jobs(self) -> None:
         """Must be called whenever the threads of a tier woke the loop."""
         if self.disk is not None or self.bucket is not None:

@@ -130,7 +130,8 @@ class Crowd:
                 replaced += 1
                 self._leave(next(one for one in self._engines if not one.awaits))
                 self._come(1)
-            self._turn(max(0.0, began + asked / rate - time.monotonic()))
+            due = [asked / rate, (replaced + 1) / churn if churn else seconds, seconds]
+            self._turn(max(0.0, began + min(due) - time.monotonic()))
         deadline = time.monotonic() + 5.0
         while any(engine.awaits for engine in self._engines) and time.monotonic() < deadline:
             self._turn(0.1)

@@ -3,7 +3,7 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,13 +27,15 @@ class NamedServer:
     """One server of a fleet. Its address is that of its proxy, and stays when it is restarted."""
 
     def __init__(
-        self, name: str, folder: Path | None, memory: str, args: Sequence[str], stack: ExitStack
-    ) -> None:
+        self, name: str, folder: Path | None, memory: str, args: Sequence[str],
+        env: Mapping[str, str], stack: ExitStack,
+    ) -> None:  # fmt: skip
         self.name = name
         self.disk = folder
         if folder is not None:
             folder.mkdir()
-        self.server = stack.enter_context(ChaosServer(memory, folder, args=["--name", name, *args]))
+        args = ["--name", name, *args]
+        self.server = stack.enter_context(ChaosServer(memory, folder, args=args, env=env))
         self.proxy = stack.enter_context(FaultProxy(self.server.endpoint, seed=len(name)))
         self.restarts = 0
 
@@ -92,11 +94,11 @@ class FleetServers:
 
     def __init__(
         self, folder: Path, *, names: Sequence[str] = NAMES, memory: str = "32MiB",
-        disk: bool = True, args: Sequence[str] = (),
+        disk: bool = True, args: Sequence[str] = (), env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._names, self._memory, self._has_disk = names, memory, disk
-        self._args = args
+        self._args, self._env = args, env or {}
         self._stack = ExitStack()
         self.by_name: dict[str, NamedServer] = {}
         self._shared_before = shared_files()
@@ -120,7 +122,7 @@ class FleetServers:
 
     def _start(self, name: str, stack: ExitStack) -> None:
         folder = self._folder / f"disk-{name}" if self._has_disk else None
-        self.by_name[name] = NamedServer(name, folder, self._memory, self._args, stack)
+        self.by_name[name] = NamedServer(name, folder, self._memory, self._args, self._env, stack)
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

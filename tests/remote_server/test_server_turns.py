@@ -392,6 +392,7 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
     store = by_hand.server.store
     assert (by_hand.server._serving.num_waiting, by_hand.server._serving.num_bytes) == (0, 0)
     assert store.counters["requests_dropped_gone"] == 4
+    assert by_hand.server.snapshot().queues.requests == 0, "none waits for its answer"
     assert (store.memory.stats().pinned, store.memory.stats().pending) == (0, 0)
 
 

@@ -1,0 +1,78 @@
+"""The native library: found beside this file, loaded once, its functions with their types.
+
+`CDLL` releases the GIL around a call and `PyDLL` does not. Releasing costs more than a short call,
+because another thread may take the GIL and keep it: submit, cancel, reap and small jobs hold it.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ABI = 1
+"""`KVF_ABI` of mover.h."""
+
+PATH = Path(__file__).with_name("libkvferry.so")
+
+_POINTER, _U32, _I64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64
+
+
+class LibraryMissing(Exception):
+    """There is no library that can be used; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The functions of mover.h, without `kvf_`. A job is passed as its struct, in bytes."""
+
+    instructions: str
+    """The instruction set that it chose: "avx512", "avx2" or "plain"."""
+
+    run: Callable[[bytes], int]
+    run_holding_the_gil: Callable[[bytes], int]
+    pool_new: Callable[[int, int], int | None]
+    pool_descriptor: Callable[[int], int]
+    submit: Callable[[int, bytes], int]
+    cancel: Callable[[int, int], int]
+    reap: Callable[[int, int, int], int]
+    pool_free: Callable[[int], None]
+
+
+@cache
+def load() -> Library:
+    """The library. Raises `LibraryMissing`."""
+    return load_from(PATH)
+
+
+def load_from(path: Path) -> Library:
+    """The library at `path`. Raises `LibraryMissing`."""
+    if not path.exists():
+        raise LibraryMissing(f"there is no {path.name}; python -m remote_server.native.build")
+    try:
+        without_gil, with_gil = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        abi = with_gil.kvf_abi()
+    except (OSError, AttributeError) as error:
+        raise LibraryMissing(f"{path.name} cannot be loaded: {error}") from error
+    if abi != ABI:
+        raise LibraryMissing(f"{path.name} has ABI {abi}, this code {ABI}: build it again")
+    instructions = _function(with_gil.kvf_instructions, ctypes.c_char_p)()
+    return Library(
+        instructions=instructions.decode(),
+        # A job of `bytes`: ctypes passes the address of its contents.
+        run=_function(without_gil.kvf_run, _U32, ctypes.c_char_p),
+        run_holding_the_gil=_function(with_gil.kvf_run, _U32, ctypes.c_char_p),
+        pool_new=_function(with_gil.kvf_pool_new, _POINTER, _U32, _U32),
+        pool_descriptor=_function(with_gil.kvf_pool_descriptor, ctypes.c_int, _POINTER),
+        submit=_function(with_gil.kvf_submit, _I64, _POINTER, ctypes.c_char_p),
+        cancel=_function(with_gil.kvf_cancel, ctypes.c_int, _POINTER, _I64),
+        reap=_function(with_gil.kvf_reap, _U32, _POINTER, _POINTER, _U32),
+        pool_free=_function(without_gil.kvf_pool_free, None, _POINTER),
+    )
+
+
+def _function(function: Any, result: type | None, *arguments: type) -> Any:
+    function.restype = result
+    function.argtypes = arguments
+    return function

@@ -1,0 +1,21 @@
+/* One operation of a job, inside the library. */
+
+#ifndef KVF_OPERATION_H
+#define KVF_OPERATION_H
+
+#include <stdatomic.h>
+
+#include "mover.h"
+
+#define KVF_HIDDEN __attribute__((visibility("hidden")))
+
+/* Does it on the calling thread and writes its outputs. `cancelled` may be NULL. */
+KVF_HIDDEN void kvf_operation(struct kvf_job *job, uint32_t index, const atomic_bool *cancelled);
+
+/* The outputs of one that is never begun. */
+KVF_HIDDEN void kvf_not_begun(struct kvf_job *job, uint32_t index, int32_t error);
+
+/* Installs the handler of SIGBUS, once a process. */
+KVF_HIDDEN void kvf_catch_bus_errors(void);
+
+#endif
