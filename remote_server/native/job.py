@@ -4,6 +4,9 @@ import struct
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import and_, eq
+
+import numpy as np
 
 
 class Kind(IntEnum):
@@ -152,3 +155,18 @@ class Job:
         self._columns[first + self.count + index] = digest
         with memoryview(self._columns) as words, words.cast("B") as octets:
             octets[8 * (first + 2 * self.count) :].cast("i")[index] = error
+
+    def intact(self, announced: Sequence[int]) -> list[bool]:
+        """Of each operation, whether it has no error and has the digest that is `announced`. An
+        empty `announced` has none to compare."""
+        moved = [not error for error in self.errors] if self.failed else [True] * self.count
+        if not announced:
+            return moved
+        same = map(eq, self.digests, announced)
+        return [*map(and_, moved, same)]
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of `view` begin, also in read-only memory, which ctypes refuses."""
+    flat = np.frombuffer(memoryview(view).cast("B"), np.uint8)
+    return int(flat.__array_interface__["data"][0])

@@ -4,6 +4,7 @@ import errno
 import os
 from array import array
 from collections.abc import Iterable
+from functools import cache
 from threading import Lock
 from weakref import finalize
 
@@ -49,6 +50,17 @@ def _choose() -> Library | str:
         return load()
     except LibraryMissing as error:
         return str(error)
+
+
+def run(job: Job) -> int:
+    """Run `job` on the calling thread; the number of failed operations."""
+    return _runner().run(job)
+
+
+@cache
+def _runner() -> Mover:
+    """Any process's: `run` uses nothing of a mover but its library."""
+    return make_mover(1)
 
 
 class _Pool:

@@ -10,10 +10,9 @@ from typing import Protocol
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.native.job import Job as Move
-from remote_server.native.job import Kind
+from remote_server.native.job import Kind, address_of
 from remote_server.native.mover import run
 from remote_server.protocol import ErrorCode
-from remote_server.shm.region import address_of
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -49,16 +48,16 @@ def copy_in(blocks: Sequence[Block], sources: Sequence[memoryview], tier: Memory
 
     Blocks without checksums are accepted unchecked; either all have one or none.
     """
-    announced = [block.checksum for block in blocks]
+    announced = [block.checksum for block in blocks if block.checksum is not None]
     seeds = None
-    if announced[0] is not None:
+    if announced:
         seeds = protocol.identities(blocks[0].namespace, [block.key for block in blocks])
     move = Move(
         Kind.COPY, [tier.address_of(block) for block in blocks], [*map(address_of, sources)],
         [block.length for block in blocks], seeds=seeds, stream=True,
     )  # fmt: skip
     run(move)
-    return move.intact(announced if seeds else ())
+    return move.intact(announced)
 
 
 def is_intact(block: Block, tier: MemoryTier) -> bool:

@@ -247,18 +247,16 @@ def copy_shared(
     lengths = [block.length for block in blocks]
     if not source.has_pages(offsets, lengths):
         return _read_shared(namespace, blocks, offsets, source, arena)
-    announced = [block.checksum for block in blocks]
-    checked = announced[0] is not None
+    announced = [block.checksum for block in blocks if block.checksum is not None]
+    seeds = None
+    if announced:
+        seeds = protocol.identities(namespace, [block.key for block in blocks])
     job = Job(
-        Kind.COPY,
-        [arena.address + block.offset for block in blocks],
-        [source.address + offset for offset in offsets],
-        lengths,
-        seeds=protocol.identities(namespace, [block.key for block in blocks]) if checked else None,
-        stream=True,
-    )
+        Kind.COPY, [arena.address + block.offset for block in blocks],
+        [source.address + offset for offset in offsets], lengths, seeds=seeds, stream=True,
+    )  # fmt: skip
     run(job)
-    return job.intact(announced if checked else ())
+    return job.intact(announced)
 
 
 def _read_shared(

@@ -11,10 +11,9 @@ from contextlib import suppress
 from itertools import count
 from operator import add
 
-import numpy as np
-
 from remote_server import protocol
 from remote_server.errors import ConfigError
+from remote_server.native.job import address_of
 from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, has_pages
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
@@ -146,12 +145,6 @@ def sealed_file(num_bytes: int, name: str) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def address_of(row: memoryview) -> int:
-    """The address of `row`, also of read-only memory, which ctypes refuses."""
-    flat = np.frombuffer(memoryview(row).cast("B"), np.uint8)
-    return int(flat.__array_interface__["data"][0])
 
 
 # Parts within this distance are checked by one call.

@@ -19,7 +19,7 @@ from benchmarks.harness import machine, options, plot, table
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
