@@ -8,6 +8,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -263,13 +264,29 @@ SET(avx512, AVX512)
 
 #endif
 
+#if defined(__x86_64__)
+
+enum { SAVES_AVX = 0x6, SAVES_AVX512 = 0xe6 }; /* of XCR0: registers that the system saves when it switches threads */
+
+/* Whether the processor has the instructions of `bit` (CPUID leaf 7, EBX) and the system saves `registers`. Not by
+ * __builtin_cpu_supports: linked by zig (0.17) it denies all. */
+static int has(uint32_t bit, uint32_t registers)
+{
+    uint32_t a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    return (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit);
+}
+
+#endif
+
 const struct kvf_stripes *kvf_stripes_named(const char *name)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init(); /* this may run before the compiler's own constructors */
-    if ((!name || strcmp(name, "avx512") == 0) && __builtin_cpu_supports("avx512f"))
+    if ((!name || strcmp(name, "avx512") == 0) && has(bit_AVX512F, SAVES_AVX512))
         return &avx512;
-    if ((!name || strcmp(name, "avx2") == 0) && __builtin_cpu_supports("avx2"))
+    if ((!name || strcmp(name, "avx2") == 0) && has(bit_AVX2, SAVES_AVX))
         return &avx2;
 #endif
     return !name || strcmp(name, "plain") == 0 ? &plain : NULL;
