@@ -9,6 +9,7 @@ from functools import partial
 
 from remote_server.admin.admin import Admin
 from remote_server.errors import ConfigError
+from remote_server.native.mover import what_moves
 from remote_server.plain_text import PlainFormatter, plain
 from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
 from remote_server.server import settings
@@ -69,6 +70,7 @@ def _say_ready(admin: Admin, server: Server) -> None:
     print(
         f"remote_server ready on {server.endpoint}  "
         f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}{bucket}"
+        f"mover {plain(what_moves())}  "
         f"epoch {server.store.epoch}" + (f"  admin {admin.url}" if admin.url else ""),
         flush=True,
     )

@@ -86,10 +86,11 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
 def _life(snapshot: Snapshot) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         _P + "info",
-        "Always 1; the labels have the version, and the name in lists of servers.",
-        labels=["version", "epoch", "name"],
+        "Always 1; the labels have the version, the name in lists of servers, and what moves the "
+        "blocks.",
+        labels=["version", "epoch", "name", "mover"],
     )
-    info.add_metric([snapshot.server, snapshot.epoch, snapshot.name], 1)
+    info.add_metric([snapshot.server, snapshot.epoch, snapshot.name, snapshot.mover], 1)
     yield info
     yield _gauge(
         "lists",

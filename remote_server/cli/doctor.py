@@ -27,6 +27,7 @@ from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
 from remote_server.cli.servers import add_servers, servers_of
 from remote_server.client import SharedRegion
 from remote_server.fleet.server_list import Member, ServerList
+from remote_server.native.mover import what_moves
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
@@ -140,6 +141,7 @@ def host_findings(
     yield _huge_pages(sys_)
     yield _clock_source(sys_)
     yield _hash_seed()
+    yield _mover("mover", what_moves())
     yield _vllm()
 
 
@@ -189,6 +191,12 @@ def _hash_seed() -> Finding:
     return Finding("hash seed", "note", text)
 
 
+def _mover(check: str, mover: str) -> Finding:
+    if mover.startswith("native"):
+        return Finding(check, "ok", mover)
+    return Finding(check, "note", f"{mover}; the C library would move blocks faster")
+
+
 def _vllm() -> Finding:
     """The vLLM beside this package, judged by a process of the connector: no import of it here."""
     judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
@@ -215,6 +223,8 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         yield Finding("server", "note", f"{text}; this side is {ours}")
     else:
         yield Finding("server", "ok", text)
+    if reply.mover:
+        yield _mover("server's mover", reply.mover)
     if reply.time_s:
         ahead = reply.time_s - now_s
         far = abs(ahead) > _CLOCK_S

@@ -25,7 +25,8 @@ _FLOWS = (
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     """The lines to print. With an earlier reply `before`, flows are per second since then."""
     name = f"{reply.name}  " if reply.name else ""
-    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}"
+    mover = f"  mover {reply.mover}" if reply.mover else ""
+    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}{mover}"
     return [head, "", *contents(reply, before)]
 
 

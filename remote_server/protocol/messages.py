@@ -330,6 +330,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """By digest of a list: the names of the connected clients that have it."""
     protocol: int = 1
     """The server's number. A server of protocol 1 has no such field."""
+    mover: str = ""
+    """`what_moves` of the server's process; empty from an older server."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):

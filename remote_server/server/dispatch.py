@@ -319,6 +319,7 @@ class Handlers:
             epoch=self._store.epoch,
             server=self.identity.version,
             name=self.identity.name,
+            mover=self.identity.mover,
             fleets=self.identity.fleets(),
             uptime_s=self._store.uptime_s,
             time_s=wall_time_s(),
@@ -335,9 +336,7 @@ class Handlers:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "forget needs the name of a namespace")
         removed = self._store.clear(request.namespace, forget=request.forget)
         reply = protocol.Cleared(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            removed=removed,
+            request_id=request.request_id, epoch=self._store.epoch, removed=removed
         )
 
         def answer(is_permanent: bool) -> None:

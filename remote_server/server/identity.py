@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+from remote_server.native.mover import what_moves
 from remote_server.protocol import Hello, ServerLoad
 from remote_server.store.store import Store
 from remote_server.values import wrong_server_name
@@ -38,6 +39,7 @@ class Identity:
     ) -> None:
         self.name = name
         self.version = server_version()
+        self.mover = what_moves()
         self._store = store
         self._clock = clock
         self._is_draining = is_draining

@@ -232,6 +232,7 @@ class Server:
             **rest,
             server=server_version(),
             name=first.handlers.identity.name,
+            mover=first.handlers.identity.mover,
             fleets=fleets_of([one.handlers.identity for one in tenants]),
             endpoint=self.endpoint,
             epoch=first.store.epoch,

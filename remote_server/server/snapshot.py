@@ -94,6 +94,8 @@ class Snapshot(Part, frozen=True, kw_only=True):
 
     server: str
     name: str
+    mover: str
+    """`what_moves` of this process."""
     endpoint: str
     epoch: str
     uptime_s: float

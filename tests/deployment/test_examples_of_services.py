@@ -212,7 +212,7 @@ def test_the_container_is_built_from_files_that_exist_and_a_python_that_fits(
     assert all((REPOSITORY / name).exists() for name in copied)
     for name, base in steps:
         if name == "FROM":
-            version = base.partition(":")[2].partition("-")[0]
+            version = base.split()[0].partition(":")[2].partition("-")[0]
             assert SpecifierSet(project["requires-python"]).contains(f"{version}.0"), base
 
 

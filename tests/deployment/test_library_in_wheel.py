@@ -28,7 +28,7 @@ WHAT_MOVES = "from remote_server.native.mover import what_moves; print(what_move
 
 @needs_compiler
 def test_the_installed_library_can_be_loaded_where_there_is_no_compiler(installed: Installed):
-    (library,) = installed.bin.parent.glob(f"lib*/python*/site-packages/{LIBRARY}")
+    (library,) = installed.bin.parent.glob(f"lib/python*/site-packages/{LIBRARY}")
     done = installed.run("python", "-c", LOAD, str(library))
     assert int(done.stdout) > 0, done.stderr
     assert installed.run("python", "-c", WHAT_MOVES).stdout.startswith("native, ")

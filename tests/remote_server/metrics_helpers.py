@@ -83,6 +83,7 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk | bucket,
         "bucket": a_bucket(),
         "name": "kvferry-0",
+        "mover": "native, avx512",
         "fleets": {"ab": ["engine"]},
     }  # fmt: skip
     return Snapshot(**{**values, **fields})

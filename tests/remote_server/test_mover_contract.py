@@ -28,8 +28,8 @@ from remote_server.native import Job, Kind, Priority, make_mover
 
 KiB = 1 << 10
 LENGTHS = [
-    0, 1, 16, 17, 128, 240, 241, 1023, 4096, 4097, 64 * KiB, 256 * KiB - 1, 256 * KiB, 256 * KiB + 1,
-    600 * KiB,
+    0, 1, 16, 17, 128, 240, 241, 1023, 4096, 4097, 64 * KiB, 256 * KiB - 1, 256 * KiB,
+    256 * KiB + 1, 600 * KiB,
 ]  # fmt: skip
 """Around every length at which another form of the hash, of a piece or of a batch begins."""
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setitem(__import__("sys").modules, "ziglang", None)
+    monkeypatch.setitem(sys.modules, "ziglang", None)
     return folder
 
 
@@ -70,6 +71,27 @@ def test_a_compiler_that_fails_is_followed_by_the_next(bin: Path, sources: Path)
     outcome = native.build(sources / native.LIBRARY)
     assert outcome.line.endswith("built with clang")
     assert number_of(outcome.library) == 7
+
+
+@needs_compiler
+def test_zig_is_the_last_and_compiles_for_an_old_glibc_and_any_processor(
+    bin: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A stand-in for the package notes its arguments and compiles as this host does."""
+    (tmp_path / "ziglang").mkdir()
+    (tmp_path / "ziglang" / "__main__.py").write_text(
+        "import os, sys\n"
+        f"open({str(tmp_path / 'seen')!r}, 'w').write(' '.join(sys.argv[1:]))\n"
+        f"os.environ['PATH'] = os.defpath; os.execv({COMPILER!r}, ['cc', *sys.argv[4:]])\n"
+    )
+    monkeypatch.delitem(sys.modules, "ziglang")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    program(bin / "clang", "exit 1")
+    assert number_of(native.build(sources / native.LIBRARY).library) == 7
+    assert (tmp_path / "seen").read_text().startswith("cc -target x86_64-linux-gnu.2.17 -s ")
 
 
 def test_two_names_of_one_compiler_are_tried_once(bin: Path, sources: Path):

@@ -1,4 +1,4 @@
-"""Native hashes and copies: every length, alignment and cut, by each instruction set, judged by the package xxhash."""
+"""Native hashes and copies of every length, alignment and cut, judged by the package xxhash."""
 
 import ctypes
 import random
@@ -23,7 +23,7 @@ def built_in(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("there is no C compiler: cc, gcc and clang are not in PATH")
     library = folder / "libkvferry.so"
-    flags = "-std=c11 -O3 -Wall -Wextra -Werror -fPIC -shared -pthread".split()
+    flags = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
     sources = sorted(map(str, SOURCES.glob("*.c")))
     subprocess.run([compiler, *flags, "-o", str(library), *sources], check=True, timeout=120)
     return library
@@ -114,6 +114,8 @@ class Memory:
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memset = ctypes.CDLL(None).memset  # one that releases the GIL
+_memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 
 
 def same(one: int, other: int, size: int) -> bool:
@@ -242,11 +244,11 @@ class Scribbler(threading.Thread):
         self._source, self._stops = (address, size), threading.Event()
 
     def run(self) -> None:
-        values = 0
+        address, size = self._source
+        value = 0
         while not self._stops.is_set():
-            values = (values + 1) % 256
-            ctypes.CDLL(None).memset(*map(ctypes.c_size_t, (self._source[0],)), values,
-                                     ctypes.c_size_t(self._source[1]))  # fmt: skip
+            value = (value + 1) % 256
+            _memset(address, value, size)
 
     def stop(self) -> None:
         self._stops.set()
