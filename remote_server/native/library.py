@@ -52,11 +52,15 @@ def load_from(path: Path) -> Library:
         raise LibraryMissing(f"there is no {path.name}; python -m remote_server.native.build")
     try:
         without_gil, with_gil = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        abi = with_gil.kvf_abi()
+        if (abi := with_gil.kvf_abi()) != ABI:
+            raise LibraryMissing(f"{path.name} has ABI {abi}, this code {ABI}: build it again")
+        return _functions(without_gil, with_gil)
     except (OSError, AttributeError) as error:
         raise LibraryMissing(f"{path.name} cannot be loaded: {error}") from error
-    if abi != ABI:
-        raise LibraryMissing(f"{path.name} has ABI {abi}, this code {ABI}: build it again")
+
+
+def _functions(without_gil: ctypes.CDLL, with_gil: ctypes.PyDLL) -> Library:
+    """Raises `AttributeError` for a missing one."""
     instructions = _function(with_gil.kvf_instructions, ctypes.c_char_p)()
     return Library(
         instructions=instructions.decode(),

@@ -18,13 +18,17 @@ VARIABLE = "KVFERRY_MOVER"
 """An environment variable: with `python` every mover is a reference mover. Without it, a mover is
 one where there is no library."""
 
+MAX_THREADS, MAX_JOBS = 1024, 1 << 20
+
 # Releasing the GIL costs more than copying this much, when another thread then takes it.
 _HOLD_GIL_BELOW_BYTES = 128 << 10
 
 
 def make_mover(threads: int, max_jobs: int = 1024) -> Mover:
     """A native mover, or a reference mover without a library. `max_jobs` bounds the jobs that are
-    submitted and not reaped. Raises `ConfigError` and `OSError`."""
+    submitted and not reaped. Raises `ConfigError` for the variable and `OSError`."""
+    if not (0 < threads <= MAX_THREADS and 0 < max_jobs <= MAX_JOBS):
+        raise ValueError(f"a mover of {threads} threads and {max_jobs} jobs")
     library = _choose()
     if isinstance(library, Library):
         return NativeMover(library, threads, max_jobs)
