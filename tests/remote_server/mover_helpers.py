@@ -90,6 +90,7 @@ def submitted(mover: Mover, *jobs: Job) -> None:
 
 
 def num_threads() -> int:
+    """As the kernel counts them: a thread is there for a moment after it was joined."""
     return len([*Path("/proc/self/task").iterdir()])
 
 

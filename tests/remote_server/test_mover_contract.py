@@ -292,7 +292,7 @@ def test_threads_start_with_the_jobs_and_not_more_than_operations(kind):
         mover.cancel(many)
         mover.cancel(blocker)
         reaped(mover, 2)
-    until(lambda: num_threads() == before)  # Python's join returns a moment before a thread ends
+    until(lambda: num_threads() == before)
 
 
 def test_a_close_cancels_what_runs_and_hands_back_every_job(kind):
@@ -321,7 +321,7 @@ def test_a_mover_that_is_dropped_ends_its_threads_and_closes_its_descriptor(kind
     mover.submit(FOREVER.job(2))
     del mover
     gc.collect()
-    assert num_threads() == threads
+    until(lambda: num_threads() == threads)
     assert len(os.listdir("/proc/self/fd")) == files
 
 
