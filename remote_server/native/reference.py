@@ -168,12 +168,20 @@ class _Pool:
             self._completed.append(entry.job)
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            entry, index = taken
-            _operate(entry.job, index, lambda entry=entry: entry.cancelled)  # type: ignore[misc]
-            with self._ready:
-                self._idle += 1
-                self._end_operation(entry, 1)
+        while self._work_some():
+            pass
+
+    def _work_some(self) -> bool:
+        """Do an operation; False at the end. No job is held while it waits for the next one."""
+        taken = self._take()
+        if taken is None:
+            return False
+        entry, index = taken
+        _operate(entry.job, index, lambda: entry.cancelled)
+        with self._ready:
+            self._idle += 1
+            self._end_operation(entry, 1)
+        return True
 
     def _take(self) -> tuple[_Entry, int] | None:
         with self._ready:

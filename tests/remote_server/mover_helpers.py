@@ -94,6 +94,14 @@ def num_threads() -> int:
     return len([*Path("/proc/self/task").iterdir()])
 
 
+def settled_threads() -> int:
+    """`num_threads`, once those of earlier tests have gone."""
+    number = -1
+    while number != (number := num_threads()):
+        time.sleep(0.02)
+    return number
+
+
 def until(holds: Callable[[], object]) -> None:
     """Wait until `holds()`."""
     ends_at = time.monotonic() + MAX_S
