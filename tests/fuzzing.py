@@ -37,6 +37,11 @@ class Fuzz:
         self._name = name
         self._seconds = seconds
 
+    @property
+    def seconds(self) -> float | None:
+        """For a test that draws examples by itself; None in an ordinary run."""
+        return self._seconds
+
     def run(self, test: Callable[[], None], examples: int) -> None:
         """`test` was made by `given`. `examples` are those of an ordinary run."""
         counted = test.hypothesis.inner_test  # type: ignore[attr-defined]

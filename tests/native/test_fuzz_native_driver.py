@@ -1,0 +1,61 @@
+"""Random jobs of the mover from several threads (`driver.c`), built with each sanitizer."""
+
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["fuzzing"]
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "remote_server" / "native"
+FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+
+
+def compiler_with(flags: list[str], folder: Path) -> str:
+    """One whose programs with `flags` run here; without one the test is skipped."""
+    named = [name for name in ("gcc", "clang") if shutil.which(name)]
+    if not named:
+        pytest.skip("there is neither gcc nor clang")
+    program = folder / "program"
+    reason = ""
+    for name in named:
+        command = [name, *flags, "-pthread", "-x", "c", "-", "-o", str(program)]
+        built = subprocess.run(
+            command, input="int main(void) { return 0; }", text=True, capture_output=True,
+            check=False, timeout=60,
+        )  # fmt: skip
+        if not built.returncode:
+            ran = subprocess.run([program], text=True, capture_output=True, check=False, timeout=60)
+            if not ran.returncode:
+                return name
+            built = ran
+        reason = f"{name} {flags[0]}: {(built.stderr.split(chr(10)) or [''])[0]:.120}"
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_jobs_from_several_threads_end_once_and_right(fuzz, tmp_path, sanitizer):
+    compiler = compiler_with(SANITIZERS[sanitizer], tmp_path)
+    driver = tmp_path / "driver"
+    sources = [*sorted(SOURCES.glob("*.c")), HERE / "driver.c"]
+    subprocess.run(
+        [compiler, *FLAGS, *SANITIZERS[sanitizer], f"-I{SOURCES}", "-o", driver, *sources],
+        check=True, timeout=120,
+    )  # fmt: skip
+    is_short = fuzz.seconds is None
+    seconds, seed = (0.5, 1) if is_short else (fuzz.seconds, secrets.randbelow(1 << 32))
+    done = subprocess.run(
+        [driver, f"{seconds}", f"{seed}"],
+        capture_output=True, text=True, check=False, timeout=200 + 2 * seconds,
+        env=dict(os.environ, TSAN_OPTIONS="halt_on_error=1"),
+    )  # fmt: skip
+    assert done.returncode == 0, f"seed {seed}: {done.stderr[:8000]}"
+    print(done.stdout.strip())
