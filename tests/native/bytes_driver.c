@@ -6,6 +6,8 @@
  * Every instruction set must give the digests of plain C, in one piece, whatever the alignment and the cuts;
  * tests/remote_server/test_native_bytes.py compares those with another implementation. Exits with 1 at a difference. */
 
+#define _POSIX_C_SOURCE 200112L
+
 #include "bytes.h"
 
 #include <stdio.h>
