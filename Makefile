@@ -1,9 +1,11 @@
 # Every target runs in .venv, which the first one that needs it builds.
 PYTHON_VENV := .venv/bin/python
-READY := .venv/.ready
+SET_UP := .venv/.ready
+LIBRARY := remote_server/native/libkvferry.so
+READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers lock clean
+.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -11,8 +13,12 @@ help: ## show this list
 
 setup: $(READY) ## build .venv: vLLM for this machine, the tools, this project
 
-$(READY): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/gpu.txt
+$(SET_UP): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/gpu.txt
 	@.ci/setup
+
+# Where there is no compiler, each target prints that, and Python moves the bytes.
+$(LIBRARY): remote_server/native/build.py $(wildcard remote_server/native/*.[ch]) | $(SET_UP)
+	@$(PYTHON_VENV) -m remote_server.native.build --optional
 
 check: $(READY) ## lint, formatting, types, retired words
 	$(PYTHON_VENV) -m ruff check
@@ -26,6 +32,12 @@ format: $(READY) ## repair findings of `check` where possible
 
 test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" omits those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
+
+DATA_PATH := copier channel_conformance client_landing client_transports disk_tier integrity \
+	server_shared server_streams shared_gets shared_puts tier_conformance
+
+test-python: $(READY) ## tests of the data path as on a host without a C compiler: half a minute
+	KVFERRY_MOVER=python $(PYTHON_VENV) -m pytest $(DATA_PATH:%=tests/remote_server/test_%.py) $(ARGS)
 
 whole: $(READY) ## all tests on real engines, also those that `test` omits: two thirds of an hour
 	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
@@ -79,6 +91,11 @@ lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 		pyproject.toml --extra dev requirements/gpu.in --no-annotate -o requirements/gpu.txt
 
+wheel: $(READY) ## dist/kvferry-….whl, with the library; CC="…" names another compiler
+	rm -rf build dist
+	$(PYTHON_VENV) -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation \
+		--wheel-dir dist .
+
 clean: ## remove files of tools, tests and the demo; `rm -rf .venv` also resets setup
-	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info $(LIBRARY)
 	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

@@ -92,12 +92,9 @@ class Server:
         finally:
             self.stop()
 
+    @named_when_missing()
     def start(self) -> None:
         """Bind the address and map the memory: clients may connect. Raises `ConfigError`."""
-        with named_when_missing():
-            self._start()
-
-    def _start(self) -> None:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)

@@ -21,32 +21,47 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
+LIBRARY = "remote_server/native/libkvferry.so"
+NOT_SOURCES = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "dist", "*.egg-info", "*.so"
+)  # fmt: skip
 # What a shell of a stranger has: no path to this tree, no settings.
 CLEAN = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+NO_COMPILER = CLEAN | {"PATH": "/nonexistent"}
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source archive, and not from the tree: both must be complete."""
     place = tmp_path_factory.mktemp("build")
-    shutil.copytree(REPOSITORY, place / "tree", ignore=NOT_SOURCES)
-    archive = place / build("sdist", place / "tree", place)
+    archive = place / build("sdist", copy_of_the_tree(place / "tree"), place)
     with tarfile.open(archive) as packed:
         packed.extractall(place / "unpacked", filter="data")
     (source,) = (place / "unpacked").iterdir()
     return place / build("wheel", source, place)
 
 
+def copy_of_the_tree(place: Path) -> Path:
+    shutil.copytree(REPOSITORY, place, ignore=NOT_SOURCES)
+    return place
+
+
 def build(kind: str, source: Path, into: Path) -> str:
     """What a build front end calls; the name of the file that was made in `into`."""
+    return output_of_build(kind, source, into).splitlines()[-1]
+
+
+def output_of_build(kind: str, source: Path, into: Path, *, compiler: bool = True) -> str:
+    """All that it printed, the name in the last line."""
     code = f"from setuptools import build_meta as b; print(b.build_{kind}({str(into)!r}))"
+    if not compiler:
+        code = f"import sys; sys.modules['ziglang'] = None; {code}"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=source, env=CLEAN, text=True, timeout=60,
-        capture_output=True, check=False,
+        [sys.executable, "-c", code], cwd=source, env=CLEAN if compiler else NO_COMPILER, text=True,
+        timeout=60, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return done.stdout
 
 
 class Installed(NamedTuple):
@@ -65,7 +80,11 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    place = tmp_path_factory.mktemp("installed")
+    return install(wheel, tmp_path_factory.mktemp("installed"))
+
+
+def install(wheel: Path, place: Path) -> Installed:
+    """Into a new environment in `place`, on a host that seems to have no compiler."""
     environment, home = place / "environment", place / "home"
     home.mkdir()
     python = environment / "bin" / "python"
@@ -75,7 +94,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install",
          "--quiet", "--no-index", "--no-deps", "--no-compile", wheel],
-        check=True, timeout=60, env=CLEAN | {"HOME": str(home)},
+        check=True, timeout=60, env=NO_COMPILER | {"HOME": str(home)},
     )  # fmt: skip
     (packages,) = environment.glob("lib/python*/site-packages")
     link_requirements(packages, declared_by(wheel))

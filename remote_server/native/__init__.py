@@ -1,0 +1,1 @@
+"""The mover: bytes are copied, hashed, read and written by threads outside of the interpreter."""
