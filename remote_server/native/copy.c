@@ -64,7 +64,7 @@ static void hash_and_copy(struct kvf_hash *hash, uint8_t *target, const uint8_t 
         chosen->hash(hash, source, stripes);
     else if (streams && (uintptr_t)target % KVF_STRIPE == 0)
         chosen->hash_stream(hash, target, source, stripes);
-    else /* by way of a buffer an unaligned target could be streamed to; that took 1.1 of the time of this */
+    else /* by way of a buffer an unaligned target could be streamed to; that took 1.1 to 1.2 times as long */
         chosen->hash_store(hash, target, source, stripes);
     size_t done = stripes * KVF_STRIPE; /* at most 64 bytes are left: see kvf_hash_begin */
     keep(hash->kept + KVF_STRIPE, target ? target + done : NULL, source + done, size - done);

@@ -2,8 +2,6 @@
 
 import ctypes
 import random
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,20 +10,19 @@ from pathlib import Path
 import pytest
 import xxhash
 
-SOURCES = Path(__file__).resolve().parents[2] / "remote_server" / "native"
+from remote_server.native import build
+
 MOST = 65_536
 GUARD = 64
 UNTOUCHED = 0xA5
 
 
 def built_in(folder: Path) -> Path:
-    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
-        pytest.skip("there is no C compiler: cc, gcc and clang are not in PATH")
-    library = folder / "libkvferry.so"
-    flags = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
-    sources = sorted(map(str, SOURCES.glob("*.c")))
-    subprocess.run([compiler, *flags, "-o", str(library), *sources], check=True, timeout=120)
+    library = folder / build.LIBRARY
+    outcome = build.build(library, strict=True)
+    if outcome.no_compiler:
+        pytest.skip(outcome.line)
+    assert outcome.library, outcome.line
     return library
 
 
