@@ -48,7 +48,7 @@ steps = st.one_of(
 )
 
 
-@dataclass
+@dataclass(eq=False)  # two of them may be alike
 class Task:
     """A job with memory and a file of its own."""
 
@@ -117,7 +117,9 @@ def check(task: Task) -> None:
             error, done = task.job.errors[index], task.job.done[index]
             if error == errno.ECANCELED:
                 assert task.cancelled
-                assert done % PIECE == 0 and (done < length or done == length == 0)
+                assert done < length or done == length == 0
+                # Between pieces; where a file ends, a read may be short before its end is known.
+                assert done % PIECE == 0 or task.kind is Kind.READ
                 assert done <= oracle.job.done[index]
                 assert task.landed(index)[: GAP + done] == oracle.landed(index)[: GAP + done]
                 assert task.landed(index)[-GAP:] == bytes(GAP)

@@ -48,9 +48,9 @@ def test_without_a_library_the_reference_moves_and_the_reason_is_named(monkeypat
     assert what_moves().startswith("Python: there is no libkvferry.so")
     with closing(make_mover(1)) as mover:
         assert isinstance(mover, ReferenceMover)
-        job = copies(Memory(4), Memory(4, b"here"), [4])
-        submitted(mover, job)
-        assert job.keep[0].map[:] == b"here"
+        target = Memory(4)
+        submitted(mover, copies(target, Memory(4, b"here"), [4]))
+        assert target.map[:] == b"here"
 
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path):
