@@ -3,12 +3,13 @@
     make demo
 
 A cache server and `vllm serve` engines with the connector run on this machine. The same long
-prompt is sent eight times: cold, from the engine's own prefix cache, from the CPU pool, from the
+prompt is sent nine times: cold, from the engine's own prefix cache, from the CPU pool, from the
 server after a restart of the engine, to a second engine on the same server, from the server's disk
 after kill -9 and a restart of both, once more without a server, and to an engine and a server that
-have nothing of the others but their bucket, a folder. That last one needs `obstore`, and is left
-out where it is not installed. Exits with 0 only if every answer is equal and every token came from
-the expected level.
+have nothing of the others but their bucket, a folder. That one needs `obstore`, and is left out
+where it is not installed. The last engine has four servers, of which the fullest is killed: the
+list has `copies=head`, so that two servers have each block. Exits with 0 only if every answer is
+equal and every token came from the expected level.
 """
 
 import argparse
@@ -42,6 +43,7 @@ PACK_TOKENS = MAX_PACK_TOKENS
 """Of a pack of the model's blocks: its bytes are below `--pack`."""
 
 TIERS = ("disk", "bucket")
+FLEET = 4
 LEVELS = {"computed": "computed", "engine": "engine", "pool": "CPU pool", "server": "server"}
 
 
@@ -94,7 +96,8 @@ class Demo:
         self._with_bucket = with_bucket
         self._engines = self._servers = 0
         self._rows: list[Row] = []
-        self._client: RemoteClient | None = None
+        self._clients: list[RemoteClient] = []
+        """Of the servers of this case."""
 
     def run(self) -> list[Row]:
         with tempfile.TemporaryDirectory(prefix="kvferry-demo-") as folder:
@@ -105,6 +108,7 @@ class Demo:
                 shutil.rmtree(first)
                 with self._server("starting another machine's server", second, bucket) as server:
                     self._on_another_machine(server)
+        self._on_four_servers()
         return self._rows
 
     def _on_one_machine(self, disk: Path, bucket: list[str]) -> None:
@@ -132,6 +136,36 @@ class Demo:
         with self._engine("starting another machine's engine", server.endpoint) as engine:
             self._ask(engine, "another machine, bucket", server_tokens=packed, tier="bucket")
 
+    def _on_four_servers(self) -> None:
+        """An engine computes the prompt. Then a server is killed, and another engine asks."""
+        full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        with ExitStack() as stack:
+            servers = {
+                f"kvferry-{number}": RemoteServer(
+                    "256MiB", args=["--name", f"kvferry-{number}"],
+                    log=self._logs / f"kvferry-{number}.log",
+                )
+                for number in range(FLEET)
+            }  # fmt: skip
+            for name, server in servers.items():
+                stack.enter_context(started(f"starting {name}", server))
+            clients = [stack.enter_context(client_of(server)) for server in servers.values()]
+            self._clients = clients
+            addresses = [
+                f"{server.endpoint}?name={name}&copies=head" for name, server in servers.items()
+            ]
+            with self._engine("starting an engine on four servers", addresses) as engine:
+                with step("computing the prompt for them"):
+                    engine.complete(self._prompt, ANSWER_TOKENS)
+                with step("waiting until two servers can read each block"):
+                    self._wait_for_blocks("memory", 2 * full // BLOCK_TOKENS)
+            with step("killing the fullest of them"):
+                fullest = max(clients, key=lambda one: stats_of(one).tiers["memory"].blocks)
+                [*servers.values()][clients.index(fullest)].stop(kill=True)
+                self._clients = [one for one in clients if one is not fullest]
+            with self._engine("starting another engine on them", addresses) as engine:
+                self._ask(engine, "one of four killed", server_tokens=full)
+
     def _with_server(self, server: RemoteServer, full: int) -> None:
         """The cases until the server's end."""
         with self._engine("starting the engine", server.endpoint) as engine:
@@ -158,17 +192,16 @@ class Demo:
             log=self._logs / f"server-{self._servers}.log",
         )  # fmt: skip
         with started(label, server), ExitStack() as cleanup:
-            self._client = RemoteClient(ClientConfig(endpoint=server.endpoint))
-            cleanup.callback(self._client.close)
+            self._clients = [cleanup.enter_context(client_of(server))]
             yield server
 
-    def _engine(self, label: str, endpoint: str) -> AbstractContextManager[VllmServer]:
+    def _engine(self, label: str, server: str | list[str]) -> AbstractContextManager[VllmServer]:
         self._engines += 1
         connector = {
             "kv_connector": "KVFerryConnector",
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
-                "server": endpoint,
+                "server": server,
                 "cpu_pool": "512MiB",
                 "break_even": False,  # a model this small may compute faster than it loads
             },
@@ -210,34 +243,49 @@ class Demo:
         )  # fmt: skip
 
     def _handed_out(self, case: str) -> Counter[str]:
-        """What the server has counted since its start: blocks that it has sent, and read from disk
-        or its bucket."""
-        return Counter() if case == "server killed" else Counter(self._stats().counters)
+        """What the servers have counted since their start: blocks that they have sent, and read
+        from disk or a bucket."""
+        counted: Counter[str] = Counter()
+        for client in self._clients if case != "server killed" else ():
+            counted.update(stats_of(client).counters)
+        return counted
 
     def _wait_for_packs(self, counter: str, count: int) -> None:
         """Wait until this counter of the server is `count`."""
         deadline = time.monotonic() + 30
-        while (found := self._stats().counters[counter]) < count:
+        while (found := stats_of(self._clients[0]).counters[counter]) < count:
             if time.monotonic() > deadline:
                 raise StartFailed(f"{counter} is {found} and not {count} after 30 s")
             time.sleep(0.05)
 
     def _wait_for_blocks(self, name: str, count: int) -> None:
-        """Wait for `count` blocks in the server's tier of this name."""
+        """Wait for `count` blocks in the tiers of this name, of all servers together."""
         deadline = time.monotonic() + 30
-        while (tier := self._stats().tiers[name]).blocks < count or tier.pending:
+        while True:
+            tiers = [stats_of(client).tiers[name] for client in self._clients]
+            blocks = sum(tier.blocks for tier in tiers)
+            if blocks >= count and not any(tier.pending for tier in tiers):
+                return
             if time.monotonic() > deadline:
-                raise StartFailed(
-                    f"the server's {name} holds {tier.blocks} of {count} blocks after 30 s"
-                )
+                raise StartFailed(f"{name} holds {blocks} of {count} blocks after 30 s")
             time.sleep(0.05)
 
-    def _stats(self) -> StatsReply:
-        assert self._client is not None
-        deadline = time.monotonic() + 10
-        while not self._client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self._client.stats(timeout_s=5).result()
+
+@contextmanager
+def client_of(server: RemoteServer) -> Iterator[RemoteClient]:
+    """The demo's own client of a server."""
+    client = RemoteClient(ClientConfig(endpoint=server.endpoint))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def stats_of(client: RemoteClient) -> StatsReply:
+    deadline = time.monotonic() + 10
+    while not client.ready and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return client.stats(timeout_s=5).result()
 
 
 def table(rows: list[Row]) -> str:

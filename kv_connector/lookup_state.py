@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from remote_server.client import UNANSWERED, UNANSWERED_LATE
+from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
 from remote_server.protocol import KeyState, Stretch, lowest_start
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ _STATES: dict[int, KeyState | Missed] = {
     KeyState.READABLE: KeyState.READABLE,
     UNANSWERED: Missed.UNAVAILABLE,
     UNANSWERED_LATE: Missed.LOOKUP_LATE,
+    ABSENT_SO_FAR: Missed.ABSENT,
 }
 
 # Pause before a queued request looks up again what no server has answered: of several servers one
@@ -122,6 +123,8 @@ class LookupState:
     """Where the tokens of a key end in the prompt."""
     anchors: "RunAnchors | None" = None
     """None where keys have none: one server."""
+    absent_so_far: set[bytes] = field(default_factory=set)
+    """Absent keys that a server may hold which could not be asked."""
     queries: int = 0
     """Queries under way."""
     news: bool = False
@@ -225,14 +228,18 @@ class LookupState:
 
     def cut(self) -> str | None:
         """Why the prefix that the servers hold ends where it does: `dead` or `late` where no server
-        answered, `evicted` where a block is absent and a later one is there; else None. For
-        requests whose keys are one chain."""
-        after = iter(self.states.values())
-        reason = next((state for state in after if isinstance(state, Missed)), None)
-        if reason is Missed.ABSENT:
-            found = any(state in (KeyState.READABLE, KeyState.PENDING) for state in after)
-            return "evicted" if found else None
-        return None if reason is None else _CUTS.get(reason)
+        answered; where a block is absent and a later one is there, `dead` if a server could not be
+        asked, else `evicted`; else None. For requests whose keys are one chain."""
+        after = iter(self.states.items())
+        cut = next(((key, state) for key, state in after if isinstance(state, Missed)), None)
+        if cut is None:
+            return None
+        key, reason = cut
+        if reason is not Missed.ABSENT:
+            return _CUTS.get(reason)
+        if not any(state in (KeyState.READABLE, KeyState.PENDING) for _, state in after):
+            return None
+        return "dead" if key in self.absent_so_far else "evicted"
 
     def chain(
         self, rows: "PoolRows", keys: list[bytes], ends: Sequence[int | None]
@@ -257,6 +264,9 @@ class LookupState:
         for key, state in zip(keys, states, strict=True):
             if self.states.get(key) is None:  # else a miss by now
                 self.states[key] = _STATES[state]
+        if ABSENT_SO_FAR in states:
+            held = zip(keys, states, strict=True)
+            self.absent_so_far |= {key for key, state in held if state == ABSENT_SO_FAR}
         if UNANSWERED in states or UNANSWERED_LATE in states:
             self._unanswered_in_part(keys, states, now_s)
         if KeyState.PENDING in states:

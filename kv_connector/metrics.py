@@ -127,8 +127,8 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     FLEET_SIZE: OffloadingGaugeMetadata("Servers in the engine's list."),
     PREFIX_CUTS: OffloadingCounterMetadata(
         "With several servers: requests admitted with a shorter prefix than servers may hold, "
-        "because the servers of a block were `dead` or `late`, or because it was `evicted` and a "
-        "later one was not.",
+        "because a server of a block was `dead` or `late`, or because it was `evicted` and a later "
+        "one was not.",
         ("reason",),
     ),
     LOOKUPS_PAUSED: OffloadingGaugeMetadata(

@@ -1,6 +1,12 @@
 """The client of the cache server: its public names. The modules inside are private."""
 
-from remote_server.client.cache_client import UNANSWERED, UNANSWERED_LATE, Anchors, CacheClient
+from remote_server.client.cache_client import (
+    ABSENT_SO_FAR,
+    UNANSWERED,
+    UNANSWERED_LATE,
+    Anchors,
+    CacheClient,
+)
 from remote_server.client.io_thread import IoThread
 from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import (
@@ -15,7 +21,7 @@ from remote_server.client.session import BreakerState
 from remote_server.shm.region import SharedRegion
 
 __all__ = [
-    "UNANSWERED", "UNANSWERED_LATE", "Anchors",
+    "ABSENT_SO_FAR", "UNANSWERED", "UNANSWERED_LATE", "Anchors",
     "BreakerState", "CacheClient", "ClientConfig", "GetOutcome", "GetPart", "GetResult", "GetTimes",
     "IoThread", "PutResult", "RemoteClient", "SharedRegion",
 ]  # fmt: skip

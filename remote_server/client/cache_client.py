@@ -23,7 +23,12 @@ UNANSWERED = 255
 because it is lost or its breaker is open. Only a client of several servers reports it."""
 
 UNANSWERED_LATE = 254
-"""The same: no server that may hold this key answered in time."""
+"""The same: a server that may hold this key did not answer in time, and no other one holds it. Its
+late reply may still find the key."""
+
+ABSENT_SO_FAR = 253
+"""The same: a server that may hold this key lacks it, and another one could not be asked. As a rule
+it is to be treated as absent: that server may be away for long."""
 
 Anchors = Sequence[bytes | None]
 """For each key of a request the key of the first block of its run (`remote_server.runs`), which
@@ -117,10 +122,10 @@ class CacheClient(Protocol):
         anchors: Anchors = (),
     ) -> "Future[Found]":
         """See `RemoteClient.lookup`. With several servers the better state of a key's servers wins,
-        and a state may be `UNANSWERED` or `UNANSWERED_LATE`. The reply comes when all servers have
-        answered or at the deadline, with what is known then. `on_late` then receives, at most
-        once, a `Found` for all keys in which late replies are filled in. The future raises only if
-        no server has answered.
+        and a state may be `UNANSWERED`, `UNANSWERED_LATE` or `ABSENT_SO_FAR`. The reply comes when
+        all servers have answered or at the deadline, with what is known then. `on_late` then
+        receives, once for each late reply, a `Found` for all keys in which it is filled in. The
+        future raises only if no server has answered.
         """
 
     def put(

@@ -159,16 +159,18 @@ class Fleet(CacheClient):
         """`on_late` is called once for each server whose reply comes late."""
         future = future_of(Found)
         view, now_s, parts = self._view, self._clock(), dict[FleetServer, Part]()
-        runs = [*runs_in(keys, anchors)]
+        runs, away = [*runs_in(keys, anchors)], list[range]()
         for anchor, run in runs:
             for server in view.all_homes(namespace, anchor, now_s):
-                if self._may_ask(server, namespace, keys[run.start]):
-                    part = parts.get(server)
-                    if part is None:
-                        part = parts[server] = Part(server)
-                    part.add(run, keys, chain)
+                if not self._may_ask(server, namespace, keys[run.start]):
+                    away.append(run)
+                    continue
+                part = parts.get(server)
+                if part is None:
+                    part = parts[server] = Part(server)
+                part.add(run, keys, chain)
         merged = FleetLookup(future, keys, on_late, self.holders.learn, self.holders.forget)
-        merged.expects([*parts.values()])
+        merged.expects([*parts.values()], away)
         if anchors:
             future.add_done_callback(lambda _: self._note_homes(runs, keys))
         with self._lock:

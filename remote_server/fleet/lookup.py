@@ -8,7 +8,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from remote_server.client.cache_client import UNANSWERED, UNANSWERED_LATE
+from remote_server.client.cache_client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
 from remote_server.client.results import fail, resolve
 from remote_server.errors import DeadlineExceeded
 from remote_server.fleet.server import FleetServer
@@ -16,14 +16,13 @@ from remote_server.fleet.transfers import unavailable
 from remote_server.protocol import Found, KeyState, Stretch, select
 
 # The better reply has the higher rank. `_REMOTE` is readable in an object store only.
-_NOT_ASKED, _LATE, _ABSENT, _PENDING, _REMOTE, _READABLE = range(6)
+_NOT_ASKED, _ABSENT, _PENDING, _REMOTE, _READABLE = range(5)
 
 _RANKS = np.zeros(256, np.uint8)
 _RANKS[[KeyState.ABSENT, KeyState.PENDING, KeyState.READABLE]] = _ABSENT, _PENDING, _READABLE
 
 _STATES = np.array(
-    [UNANSWERED, UNANSWERED_LATE, KeyState.ABSENT, KeyState.PENDING, *repeat(KeyState.READABLE, 2)],
-    np.uint8,
+    [UNANSWERED, KeyState.ABSENT, KeyState.PENDING, *repeat(KeyState.READABLE, 2)], np.uint8
 )
 
 
@@ -53,6 +52,9 @@ class FleetLookup:
 
     It ends as soon as every key is readable somewhere in a local tier, at the latest when all parts
     have ended. A server that is silent costs its deadline only where no other one has the key.
+    One that is late hides the absence of a key at the other home, because a run is on one of them
+    as a rule: its reply may come while the request still waits. One that is away does not, because
+    nothing is to be expected of it.
     """
 
     def __init__(
@@ -70,6 +72,10 @@ class FleetLookup:
         self._learn, self._forget = learn, forget
         self._ranks: npt.NDArray[np.uint8] = np.full(len(keys), _NOT_ASKED, np.uint8)
         self._holders: npt.NDArray[np.int16] = np.full(len(keys), -1, np.int16)
+        self._late: npt.NDArray[np.int16] = np.zeros(len(keys), np.int16)
+        """Homes of a key that have let their deadline pass and not replied since."""
+        self._away: npt.NDArray[np.bool_] = np.zeros(len(keys), np.bool_)
+        """Whether a home of a key could not be asked."""
         self._parts: list[Part] = []
         self._open = 0
         self._error: Exception | None = None
@@ -77,9 +83,11 @@ class FleetLookup:
         self._done = False
         self._lock = Lock()
 
-    def expects(self, parts: Sequence[Part]) -> None:
-        """Before any of them is sent."""
+    def expects(self, parts: Sequence[Part], away: Sequence[range] = ()) -> None:
+        """Before any of them is sent. `away`: keys of which a home cannot be asked."""
         self._parts, self._open = [*parts], len(parts)
+        for run in away:
+            self._away[run.start : run.stop] = True
         if not parts:
             self._done = True
             self._finish()
@@ -94,8 +102,9 @@ class FleetLookup:
         """A part ended without a reply in time."""
         with self._lock:
             if is_late := isinstance(error, DeadlineExceeded):
-                indices = np.array(part.indices)
-                self._ranks[indices] = np.maximum(self._ranks[indices], _LATE)
+                self._late[part.indices] += 1
+            else:
+                self._away[part.indices] = True
             if isinstance(error, Exception) and (self._error is None or is_late):
                 self._error = error
         self._part_ended()
@@ -103,6 +112,7 @@ class FleetLookup:
     def late(self, part: Part, found: Found) -> None:
         """A reply after the deadline of its part."""
         with self._lock:
+            self._late[part.indices] -= 1
             self._take(part, found)
             merged = self._found() if self._done else None
         if merged is not None and self._on_late is not None:
@@ -139,7 +149,7 @@ class FleetLookup:
         for number, part in enumerate(self._parts):
             if held := self._keys_at(self._holders == number):
                 self._learn(part.server, held)
-        if absent := self._keys_at(self._ranks == _ABSENT):
+        if absent := self._keys_at((self._ranks == _ABSENT) & (self._late == 0)):
             self._forget(absent)
         if self._any_reply or not len(self._keys):
             resolve(self._future, self._found())
@@ -152,8 +162,11 @@ class FleetLookup:
     def _found(self) -> Found:
         unreadable = np.flatnonzero(self._ranks < _REMOTE)
         prefix = int(unreadable[0]) if len(unreadable) else len(self._keys)
+        states = _STATES[self._ranks]
+        states[(self._ranks == _ABSENT) & self._away] = ABSENT_SO_FAR
+        states[(self._ranks <= _ABSENT) & (self._late > 0)] = UNANSWERED_LATE
         return Found(
-            request_id=0, epoch="", prefix=prefix, states=_STATES[self._ranks].tobytes(),
+            request_id=0, epoch="", prefix=prefix, states=states.tobytes(),
             remote=_runs_of(self._ranks == _REMOTE),
         )  # fmt: skip
 

@@ -39,6 +39,14 @@ class GateProxy:
         finally:
             self._open.set()
 
+    def cut(self) -> None:
+        """End every connection. What waits at the gate is lost. New ones are accepted."""
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -8,7 +8,7 @@ from scripted_fleet import fleet_engine, landed, pool_with
 
 from kv_connector import metrics
 from kv_connector.lookup_state import ASK_AGAIN_S
-from remote_server.client import UNANSWERED, UNANSWERED_LATE, GetPart, PutResult
+from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE, GetPart, PutResult
 from remote_server.protocol import Found, KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -111,6 +111,24 @@ def test_a_hole_is_an_eviction_and_the_end_of_what_was_stored_is_none(engine: En
         engine.lookup(context, keys)
         engine.tier.admitted(name, keys[:1], 32)
     assert counted(engine, metrics.PREFIX_CUTS, "evicted") == 1
+
+
+def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_once(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    reply(engine.client.last("lookup"), READABLE, ABSENT_SO_FAR, READABLE)
+    assert engine.lookup(context, keys)[:2] == ["HIT", "MISS"]
+    assert counted(engine, metrics.MISSED_BLOCKS, "absent") == 1
+    engine.tier.admitted("r", keys[:1], 32)
+    assert counted(engine, metrics.PREFIX_CUTS, "dead") == 1
+    engine.clock.now += ASK_AGAIN_S
+    engine.step()
+    assert engine.client.count("lookup") == 1, "a server may be away for long"
+    engine.tier.submit_store(engine.job(context, keys[1:2], range(1)))
+    assert engine.client.count("lookup") == 1 and engine.client.last("put").keys == keys[1:2]
 
 
 # ── break-even of each server ────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from fake_server import eventually
 from fleet_scene import NAMESPACE, Prompt, Scene, all_ready, get, look, put
 
 from remote_server.client import GetOutcome
-from remote_server.client.cache_client import UNANSWERED
+from remote_server.client.cache_client import ABSENT_SO_FAR
 from remote_server.fleet.fleet import Fleet
 from remote_server.protocol import KeyState, PutOutcome
 
@@ -112,7 +112,7 @@ def test_a_lost_server_costs_its_rows_and_no_other(four: Scene, fleet: Fleet):
         states = look(fleet, prompt).states
         missing = [row for row, state in enumerate(states) if state != READABLE]
         assert missing == its_rows[prompt.seed]
-        assert {states[row] for row in missing} <= {ABSENT, UNANSWERED}
+        assert {states[row] for row in missing} <= {ABSENT_SO_FAR}, "not evicted"
         outcomes = Counter(get(fleet, prompt).outcomes)
         assert outcomes[GetOutcome.HIT] == len(prompt.keys) - len(missing)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remote_server.client.cache_client import UNANSWERED, UNANSWERED_LATE
+from remote_server.client.cache_client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
 from remote_server.client.lookup_breaker import LATE_IN_A_ROW
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.fleet.lookup import FleetLookup, Part
@@ -93,10 +93,48 @@ def test_a_key_in_memory_is_preferred_to_one_in_an_object_store(scene: Scene):
     assert scene.learned == {"one": [b"b", b"c", b"d"], "two": [b"a"]}
 
 
-def test_a_silent_home_does_not_hide_what_the_other_has(scene: Scene):
+@pytest.mark.parametrize("error", [LATE, ServerUnavailable("lost")])
+def test_a_silent_home_does_not_hide_what_the_other_has(scene: Scene, error: Exception):
+    scene.merged.failed(scene.parts[0], error)
+    scene.answers(1, READABLE, PENDING, READABLE, PENDING)
+    assert scene.states == [READABLE, PENDING, READABLE, PENDING]
+
+
+def test_what_one_home_lacks_may_still_come_from_one_that_is_late(scene: Scene):
     scene.merged.failed(scene.parts[0], LATE)
     scene.answers(1, READABLE, ABSENT, ABSENT, ABSENT)
-    assert scene.states == [READABLE, ABSENT, ABSENT, ABSENT]
+    assert scene.states == [READABLE, *[UNANSWERED_LATE] * 3] and scene.forgotten == []
+    scene.merged.late(scene.parts[0], found(ABSENT, READABLE, ABSENT, PENDING))
+    (late,) = scene.late
+    assert [*late.states] == [READABLE, READABLE, ABSENT, PENDING] and late.prefix == 2
+
+
+def test_both_homes_may_be_late_and_the_first_reply_does_not_end_the_wait_for_the_other(
+    scene: Scene,
+):
+    scene.parts[1].indices, scene.parts[1].keys = [1, 2, 3], KEYS[1:]
+    third = Part(server("three"))
+    third.indices, third.keys = [0], KEYS[:1]
+    scene.merged.expects([*scene.parts, third])
+    for part in scene.parts:
+        scene.merged.failed(part, LATE)
+    scene.merged.answered(third, found(READABLE))
+    assert scene.states == [READABLE, *[UNANSWERED_LATE] * 3]
+    scene.merged.late(scene.parts[0], found(*[ABSENT] * 4))
+    scene.merged.late(scene.parts[1], found(READABLE, ABSENT, ABSENT))
+    first, second = scene.late
+    assert [*first.states] == [READABLE, *[UNANSWERED_LATE] * 3]
+    assert [*second.states] == [READABLE, READABLE, ABSENT, ABSENT]
+
+
+def test_what_one_home_lacks_and_the_other_cannot_be_asked_for_is_absent_so_far(scene: Scene):
+    """Whether the other one was lost before it was asked, or while it was."""
+    scene.merged.expects(scene.parts, [range(2, 3)])
+    scene.parts[1].indices, scene.parts[1].keys = [0, 1], KEYS[:2]
+    scene.answers(0, ABSENT, READABLE, ABSENT, ABSENT)
+    scene.merged.failed(scene.parts[1], ServerUnavailable("lost"))
+    assert scene.states == [ABSENT_SO_FAR, READABLE, ABSENT_SO_FAR, ABSENT]
+    assert scene.forgotten == [b"a", b"c", b"d"], "a get asks the home that can be asked"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from fake_server import eventually
 from fleet_scene import NAMESPACE, ROW_BYTES, Prompt, all_ready, get, look, put
 from server_process import ServerProcess
 
-from remote_server.client import ClientConfig
+from remote_server.client import UNANSWERED_LATE, ClientConfig
 from remote_server.client.session import BreakerState
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
-from remote_server.protocol import KeyState
+from remote_server.protocol import Found, KeyState
 
 PROMPTS = [Prompt(seed, 8192) for seed in range(16)]
 DEADLINE_S = 0.25
@@ -71,6 +71,25 @@ def test_a_frozen_server_costs_a_few_deadlines_and_then_nothing(servers: list[Se
             lambda: sum(len(readable(fleet, prompt)) for prompt in PROMPTS) == everything,
             "a lookup was in time, and it is asked again",
         )
+
+
+def test_what_a_late_server_holds_is_not_absent_and_its_late_reply_finds_it(
+    servers: list[ServerProcess],
+):
+    prompt, late = PROMPTS[0], list[Found]()
+    with fleet_of(servers) as fleet:
+        put(fleet, prompt)
+        look(fleet, prompt)
+        frozen = fleet.server_of(prompt.keys[0])
+        its_rows = {row for row, key in enumerate(prompt.keys) if fleet.server_of(key) == frozen}
+        with servers[frozen].frozen():
+            states = fleet.lookup(
+                NAMESPACE, prompt.keys, timeout_s=DEADLINE_S, on_late=late.append,
+                anchors=prompt.anchors,
+            ).result(20).states  # fmt: skip
+        assert {row for row, one in enumerate(states) if one == UNANSWERED_LATE} == its_rows
+        eventually(lambda: bool(late), "the reply comes after all")
+        assert late[-1].prefix == len(prompt.keys)
 
 
 def test_a_get_from_a_server_that_freezes_ends_and_the_other_rows_land(
