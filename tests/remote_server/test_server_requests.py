@@ -26,7 +26,7 @@ ABSENT, PENDING, READABLE = KeyState
 class OverTcp:
     """Puts and gets whose blocks travel in messages."""
 
-    copy = "remote_server.protocol.checksum"
+    copy = "remote_server.server.put_sources.copy_in"
     """What the server calls when it copies a block."""
 
     def __init__(self, peer: Peer) -> None:
