@@ -93,6 +93,15 @@ def num_threads() -> int:
     return len([*Path("/proc/self/task").iterdir()])
 
 
+def num_threads_at_rest() -> int:
+    """`num_threads`, without those that have been joined: the kernel lists them a little longer."""
+    counts = [-1]
+    while counts[-10:] != [counts[-1]] * 10:
+        time.sleep(0.002)
+        counts.append(num_threads())
+    return counts[-1]
+
+
 def until(holds: Callable[[], object]) -> None:
     """Wait until `holds()`."""
     ends_at = time.monotonic() + MAX_S
