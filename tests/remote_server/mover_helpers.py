@@ -90,16 +90,16 @@ def submitted(mover: Mover, *jobs: Job) -> None:
 
 
 def num_threads() -> int:
-    """As the kernel counts them: a thread is there for a moment after it was joined."""
     return len([*Path("/proc/self/task").iterdir()])
 
 
-def settled_threads() -> int:
-    """`num_threads`, once those of earlier tests have gone."""
-    number = -1
-    while number != (number := num_threads()):
-        time.sleep(0.02)
-    return number
+def num_threads_at_rest() -> int:
+    """`num_threads`, without those that have been joined: the kernel lists them a little longer."""
+    counts = [-1]
+    while counts[-10:] != [counts[-1]] * 10:
+        time.sleep(0.002)
+        counts.append(num_threads())
+    return counts[-1]
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -17,9 +17,9 @@ from mover_helpers import (
     is_readable,
     need_library,
     num_threads,
+    num_threads_at_rest,
     random_memory,
     reaped,
-    settled_threads,
     submitted,
     until,
 )
@@ -273,11 +273,11 @@ def test_the_mover_keeps_a_job_and_what_it_names_until_it_is_reaped(mover):
     assert gone() is not None
     (job,) = reaped(mover, 1)
     del job
-    until(lambda: gone() is None)
+    assert gone() is None
 
 
 def test_threads_start_with_the_jobs_and_not_more_than_operations(kind):
-    before = settled_threads()
+    before = num_threads_at_rest()
     with closing(make_mover(3)) as mover:
         assert num_threads() == before
         blocker = FOREVER.job()
@@ -317,7 +317,7 @@ def test_a_close_cancels_what_runs_and_hands_back_every_job(kind):
 
 
 def test_a_mover_that_is_dropped_ends_its_threads_and_closes_its_descriptor(kind):
-    threads, files = settled_threads(), len(os.listdir("/proc/self/fd"))
+    threads, files = num_threads_at_rest(), len(os.listdir("/proc/self/fd"))
     mover = make_mover(2)
     mover.submit(FOREVER.job(2))
     del mover
