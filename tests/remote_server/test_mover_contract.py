@@ -196,8 +196,17 @@ def test_the_highest_priority_is_first_and_inside_it_the_first(one_thread):
     assert reaped(one_thread, 5) == [blocker, *order]
 
 
-def test_several_threads_share_one_job(mover, tmp_path):
-    """The first operation occupies a thread; the other thread does the second meanwhile."""
+@pytest.mark.parametrize("idle", [False, True])
+def test_several_threads_share_one_job(mover, tmp_path, idle):
+    """The first operation occupies a thread; the other does the second meanwhile. Both threads are
+    new, or were idle."""
+    if idle:
+        warm = FOREVER.job(2)
+        before = num_threads_at_rest()
+        mover.submit(warm)
+        until(lambda: num_threads() == before + 2)
+        mover.cancel(warm)
+        reaped(mover, 1)
     path = tmp_path / "file"
     with path.open("wb") as file:
         memory = Memory(4096, b"here")

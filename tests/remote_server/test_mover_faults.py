@@ -215,6 +215,28 @@ def test_after_a_fork_the_parents_mover_is_refused_and_the_child_makes_its_own(k
     """)
 
 
+def test_after_a_fork_the_library_itself_refuses_every_call(native):
+    """A lock of its pool may be held by a thread that the child does not have."""
+    lives("""
+        from remote_server.native.library import load
+        library, job = load(), copies(Memory(9), Memory(9), [9])
+        pool, numbers = library.pool_new(1, 1), ctypes.create_string_buffer(8)
+        number = library.submit(pool, job.header)
+        child = os.fork()
+        if not child:
+            results = (
+                library.submit(pool, job.header), library.cancel(pool, number),
+                library.pool_descriptor(pool), library.reap(pool, ctypes.addressof(numbers), 1),
+            )
+            library.pool_free(pool)
+            os._exit(results != (-errno.ECHILD,) * 3 + (0,))
+        assert os.waitpid(child, 0)[1] == 0
+        until(lambda: library.reap(pool, ctypes.addressof(numbers), 1))
+        library.pool_free(pool)
+        print("lives")
+    """)
+
+
 @pytest.mark.parametrize("kind", ["native", "python"])
 @pytest.mark.parametrize("end", ["", "sys.exit()", "del mover", "1 / 0"])
 def test_an_exit_with_running_jobs_ends_them_first(kind, end):
