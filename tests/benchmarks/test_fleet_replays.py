@@ -19,8 +19,9 @@ def conversations(tmp_path, requests: int = 200):
 
 
 def point_of(requests, kind: str, servers: int, event: Event = Event.NONE, **more) -> FleetPoint:
+    payload = more.pop("payload", 1024)
     setting = FleetSetting(servers, POOL, more.pop("memory", None), event, **more)
-    point, complete = replay(requests, setting, kind, 1024, "tcp", lambda done: None)
+    point, complete = replay(requests, setting, kind, payload, "tcp", lambda done: None)
     assert complete
     return point
 
@@ -39,6 +40,15 @@ def test_a_fleet_with_room_finds_what_is_counted(tmp_path, kind, servers):
     assert sum(point.stored.values()) == trace_file.distinct(requests)
     assert len(point.stored) == servers and min(point.stored.values()) > 0
     assert point.stored_to_mean >= 1 <= point.read_to_mean
+
+
+def test_with_little_room_four_models_evict_at_about_the_same_age(tmp_path):
+    requests = conversations(tmp_path, 600)
+    one, four = (
+        point_of(requests, "store", servers, memory=300, payload=0) for servers in (1, 4)
+    )
+    assert one.hits < without_limit(requests)
+    assert four.hits > 0.95 * one.hits  # 0.90 by models whose time stands still
 
 
 @pytest.mark.parametrize("kind", ["store", "wire"])

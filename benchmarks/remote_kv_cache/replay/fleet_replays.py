@@ -163,7 +163,9 @@ class _Model:
         )  # fmt: skip
         self.pool = TieredPool(setting.pool, 16, TOKENS_PER_BLOCK, model_tier(self._fleet))
         stack.callback(self.pool.close)
-        self.replaying = Replay(self.pool, moves_bytes=False, pause=lambda _: None)
+        self.replaying = Replay(
+            self.pool, moves_bytes=False, pause=lambda _: None, watch=_Clock(self._fleet)
+        )
 
     def happen(self, event: Event) -> None:
         if event is Event.LOSE:
@@ -181,6 +183,19 @@ class _Model:
             if name != lost:
                 level = server.disk if server.disk.capacity else server.memory
                 point.stored[name], point.read[name] = len(level), self._fleet.read[name]
+
+
+class _Clock:
+    """Sets the time of a model to that of each request."""
+
+    def __init__(self, fleet: FleetModel) -> None:
+        self._fleet = fleet
+
+    def arrived(self, request: Request, keys: Sequence[bytes], in_pool: int) -> None:
+        self._fleet.set_time(request.arrival_s)
+
+    def found(self, num_found: int) -> None:
+        pass
 
 
 class _Wire:
