@@ -13,7 +13,6 @@ conversations, in rounds. With --server it starts none. `plan` measures nothing:
 
 import argparse
 import importlib.util
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,22 +22,10 @@ from benchmarks.harness.files import why_not_written
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import object_stores
-from benchmarks.store_sweep import network, page, printed, source, spare, sweep
-from benchmarks.store_sweep.figures import (
-    Evenness,
-    as_figure,
-    read_evenness,
-    read_record,
-    servers_of,
-)
-from benchmarks.store_sweep.operating import (
-    WithinSla,
-    best_within,
-    servers_for,
-    slas_for,
-    within_slas,
-)
-from benchmarks.store_sweep.points import Point, Result, as_csv, in_rounds, read_csv
+from benchmarks.store_sweep import network, page, plan, printed, source, spare, sweep
+from benchmarks.store_sweep.figures import as_figure
+from benchmarks.store_sweep.operating import WithinSla, slas_for, within_slas
+from benchmarks.store_sweep.points import Point, as_csv, in_rounds
 from benchmarks.store_sweep.servers import (
     Bucket,
     Servers,
@@ -63,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = ["run", *argv]
     arguments = _parser().parse_args(argv)
     try:
-        return _plan(arguments) if arguments.command == "plan" else _run(arguments, argv)
+        if arguments.command == "plan":
+            print("\n".join(plan.lines(arguments)))
+            return 0
+        return _run(arguments, argv)
     except (ConfigError, Skipped) as error:
         print(f"store_sweep: {error}", file=sys.stderr)
         return 2
@@ -196,39 +186,6 @@ def _show(
             print(f"\n{text}")
 
 
-def _plan(arguments: argparse.Namespace) -> int:
-    among = 1
-    if arguments.per_server_tokens_per_s is not None:
-        if arguments.read_p50_ms is not None:
-            raise ConfigError("read_p50_ms: needs a sweep to choose from, not one server's tokens")
-        one = arguments.per_server_tokens_per_s
-        where = "as given"
-    else:
-        limit = math.inf if arguments.read_p50_ms is None else arguments.read_p50_ms
-        best = best_within(_sweep_of(arguments), limit)
-        if arguments.record is not None:
-            among = servers_of(arguments.record)
-        one = best.tokens_per_s / among
-        where = f"at {best.point}, where a read takes {best.read.p50:.3g} ms (p50)"
-        where += f", as one of {among}" * (among > 1)
-    target = arguments.target_tokens_per_s
-    even = Evenness({1: 1.0}) if arguments.fleet is None else read_evenness(arguments.fleet)
-    count = servers_for(target, one, even.of)
-    servers = "1 server" if count == 1 else f"{count} servers"
-    print(f"{servers} for {target:,.0f} tokens/s: each carries {one:,.0f} {where}")
-    if arguments.fleet is not None:
-        print(f"the busiest of {count} is read {even.of(count):.2f} times as much as the mean")
-    return 0
-
-
-def _sweep_of(arguments: argparse.Namespace) -> list[Result]:
-    if arguments.source:
-        return source.results()
-    if arguments.record is not None:
-        return read_record(arguments.record)
-    return read_csv(arguments.csv)
-
-
 def _limits(text: str) -> list[float]:
     return sorted({options.above_zero(word) for word in text.split(",")})
 
@@ -276,23 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag, text in (("--csv", "the points in the source's columns"), ("--json", "the record"),
                        ("--html", "a page with charts and tables")):  # fmt: skip
         add(flag, type=Path, metavar="FILE", help=f"write {text} to this file")
-    plan = commands.add_parser("plan", help="how many servers a load takes")
-    plan.add_argument("--target-tokens-per-s", type=options.above_zero, required=True, metavar="N")
-    plan.add_argument(
-        "--read-p50-ms", type=options.above_zero, metavar="MS",
-        help="use the point with the most tokens whose reads are faster (default: any)",
-    )  # fmt: skip
-    plan.add_argument(
-        "--fleet", type=Path, metavar="FILE",
-        help="a record of test_trace --servers: the busiest server carries more than the mean, as "
-        "measured there (default: all carry the same)",
-    )  # fmt: skip
-    add = plan.add_mutually_exclusive_group(required=True).add_argument
-    add("--record", type=Path, metavar="FILE", help="the sweep, from --json")
-    add("--csv", type=Path, metavar="FILE", help="the sweep, from --csv")
-    add("--source", action="store_true", help="the source's table")
-    add("--per-server-tokens-per-s", type=options.above_zero, metavar="N",
-        help="the load of one server")  # fmt: skip
+    plan.add_options(commands.add_parser("plan", help="how many servers a load takes"))
     return parser
 
 

@@ -103,6 +103,8 @@ def test_a_sweep_of_several_servers_is_divided_by_their_number(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
+        ("plan --recorded --target-tokens-per-s 9 --client /nowhere", "/nowhere: not a record"),
+        ("plan --recorded --target-tokens-per-s 9 --source", "not allowed with"),
         ("plan --target-tokens-per-s 1e6", "one of the arguments --record --csv"),
         ("plan --source", "--target-tokens-per-s"),
         ("plan --source --target-tokens-per-s 0", "0 is not a number above 0"),
