@@ -44,9 +44,7 @@ def test_a_fleet_with_room_finds_what_is_counted(tmp_path, kind, servers):
 
 def test_with_little_room_four_models_evict_at_about_the_same_age(tmp_path):
     requests = conversations(tmp_path, 600)
-    one, four = (
-        point_of(requests, "store", servers, memory=300, payload=0) for servers in (1, 4)
-    )
+    one, four = (point_of(requests, "store", servers, memory=300, payload=0) for servers in (1, 4))
     assert one.hits < without_limit(requests)
     assert four.hits > 0.95 * one.hits  # 0.90 by models whose time stands still
 
