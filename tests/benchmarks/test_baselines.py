@@ -100,6 +100,11 @@ def test_the_server(
             beside[f"disk saturated, slower than alone, %, {end}"] for end in ("low", "high")
         )
         assert low <= beside["disk saturated, slower than alone, %"] <= high
+    for operation in ("put", "get"):
+        cpu = figures[f"a client's CPU of a {operation}"]
+        assert 0 < cpu["Python threads, 4 servers"] < cpu["4 servers"]
+        to_one = cpu["4 servers to one"]
+        assert cpu["4 servers to one, low"] <= to_one <= cpu["4 servers to one, high"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png", "a.svg"], (
         "left behind"
     )
