@@ -82,13 +82,14 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
         )
     if fleet is not None:
         origin = _origin(fleet)
-        yield (
-            f"the busiest of {count} is read {even.of(count):.2f} times as much as the mean{origin}"
-        )
-        for room, one, found in _found(fleet, count) if count > 1 else ():
+        busiest = f"the busiest of {count} is read {even.of(count):.2f} times as much as the mean"
+        if count > (most := max(even.known)):
+            busiest += f", as of {most}, the most measured"
+        yield busiest + origin
+        for room, number, found, by_one in _found(fleet, count) if count > 1 else ():
             yield (
-                f"with {room} in all, {_servers(count)} find {found:.1f} % and one finds "
-                f"{one:.1f} %{origin}"
+                f"with {room} in all, {number} servers find {found:.1f} % and one finds "
+                f"{by_one:.1f} %{origin}"
             )
     if count > 1:
         yield from costs
@@ -136,16 +137,18 @@ def _origin(file: Path) -> str:
     return f" (from {file.name}, {record.started[:10]}, {record.describe_machine()})"
 
 
-def _found(file: Path, count: int) -> Iterator[tuple[str, float, float]]:
-    """Each limited room, and the share that one server and `count` find in the model."""
+def _found(file: Path, count: int) -> Iterator[tuple[str, int, float, float]]:
+    """Each limited room, a number of servers, and the shares that these and one find in the model.
+    The number is `count`, at most that of the largest fleet measured."""
     known: dict[str, dict[int, float]] = {}
     for figure in _read(file).figures:
         words = re.match(r"store: (\d+) servers?, room for ([^,]+), nothing$", figure.name)
         if words and words[2] != "everything" and "found" in figure.values:
             known.setdefault(words[2], {})[int(words[1])] = figure.values["found"]
-    for room, by_servers in known.items():
-        if 1 in by_servers:
-            yield room, by_servers[1], Evenness(by_servers).of(count)
+    for room, found in known.items():
+        number = min(count, max(found))
+        if 1 in found and number > 1:
+            yield room, number, Evenness(found).of(number), found[1]
 
 
 def _client_costs(file: Path) -> list[str]:

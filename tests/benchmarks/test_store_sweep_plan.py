@@ -60,6 +60,10 @@ def test_a_fleet_with_little_room_finds_what_the_replay_found(tmp_path, capsys):
         "with 512.0 GiB in all, 6 servers find 25.0 % and one finds 30.0 %",
     ]
     assert all("(from fleet.json, 2026-05-06, " in line for line in lines[1:])
+    _, busiest, found = printed(capsys, "--per-server-tokens-per-s", "50000", "--fleet", fleet)
+    assert busiest.startswith("the busiest of 30 is read 1.50 times")
+    assert ", as of 11, the most measured (from" in busiest
+    assert found.startswith("with 512.0 GiB in all, 11 servers find 20.0 % and one finds 30.0 %")
 
 
 def test_a_fleet_costs_its_clients_what_was_measured(tmp_path, capsys):
