@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -67,3 +68,8 @@ def skip_unless_fits(needed: int, allowed: int | None) -> None:
         check_memory_fits(needed + needed // 10)
     except ConfigError as error:
         raise Skipped(f"does not fit: {error}") from None
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process of this machine since its start."""
+    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED, as clock_getcpuclockid(3) makes it

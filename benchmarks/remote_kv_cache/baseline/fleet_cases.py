@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import machine
+from benchmarks.harness.machine import process_cpu_s
 from benchmarks.harness.record import Figure
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import compare_pairs, percentile
@@ -167,21 +168,30 @@ def _measure_lookups(runner: Runner) -> Figure:
                 _NAMESPACE, keys, [row] * len(keys), deferred=False, timeout_s=PATIENCE_S,
                 anchors=anchors,
             ).result()  # fmt: skip
-            milliseconds = _lookups(client, keys, anchors, 60 * runner.trials)
+            pids = [server.pid for server in servers.servers.values()]
+            milliseconds, own_ms, theirs_ms = _lookups(
+                client, keys, anchors, 60 * runner.trials, pids
+            )
         of = f"{number} server{'s' * (number > 1)}"
         values |= {
             f"{of}, median": percentile(milliseconds, 50),
             f"{of}, p99": percentile(milliseconds, 99),
+            f"{of}, CPU of the client": own_ms,
+            f"{of}, CPU of the servers": theirs_ms,
         }
     return Figure(f"lookup of a prompt of {PROMPT_TOKENS:,} tokens", "ms", values, "tcp")
 
 
 def _lookups(
-    client: Client, keys: list[bytes], anchors: list[bytes | None], count: int
-) -> list[float]:
-    """Milliseconds of each; the first fifth is the warm-up."""
+    client: Client, keys: list[bytes], anchors: list[bytes | None], count: int, pids: list[int]
+) -> tuple[list[float], float, float]:
+    """Milliseconds of each, after a fifth as many to warm up; and the CPU time of one, of this
+    process and of the servers together."""
     found = []
+    own_s = theirs_s = 0.0
     for number in range(count + count // 5):
+        if number == count // 5:
+            own_s, theirs_s = time.process_time(), sum(map(process_cpu_s, pids))
         began = time.perf_counter()
         reply = client.lookup(_NAMESPACE, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
         if reply.prefix != len(keys):
@@ -189,4 +199,6 @@ def _lookups(
         if number >= count // 5:
             found.append(1e3 * (time.perf_counter() - began))
         time.sleep(0.001)  # an engine looks up between its steps
-    return found
+    own_s = time.process_time() - own_s
+    theirs_s = sum(map(process_cpu_s, pids)) - theirs_s
+    return found, 1e3 * own_s / count, 1e3 * theirs_s / count
