@@ -56,7 +56,9 @@ def load_from(path: Path) -> Library:
             raise LibraryMissing(f"{path.name} has ABI {abi}, this code {ABI}: build it again")
         return _functions(without_gil, with_gil)
     except (OSError, AttributeError) as error:
-        raise LibraryMissing(f"{path.name} cannot be loaded: {error}") from error
+        # Clients see the reason: it names no folder of this host.
+        why = str(error).replace(str(path), path.name)
+        raise LibraryMissing(f"{path.name} cannot be loaded: {why}") from error
 
 
 def _functions(without_gil: ctypes.CDLL, with_gil: ctypes.PyDLL) -> Library:
