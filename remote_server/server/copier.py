@@ -9,9 +9,6 @@ from typing import Protocol
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.native.job import Job as Move
-from remote_server.native.job import Kind, address_of
-from remote_server.native.mover import run
 from remote_server.protocol import ErrorCode
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
@@ -41,23 +38,6 @@ class Job(Protocol):
 
     def end(self, failed: bool) -> None:
         """Called once: when `work_some` has returned True, or has raised."""
-
-
-def copy_in(blocks: Sequence[Block], sources: Sequence[memoryview], tier: MemoryTier) -> list[bool]:
-    """Fill each of `blocks`. The result has True for each whose bytes have the announced checksum.
-
-    Blocks without checksums are accepted unchecked; either all have one or none.
-    """
-    announced = [block.checksum for block in blocks if block.checksum is not None]
-    seeds = None
-    if announced:
-        seeds = protocol.identities(blocks[0].namespace, [block.key for block in blocks])
-    move = Move(
-        Kind.COPY, [tier.address_of(block) for block in blocks], [*map(address_of, sources)],
-        [block.length for block in blocks], seeds=seeds, stream=True,
-    )  # fmt: skip
-    run(move)
-    return move.intact(announced)
 
 
 def is_intact(block: Block, tier: MemoryTier) -> bool:

@@ -7,15 +7,16 @@ from typing import NamedTuple, Protocol
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.native.job import Job, Kind
+from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
 from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, SharedRows
-from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, copy_in, waiting_bytes
+from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, waiting_bytes
 from remote_server.server.leases import Regions
 from remote_server.server.outgoing import InFlight
 from remote_server.server.put import Put, Source
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
 from remote_server.store.store import Reserved, Store
@@ -247,16 +248,8 @@ def copy_shared(
     lengths = [block.length for block in blocks]
     if not source.has_pages(offsets, lengths):
         return _read_shared(namespace, blocks, offsets, source, arena)
-    announced = [block.checksum for block in blocks if block.checksum is not None]
-    seeds = None
-    if announced:
-        seeds = protocol.identities(namespace, [block.key for block in blocks])
-    job = Job(
-        Kind.COPY, [arena.address + block.offset for block in blocks],
-        [source.address + offset for offset in offsets], lengths, seeds=seeds, stream=True,
-    )  # fmt: skip
-    run(job)
-    return job.intact(announced)
+    targets = [arena.address + block.offset for block in blocks]
+    return _move(blocks, targets, [source.address + offset for offset in offsets])
 
 
 def _read_shared(
@@ -271,3 +264,22 @@ def _read_shared(
         good = announced is None or protocol.checksum(namespace, block.key, landed) == announced
         intact.append(good)
     return intact
+
+
+def copy_in(blocks: Sequence[Block], sources: Sequence[memoryview], tier: MemoryTier) -> list[bool]:
+    """`copy_shared` from the views of the blocks, which are this process's own."""
+    targets = [tier.address_of(block) for block in blocks]
+    return _move(blocks, targets, [*map(address_of, sources)])
+
+
+def _move(blocks: Sequence[Block], targets: Sequence[int], sources: Sequence[int]) -> list[bool]:
+    """Copy each of `blocks` between these addresses. The blocks are of one namespace, and all or
+    none have a checksum."""
+    announced = [block.checksum for block in blocks if block.checksum is not None]
+    seeds = None
+    if announced:
+        seeds = protocol.identities(blocks[0].namespace, [block.key for block in blocks])
+    lengths = [block.length for block in blocks]
+    job = Job(Kind.COPY, targets, sources, lengths, seeds=seeds, stream=True)
+    run(job)
+    return job.intact(announced)

@@ -14,8 +14,9 @@ from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, KeyState, PutOutcome
-from remote_server.server.copier import copy_in, is_intact
+from remote_server.server.copier import is_intact
 from remote_server.server.leases import LEASE_MS, Leases
+from remote_server.server.put_sources import copy_in
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
