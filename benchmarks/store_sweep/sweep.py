@@ -1,14 +1,12 @@
 """Rounds of a sweep: processes of clients are started, begin together, and are pooled."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import machine
@@ -152,13 +150,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _cpu_s(pids: Sequence[int]) -> float | None:
-    """CPU time of these processes on all cores. None without any, or without /proc."""
-    total = 0.0
-    for pid in pids:
-        try:
-            # After "pid (name)", where a name may hold spaces and parentheses.
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        total += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of these processes on all cores. None without any, or when one has gone."""
+    try:
+        total = sum(map(machine.process_cpu_s, pids))
+    except OSError:
+        return None
     return total if pids else None

@@ -3,16 +3,15 @@
 All ways move objects of the same size from and to the same memory, with as many calls at a time.
 """
 
-import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from benchmarks.harness.machine import process_cpu_s
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, server_for
@@ -358,8 +357,7 @@ class _Served:
             )
 
     def cpu_s(self) -> float:
-        ticks = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self._server.pid)
 
     def close(self) -> None:
         self.client.close()
