@@ -201,3 +201,26 @@ def connector(endpoint: str | None, **settings: Any) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": given,
     }
+
+
+def bare_tier(server: str | list[str], namespace: str, **settings: Any) -> dict[str, Any]:
+    """vLLM's own connector over the tier: as on a GPU host, but for the spec, since vLLM's refuses
+    the CPU platform."""
+    tier = {
+        "type": "RemoteTier",
+        "module_path": "kv_connector.remote_tier",
+        "server": server,
+        "namespace": namespace,
+        **ALWAYS_LOAD,
+        **settings,
+    }
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "FerrySpec",
+            "spec_module_path": "kv_connector.spec",
+            "cpu_bytes_to_use": POOL_ROWS * ROW_BYTES,
+            "secondary_tiers": [tier],
+        },
+    }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import ALWAYS_LOAD, BLOCK, ENGINE_ARGS, POOL_ROWS, ROW_BYTES, Engine, running
+from cluster import BLOCK, ENGINE_ARGS, ROW_BYTES, Engine, bare_tier, running
 from engine_fleet import (
     LARGE_POOL,
     LIMITS,
@@ -284,24 +284,7 @@ def test_a_bare_tier_and_a_vllm_that_records_no_positions_use_the_servers_too(
     fleet: Fleet, engine: Engine, model: Path, logs: Path
 ):
     addresses = fleet.servers.addresses
-    tier = {
-        "type": "RemoteTier",
-        "module_path": "kv_connector.remote_tier",
-        "server": addresses,
-        "namespace": "bare-fleet",
-        **LIMITS,
-        **ALWAYS_LOAD,
-    }
-    offloading = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "FerrySpec",
-            "spec_module_path": "kv_connector.spec",
-            "cpu_bytes_to_use": POOL_ROWS * ROW_BYTES,
-            "secondary_tiers": [tier],
-        },
-    }
+    offloading = bare_tier(addresses, "bare-fleet", **LIMITS)
     bare = FleetEngine(model, connector=offloading, args=ENGINE_ARGS, log=logs / "bare-fleet.log")
     settings = fleet_connector(addresses, namespace="by-block") | {
         "kv_connector": "NoPositions",

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 import pytest
 from cluster import (
-    ALWAYS_LOAD,
     BLOCK,
     ENGINE_ARGS,
     PATIENT,
-    POOL_ROWS,
-    ROW_BYTES,
     Cluster,
     Engine,
+    bare_tier,
     connector,
     running,
 )
@@ -37,29 +35,11 @@ def offload_files() -> set[Path]:
 
 @pytest.fixture(scope="module")
 def ways(cluster: Cluster, model: Path, logs: Path) -> Iterator[Ways]:
-    """An engine without a server, and one with vLLM's own connector over the tier: as on a GPU
-    host, but for the spec, since vLLM's refuses the CPU platform."""
-    offloading = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "FerrySpec",
-            "spec_module_path": "kv_connector.spec",
-            "cpu_bytes_to_use": POOL_ROWS * ROW_BYTES,
-            "secondary_tiers": [
-                {
-                    "type": "RemoteTier",
-                    "module_path": "kv_connector.remote_tier",
-                    "server": cluster.server.endpoint,
-                    "namespace": "bare-tier-test",
-                    **PATIENT,  # every token is counted
-                    **ALWAYS_LOAD,
-                }
-            ],
-        },
-    }
+    """An engine without a server, and one with vLLM's own connector, of which every token is
+    counted."""
+    every_token = bare_tier(cluster.server.endpoint, "bare-tier-test", **PATIENT)
     pool = Engine(model, connector=connector(None), args=ENGINE_ARGS, log=logs / "pool.log")
-    bare = Engine(model, connector=offloading, args=ENGINE_ARGS, log=logs / "bare.log")
+    bare = Engine(model, connector=every_token, args=ENGINE_ARGS, log=logs / "bare.log")
     before = offload_files()
     with running(pool, bare):
         yield Ways(pool, bare, before)
