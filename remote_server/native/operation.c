@@ -99,7 +99,7 @@ void kvf_catch_bus_errors(void)
     pthread_once(&once, install);
 }
 
-/* The three kinds. They add to `done` as bytes have moved: after a jump it has what they left. */
+/* Pieces. They add to `done` as bytes have moved: after a jump it has what they left. */
 
 static size_t piece_of(uint64_t left)
 {
@@ -111,69 +111,36 @@ static bool is_cancelled(const atomic_bool *cancelled)
     return cancelled && atomic_load_explicit(cancelled, memory_order_relaxed);
 }
 
-static int32_t copy(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, const atomic_bool *cancelled,
+static int32_t copy(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, uint64_t at, size_t size,
                     volatile uint64_t *done)
 {
     uint8_t *target = (uint8_t *)(uintptr_t)job->targets[i];
     const uint8_t *source = (const uint8_t *)(uintptr_t)job->sources[i];
-    for (uint64_t at = 0, left = job->lengths[i]; left; *done = at) {
-        if (is_cancelled(cancelled))
-            return ECANCELED;
-        size_t size = piece_of(left);
-        kvf_copy_piece(hash, target + at, source + at, size, job->flags & KVF_STREAM);
-        at += size;
-        left -= size;
-    }
+    kvf_copy_piece(hash, target + at, source + at, size, job->flags & KVF_STREAM);
+    *done = at + size;
     return 0;
 }
 
-static int32_t read_file(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, const atomic_bool *cancelled,
-                         volatile uint64_t *done)
+static int32_t read_or_write(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, uint64_t at, size_t size,
+                             volatile uint64_t *done)
 {
-    uint8_t *target = (uint8_t *)(uintptr_t)job->targets[i];
-    for (uint64_t at = 0, left = job->lengths[i]; left;) {
-        if (is_cancelled(cancelled))
-            return ECANCELED;
-        size_t size = piece_of(left);
-        for (size_t have = 0; have < size;) { /* the hash needs whole pieces */
-            ssize_t count = pread(job->files[i], target + at + have, size - have, (off_t)(job->sources[i] + at + have));
-            if (count < 0 && errno == EINTR)
-                continue;
-            if (count <= 0)
-                return count ? errno : ENODATA;
-            have += (size_t)count;
-            *done = at + have;
-        }
-        if (hash)
-            kvf_hash_piece(hash, target + at, size);
-        at += size;
-        left -= size;
+    bool reads = job->kind == KVF_READ;
+    uint8_t *memory = (uint8_t *)(uintptr_t)(reads ? job->targets[i] : job->sources[i]) + at;
+    uint64_t offset = (reads ? job->sources[i] : job->targets[i]) + at;
+    if (hash && !reads)
+        kvf_hash_piece(hash, memory, size);
+    for (size_t have = 0; have < size;) { /* the hash needs whole pieces */
+        ssize_t count = reads ? pread(job->files[i], memory + have, size - have, (off_t)(offset + have))
+                              : pwrite(job->files[i], memory + have, size - have, (off_t)(offset + have));
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0)
+            return count ? errno : reads ? ENODATA : EIO;
+        have += (size_t)count;
+        *done = at + have;
     }
-    return 0;
-}
-
-static int32_t write_file(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, const atomic_bool *cancelled,
-                          volatile uint64_t *done)
-{
-    const uint8_t *source = (const uint8_t *)(uintptr_t)job->sources[i];
-    for (uint64_t at = 0, left = job->lengths[i]; left;) {
-        if (is_cancelled(cancelled))
-            return ECANCELED;
-        size_t size = piece_of(left);
-        if (hash)
-            kvf_hash_piece(hash, source + at, size);
-        for (size_t have = 0; have < size;) {
-            ssize_t count = pwrite(job->files[i], source + at + have, size - have, (off_t)(job->targets[i] + at + have));
-            if (count < 0 && errno == EINTR)
-                continue;
-            if (count <= 0)
-                return count ? errno : EIO;
-            have += (size_t)count;
-            *done = at + have;
-        }
-        at += size;
-        left -= size;
-    }
+    if (hash && reads)
+        kvf_hash_piece(hash, memory, size);
     return 0;
 }
 
@@ -188,9 +155,14 @@ __attribute__((noinline)) static int32_t move(struct kvf_job *job, uint32_t i, c
         hash = &state;
         kvf_hash_begin(hash, job->seeds[i], job->lengths[i]);
     }
-    int32_t error = job->kind == KVF_COPY   ? copy(job, i, hash, cancelled, done)
-                    : job->kind == KVF_READ ? read_file(job, i, hash, cancelled, done)
-                                            : write_file(job, i, hash, cancelled, done);
+    int32_t error = 0;
+    for (uint64_t at = 0, length = job->lengths[i]; at < length && !error;) {
+        size_t size = piece_of(length - at);
+        if (is_cancelled(cancelled))
+            return ECANCELED;
+        error = (job->kind == KVF_COPY ? copy : read_or_write)(job, i, hash, at, size, done);
+        at += size;
+    }
     if (hash && !error)
         job->digests[i] = kvf_hash_end(hash);
     return error;
