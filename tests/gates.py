@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from remote_server.server.copier import Copier
+from remote_server.server.fills import Fills
 from remote_server.server.server import Server
 from remote_server.store.disk.pool import ThreadPool
 
 
 @contextmanager
-def held(copier: Copier) -> Iterator[None]:
-    """`copier` copies nothing, and reports nothing to do at once: a loop would spin otherwise."""
-    copier.copy_some = lambda: False
+def held(copies: Copier | Fills, turn: str) -> Iterator[None]:
+    """`copies` begins no `turn`, and reports nothing to do at once: a loop would spin otherwise."""
+    setattr(copies, turn, lambda: False)
     try:
         yield
     finally:
-        del copier.copy_some
+        delattr(copies, turn)
 
 
 @contextmanager
@@ -28,8 +29,8 @@ def copies_held(server: Server) -> Iterator[None]:
     try:
         with ExitStack() as gates:
             for tenant in server.tenants.values():
-                gates.enter_context(held(tenant.shared_copier))
-            gates.enter_context(held(server.copier))
+                gates.enter_context(held(tenant.fills, "fill_some"))
+            gates.enter_context(held(server.copier, "copy_some"))
             yield
     finally:
         server.loop_calls.call(lambda: None)  # wakes the loop

@@ -132,6 +132,12 @@ class PutTransfer:
         span = slice(part.start, part.stop)
         return protocol.checksums(self.namespace, self.keys[span], self.rows[span])
 
+    def pages(self, part: range) -> list[int]:
+        """Checksums of the first page of each block of `part`, as their rows are now."""
+        span = slice(part.start, part.stop)
+        pages = [row[: protocol.PAGE_BYTES] for row in self.rows[span]]
+        return protocol.checksums(self.namespace, self.keys[span], pages)
+
     def lend(self, part: range) -> list[memoryview]:
         """The rows of `part` for libzmq, recorded in `lent`. The caller keeps no reference.
 

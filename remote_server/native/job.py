@@ -13,7 +13,7 @@ class Kind(IntEnum):
     """Of all operations of a job. `KVF_COPY` and so on of mover.h."""
 
     COPY = 0
-    """From address to address. They must not overlap."""
+    """From address to address. They must not overlap. A target of 0 only hashes the source."""
     READ = 1
     """From an offset in a file to an address."""
     WRITE = 2

@@ -22,7 +22,7 @@ enum {
 struct kvf_job {
     uint32_t kind, flags, count, priority;
     const int32_t *files;    /* READ, WRITE */
-    const uint64_t *targets; /* addresses; WRITE: offsets in the file */
+    const uint64_t *targets; /* addresses, 0 of a COPY that only hashes; WRITE: offsets in the file */
     const uint64_t *sources; /* addresses; READ: offsets in the file */
     const uint64_t *lengths;
     const uint64_t *seeds; /* with HASH */

@@ -116,7 +116,10 @@ static int32_t copy(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash
 {
     uint8_t *target = (uint8_t *)(uintptr_t)job->targets[i];
     const uint8_t *source = (const uint8_t *)(uintptr_t)job->sources[i];
-    kvf_copy_piece(hash, target + at, source + at, size, job->flags & KVF_STREAM);
+    if (target)
+        kvf_copy_piece(hash, target + at, source + at, size, job->flags & KVF_STREAM);
+    else if (hash)
+        kvf_hash_piece(hash, source + at, size);
     *done = at + size;
     return 0;
 }

@@ -220,7 +220,8 @@ def _operate(job: Job, index: int, is_cancelled: Callable[[], bool]) -> None:
             error = errno.EINVAL
         else:
             if hasher:
-                address = (job.targets if job.kind is Kind.READ else job.sources)[index]
+                address = job.sources[index] if job.kind is Kind.WRITE else job.targets[index]
+                address = address or job.sources[index]  # a copy to nowhere
                 hasher.update(_memory(address + done, moved))
             done += moved
     job.set_result(index, done, hasher.intdigest() if hasher else 0, error)
@@ -231,7 +232,8 @@ def _memory(address: int, length: int) -> memoryview:
 
 
 def _copy(job: Job, index: int, begin: int, length: int) -> int:
-    ctypes.memmove(job.targets[index] + begin, job.sources[index] + begin, length)
+    if job.targets[index]:
+        ctypes.memmove(job.targets[index] + begin, job.sources[index] + begin, length)
     return length
 
 

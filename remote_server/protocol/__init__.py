@@ -39,6 +39,7 @@ from remote_server.protocol.limits import (
     MAX_TICKETS,
     MAX_TOKENS,
     MAX_WINDOW,
+    PAGE_BYTES,
     PROTOCOL_VERSION,
     SELF_TESTS,
     UNKNOWN,
@@ -106,7 +107,8 @@ from remote_server.protocol.statistics import (
 __all__ = [
     "MAGIC", "MAX_AHEAD_KEYS", "MAX_FINGERPRINT_BYTES", "MAX_FRAME_BYTES", "MAX_HEADER_BYTES",
     "MAX_KEYS_PER_MESSAGE", "MAX_KEY_BYTES", "MAX_MESSAGE_BYTES", "MAX_NAMESPACE_CHARS",
-    "MAX_STRETCHES", "MAX_TICKETS", "MAX_TOKENS", "MAX_WINDOW", "PROTOCOL_VERSION", "SELF_TESTS",
+    "MAX_STRETCHES", "MAX_TICKETS", "MAX_TOKENS", "MAX_WINDOW", "PAGE_BYTES",
+    "PROTOCOL_VERSION", "SELF_TESTS",
     "UNKNOWN", "Attach", "Attached", "BlockCopy", "BlockKey", "Blocks", "BucketCalls",
     "BucketStats", "ChainTable", "Checksums", "Clear", "Cleared", "Counts", "Declined", "Error",
     "ErrorCode", "Found", "Get", "Got", "Hello", "Keep", "Kept", "KeyState", "Keys",

@@ -45,6 +45,9 @@ kept in memory only."""
 # A full list of keys, lengths and checksums takes 2.4 MiB.
 MAX_HEADER_BYTES = 4 << 20
 
+PAGE_BYTES = 4096
+"""What the checksum of a block's page covers."""
+
 # Limit of one frame: 16 blocks of 4 MiB. A larger frame closes the connection inside libzmq
 # (ZMQ_MAXMSGSIZE) before any of it is kept.
 MAX_FRAME_BYTES = 64 << 20

@@ -63,19 +63,23 @@ class Lookup(Message, frozen=True, tag="lookup"):
     fleet: bool = False
 
 
-class SharedRows(msgspec.Struct, frozen=True, kw_only=True):
+class SharedRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rows of a put that the server copies from the sender's region.
 
     `region` is that of `Attached`; `offsets` are the beginnings of the blocks in it. The rows are
     the sender's again when the reply has come, or when the sender has withdrawn the put by setting
     its ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
     server reads the ticket after its copy and keeps nothing of a withdrawn put.
+
+    `pages` are the checksums of the first page of each block, in place of the put's `checksums`:
+    the server compares them, and the checksum of a block is that of the bytes it has stored.
     """
 
     region: Region
     offsets: Counts
     ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
     ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    pages: Checksums = []
 
 
 class Put(Message, frozen=True, tag="put"):

@@ -13,7 +13,7 @@ import msgspec
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Leased, LeaseRequest
-from remote_server.server.copier import Copier
+from remote_server.server.fills import Fills
 from remote_server.server.get import Get, Gets, GetState
 from remote_server.server.outgoing import OutgoingMessage, checksums_of
 from remote_server.shm.mapping import Arena
@@ -120,12 +120,10 @@ class Leases:
 class Regions:
     """The regions that are attached, and all that ends when the client of one leaves."""
 
-    def __init__(
-        self, counters: Counter[str], leases: Leases, copier: Copier, arena: Arena
-    ) -> None:
-        """`copier` fills the puts of regions, each under its region."""
+    def __init__(self, counters: Counter[str], leases: Leases, fills: Fills, arena: Arena) -> None:
+        """`fills` has the puts of regions, each under its region."""
         self.leases = leases
-        self.copier = copier
+        self.fills = fills
         self.arena = arena
         self._counters = counters
         self._regions: dict[int, Region] = {}
@@ -142,7 +140,7 @@ class Regions:
         del self._regions[region.token]
         self.leases.end_all(region.token)
         region.live = False
-        self.copier.drop(region)  # it is not read after this
+        self.fills.drop(region)  # it is not read after this
         region.end()
         self._counters["regions_gone"] += 1
 

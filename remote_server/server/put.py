@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from remote_server import protocol
@@ -18,7 +19,7 @@ class PutState(StrEnum):
     """A put passes the first three in this order; the others are ends."""
 
     RESERVING = auto()  # it is checked, and its slots are reserved, a step of keys at a time
-    FILLING = auto()  # its slots wait for their turns to be filled
+    FILLING = auto()  # its slots wait for their turns to be filled, or are being filled
     PUBLISHING = auto()  # all slots are full; parts that are left are published, the last one first
     REPLIED = auto()  # all is published or declined
     REFUSED = auto()  # answered with an error; nothing is published
@@ -27,6 +28,10 @@ class PutState(StrEnum):
 
 
 UNENDED = (PutState.RESERVING, PutState.FILLING, PutState.PUBLISHING)
+
+
+Filled = Callable[[list[bool]], None]
+"""Takes True for each block that is intact."""
 
 
 class Source(ABC):
@@ -63,9 +68,9 @@ class Source(ABC):
         return True
 
     @abstractmethod
-    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
-        """Fill these blocks of `part`, the put's part `number`. The result has True for each block
-        that is intact."""
+    def fill(self, number: int, part: Reserved, places: slice, filled: Filled) -> None:
+        """Fill these blocks of `part`, the put's part `number`, now or on other threads. `filled`
+        is called once, by this call or by a later turn, when nothing touches them any more."""
 
     @abstractmethod
     def part_ended(self, number: int) -> None:
@@ -97,8 +102,8 @@ class Put(Transfer):
     """
 
     __slots__ = (
-        "_draining", "_is_replied", "_keeps", "_num_open", "_puts", "_reason", "_request",
-        "_source", "_to_fill", "_verdicts", "_why", "num_bytes", "parts",
+        "_draining", "_is_replied", "_keeps", "_num_filling", "_num_open", "_puts", "_reason",
+        "_request", "_source", "_to_fill", "_verdicts", "_why", "num_bytes", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -120,7 +125,10 @@ class Put(Transfer):
         self.parts: list[Reserved] = []
         self._to_fill: deque[tuple[int, slice]] = deque()
         """The turns that are left: the number of a part, and places in it."""
-        self._verdicts: list[bool] = []
+        self._num_filling = 0
+        """Turns that have been begun and are not over."""
+        self._verdicts: list[list[bool]] = []
+        """Of each part, for each of its blocks whether it is intact."""
         self._keeps: bool | None = None
         """Whether intact blocks are published, once that is known."""
         self._reason = Declined.CHECKSUM
@@ -157,9 +165,42 @@ class Put(Transfer):
     def work_some(self) -> bool:
         """Fill or publish for one turn. True when only `end` is left to be called."""
         if self._to_fill:
-            self._fill_some()
+            self.fill_some()
         if self._to_fill and not self._last_part_is_full():
             return False
+        return self.publish_some()
+
+    def fill_some(self) -> int:
+        """Begin to fill for one turn; the number of bytes. Nothing more is filled when that raises,
+        or when the source does not stand."""
+        if not self._source.stands():
+            self._withdraw()
+            return 0
+        number, places = self._to_fill.popleft()
+        part = self.parts[number]
+        self._num_filling += 1
+        try:
+            self._source.fill(number, part, places, partial(self._filled, number, places))
+        except BaseException:
+            self._num_filling -= 1
+            self._to_fill.clear()
+            raise
+        return sum(block.length for block in part.blocks[places])
+
+    @property
+    def has_turns(self) -> bool:
+        """Turns are left to be begun."""
+        return bool(self._to_fill)
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing is being filled, and nothing is left to be."""
+        return not (self._to_fill or self._num_filling)
+
+    def publish_some(self) -> bool:
+        """End the last part of a put that is full. True when only `end` is left to be called."""
+        if self.state is PutState.FILLING and self.is_full:
+            self._enter(PutState.PUBLISHING)
         if self._num_open == 1:
             return True
         self._end_last_part()
@@ -167,7 +208,8 @@ class Put(Transfer):
 
     def end(self, failed: bool) -> None:
         """Publish the remaining parts, or discard them when filling `failed` or the source does not
-        stand any more. Then reply."""
+        stand any more. Then reply. Nothing is being filled."""
+        assert not self._num_filling
         if failed:
             self._keeps = False
         while self._num_open:
@@ -231,6 +273,7 @@ class Put(Transfer):
             self._reply()
             self._end(PutState.REPLIED)
             return
+        self._verdicts = [[False] * len(part.blocks) for part in self.parts]
         step = max(1, self._source.turn_bytes // max(self._request.lengths))
         for number in reversed(range(self._num_open)):
             for start in range(0, len(self.parts[number].blocks), step):
@@ -240,15 +283,9 @@ class Put(Transfer):
         self._enter(PutState.FILLING)
         self._source.queue(self)
 
-    def _fill_some(self) -> None:
-        if not self._source.stands():
-            self._withdraw()
-            return
-        number, places = self._to_fill.popleft()
-        verdicts = self._source.fill(number, self.parts[number], places)
-        self._verdicts += verdicts
-        if not self._to_fill:
-            self._enter(PutState.PUBLISHING)
+    def _filled(self, number: int, places: slice, verdicts: list[bool]) -> None:
+        self._num_filling -= 1
+        self._verdicts[number][places] = verdicts
 
     def _withdraw(self) -> None:
         self._to_fill.clear()
@@ -274,10 +311,9 @@ class Put(Transfer):
         self._num_open -= 1
         number = self._num_open
         part = self.parts[number]
-        verdicts = self._verdicts[: len(part.blocks)]
-        del self._verdicts[: len(part.blocks)]
+        verdicts = self._verdicts[number] if self._keeps else None
         try:
-            self._puts.store.puts.end(part, verdicts if self._keeps else None, self._reason)
+            self._puts.store.puts.end(part, verdicts, self._reason)
         except Exception as error:  # other parts must be ended all the same
             self._why, self._keeps = error, False
         finally:

@@ -1,19 +1,26 @@
 """Sources of puts: payload frames, and rows of clients' shared memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from operator import add
+from operator import add, and_
 from typing import NamedTuple, Protocol
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
-from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, SharedRows
+from remote_server.protocol import (
+    MAX_KEYS_PER_MESSAGE,
+    MAX_TICKETS,
+    PAGE_BYTES,
+    ErrorCode,
+    SharedRows,
+)
 from remote_server.server.copier import TURN_BYTES, Copier, Uncopied, waiting_bytes
 from remote_server.server.leases import Regions
 from remote_server.server.outgoing import InFlight
-from remote_server.server.put import Put, Source
+from remote_server.server.put import Filled, Put, Source
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
@@ -122,9 +129,9 @@ class Frames(Source):
         self._puts.uncopied.take(self._client, sum(self._waiting))
         self._puts.copier.submit(put, self._client, self._puts.tenant)
 
-    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
+    def fill(self, number: int, part: Reserved, places: slice, filled: Filled) -> None:
         views = self._views[number][places]
-        return copy_in(part.blocks[places], views, self._puts.store.memory)
+        filled(copy_in(part.blocks[places], views, self._puts.store.memory))
 
     def part_ended(self, number: int) -> None:
         self._puts.uncopied.give_back(self._client, self._waiting[number])
@@ -134,11 +141,7 @@ class Frames(Source):
 class SharedPuts:
     """What the puts of a tenant share whose blocks are copied from regions.
 
-    They are copied on the loop thread: those of a region in order of arrival, the regions in turns.
-    A thread of its own was slower. These copies never block, and between two of them the thread had
-    to acquire the interpreter's lock again, in competition with a loop that prepared the next put.
-    That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup waits for one
-    turn.
+    The threads of the mover copy them: those of a region in order of arrival, the regions in turns.
     """
 
     def __init__(self, store: Store, regions: Regions, in_flight: InFlight) -> None:
@@ -150,8 +153,8 @@ class SharedPuts:
 
     def check(self, rows: SharedRows, lengths: Sequence[int], region: Region) -> None:
         """Raise `RequestRefused` when this put of `rows` in `region` may not wait."""
-        copier = self.regions.copier
-        if copier.turns.num_waiting >= MAX_PUTS:
+        fills = self.regions.fills
+        if fills.num_waiting >= MAX_PUTS:
             raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
         if self.num_blocks + len(lengths) > MAX_BLOCKS_OF_PUTS:
             raise RequestRefused(
@@ -164,7 +167,7 @@ class SharedPuts:
                 ErrorCode.BAD_REQUEST,
                 f"a block ends at {end} of a region of {region.num_bytes} bytes",
             )
-        self.in_flight.check_waiting(copier.turns.held_by(region)[1], sum(lengths))
+        self.in_flight.check_waiting(fills.bytes_of(region), sum(lengths))
 
 
 class Rows(Source):
@@ -178,11 +181,13 @@ class Rows(Source):
     is_stable = False
 
     def __init__(self, puts: SharedPuts, request: protocol.Put, rows: SharedRows) -> None:
-        # A put without checksums measures the cost of checking.
+        # A put without checksums of either kind measures the cost of checking.
         self.checksums = request.checksums or [None] * len(request.keys)
         self._puts = puts
         self._request = request
         self._rows = rows
+        self._pages: list[list[int]] = []
+        """Of the blocks to be written, by part; empty lists without any."""
         self._num_keys: list[int] = []
         """Of each reserved part."""
         self._offsets: list[list[int]] = []
@@ -196,6 +201,12 @@ class Rows(Source):
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, f"{len(request.keys)} keys and {len(rows.offsets)} offsets"
             )
+        if rows.pages and (request.checksums or len(rows.pages) != len(request.keys)):
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(rows.pages)} checksums of pages and {len(request.checksums)} of blocks: "
+                f"there must be {len(request.keys)} of one kind",
+            )
         if request.blocks_per_frame != 1:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, "blocks_per_frame is for payload frames, not for shared rows"
@@ -204,23 +215,28 @@ class Rows(Source):
         store.counters["shared_bytes_in"] += sum(request.lengths)
 
     def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
-        first, offsets = sum(self._num_keys), self._rows.offsets
-        self._offsets.append([offsets[first + index] for index in part.indices])
+        first, rows = sum(self._num_keys), self._rows
+        self._offsets.append([rows.offsets[first + index] for index in part.indices])
+        self._pages.append([rows.pages[first + index] for index in part.indices if rows.pages])
         self._num_keys.append(len(lengths))
 
     def queue(self, put: Put) -> None:
         self._puts.num_blocks += sum(self._num_keys)
-        self._puts.regions.copier.submit(put, self._region)
+        self._puts.regions.fills.submit(put, self._region)
 
     def stands(self) -> bool:
         """After the put's client has left, others may write to that memory."""
         rows = self._rows
         return self._region.live and self._region.ticket(rows.ticket) == rows.ticket_value
 
-    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
-        return copy_shared(
-            self._request.namespace, part.blocks[places], self._offsets[number][places],
-            self._region, self._puts.regions.arena,
+    def fill(self, number: int, part: Reserved, places: slice, filled: Filled) -> None:
+        regions = self._puts.regions
+        move = partial(regions.fills.moves.submit, self._region)
+        namespace, blocks = self._request.namespace, part.blocks[places]
+        pages = self._pages[number][places]
+        copy_shared(
+            namespace, blocks, pages, self._offsets[number][places],
+            self._region, regions.arena, move, filled,
         )  # fmt: skip
 
     def part_ended(self, number: int) -> None:
@@ -239,47 +255,75 @@ class Mapped(Protocol):
         """Read from the file, which never allocates one."""
 
 
+Move = Callable[[Job, Callable[[Job], None]], None]
+"""Runs a job, and calls the function with it when it has ended."""
+
+
 def copy_shared(
-    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Mapped, arena: Arena
-) -> list[bool]:
-    """Fill each of `blocks` from its place in `source`. The result has True for each block whose
-    copy has the announced checksum. Blocks without checksums are accepted unchecked. This allocates
-    no page of `source`: the memory would be charged to this process."""
+    namespace: str,
+    blocks: Sequence[Block],
+    pages: Sequence[int],
+    offsets: Sequence[int],
+    source: Mapped,
+    arena: Arena,
+    move: Move,
+    filled: Filled,
+) -> None:
+    """Have each of `blocks` filled from its place in `source`. `filled` gets True for each block
+    whose copy has the announced checksum. With `pages` those of the copy's first page are compared,
+    and each block gets the checksum of its copy. Blocks with neither are accepted unchecked. This
+    allocates no page of `source`: the memory would be charged to this process."""
     lengths = [block.length for block in blocks]
-    if not source.has_pages(offsets, lengths):
-        return _read_shared(namespace, blocks, offsets, source, arena)
+    if source.has_pages(offsets, lengths):
+        sources = [source.address + offset for offset in offsets]
+    else:  # some were never written, or are swapped out
+        for block, offset in zip(blocks, offsets, strict=True):
+            source.read_into(arena.view[block.offset : block.offset + block.length], offset)
+        sources = []
     targets = [arena.address + block.offset for block in blocks]
-    return _move(blocks, targets, [source.address + offset for offset in offsets])
+    seeds = _seeds(blocks, pages)
 
+    def copied(job: Job) -> None:
+        filled(_judge(blocks, job, pages, seeds, targets))
 
-def _read_shared(
-    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Mapped, arena: Arena
-) -> list[bool]:
-    """The same for blocks with pages that were never written, or that are swapped out."""
-    intact = []
-    for block, offset in zip(blocks, offsets, strict=True):
-        landed = arena.view[block.offset : block.offset + block.length]
-        source.read_into(landed, offset)
-        announced = block.checksum
-        good = announced is None or protocol.checksum(namespace, block.key, landed) == announced
-        intact.append(good)
-    return intact
+    if sources:
+        move(Job(Kind.COPY, targets, sources, lengths, seeds=seeds, stream=True), copied)
+    else:
+        nowhere = [0] * len(blocks)
+        move(Job(Kind.COPY, nowhere, targets, lengths, seeds=seeds), copied)
 
 
 def copy_in(blocks: Sequence[Block], sources: Sequence[memoryview], tier: MemoryTier) -> list[bool]:
-    """`copy_shared` from the views of the blocks, which are this process's own."""
+    """Fill each of `blocks` from its view, which is this process's own, as `copy_shared` does."""
     targets = [tier.address_of(block) for block in blocks]
-    return _move(blocks, targets, [*map(address_of, sources)])
-
-
-def _move(blocks: Sequence[Block], targets: Sequence[int], sources: Sequence[int]) -> list[bool]:
-    """Copy each of `blocks` between these addresses. The blocks are of one namespace, and all or
-    none have a checksum."""
-    announced = [block.checksum for block in blocks if block.checksum is not None]
-    seeds = None
-    if announced:
-        seeds = protocol.identities(blocks[0].namespace, [block.key for block in blocks])
     lengths = [block.length for block in blocks]
-    job = Job(Kind.COPY, targets, sources, lengths, seeds=seeds, stream=True)
+    seeds = _seeds(blocks, ())
+    job = Job(Kind.COPY, targets, [*map(address_of, sources)], lengths, seeds=seeds, stream=True)
     run(job)
-    return job.intact(announced)
+    return _judge(blocks, job, (), seeds, targets)
+
+
+def _seeds(blocks: Sequence[Block], pages: Sequence[int]) -> list[int] | None:
+    """Those of the blocks' checksums; None where nothing is checked. The blocks are of one
+    namespace, and all or none have a checksum."""
+    if not pages and blocks[0].checksum is None:
+        return None
+    return protocol.identities(blocks[0].namespace, [block.key for block in blocks])
+
+
+def _judge(
+    blocks: Sequence[Block],
+    job: Job,
+    pages: Sequence[int],
+    seeds: Sequence[int] | None,
+    targets: Sequence[int],
+) -> list[bool]:
+    """Of each of `blocks`, whether `job` has brought its bytes to its target."""
+    if not pages:
+        return job.intact([block.checksum for block in blocks if block.checksum is not None])
+    lengths = [min(block.length, PAGE_BYTES) for block in blocks]
+    first = Job(Kind.COPY, [0] * len(blocks), targets, lengths, seeds=seeds)
+    run(first)
+    for block, digest in zip(blocks, job.digests, strict=True):
+        block.checksum = digest
+    return [*map(and_, job.intact(()), first.intact(pages))]

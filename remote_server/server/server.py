@@ -31,6 +31,7 @@ from remote_server.server.config import (
 )
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
+from remote_server.server.fills import Moves
 from remote_server.server.identity import fleets_of, server_version
 from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.leases import Leases
@@ -108,6 +109,7 @@ class Server:
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()
         self.copier = Copier(self._guard)
+        self._moves = Moves()
         self._disk_threads = Threads()
         self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -115,7 +117,8 @@ class Server:
         self._serving = Serving(len(tenants))
         router = make_router(self._context, self.config.bind)
         self._poller = zmq.Poller()
-        self._poller.register(self._wakeup.wakeup, zmq.POLLIN)
+        for one in (self._wakeup.wakeup, self._moves):
+            self._poller.register(one, zmq.POLLIN)
         self._held = Allowances()
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
@@ -123,9 +126,9 @@ class Server:
             self._auth = self._make_auth(router, [config.name for config in tenants])
             for config in tenants:
                 self.tenants[config.name] = Tenant(
-                    config, self.config, router, self._poller, self.copier, self._wakeup.wake,
-                    self._clock, self._server_counters(config), self._guard, self._disk_threads,
-                    self._bucket, self._held, self._serving.go_on_later,
+                    config, self.config, router, self._poller, self.copier, self._moves,
+                    self._wakeup.wake, self._clock, self._server_counters(config), self._guard,
+                    self._disk_threads, self._bucket, self._held, self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
                 self._context, router, self._poller, self._auth, self.tenants, self._serving,
@@ -168,6 +171,7 @@ class Server:
             self._wakeup.drain()
             for tenant in self.tenants.values():
                 tenant.finish_jobs()
+        run("moved blocks", self._moves.finish, None)
         run("authentication", partial(self._auth.handle, events), None)
         for tenant in self.tenants.values():
             tenant.handle_local(events)
@@ -252,12 +256,13 @@ class Server:
             | {
                 "connections_opened": self._auth.opened,
                 "connections_refused": sum(
-                    counters["connections_refused"] for counters in self._auth.of_tenant.values()
+                    one["connections_refused"] for one in self._auth.of_tenant.values()
                 ),
             },
         )
 
     def _stop_threads(self) -> None:
+        self._moves.close()
         self._disk_threads.stop()
         if self._bucket is not None:
             self._bucket.stop()
@@ -358,9 +363,8 @@ class Server:
         self.drain()
         log.info(
             "%s: draining for up to %gs; a second signal ends it at once",
-            signal.Signals(number).name,
-            self.config.drain_timeout_s,
-        )
+            signal.Signals(number).name, self.config.drain_timeout_s,
+        )  # fmt: skip
 
     # ── without tenants ──────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from remote_server.protocol import BucketStats
 from remote_server.server.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
+from remote_server.server.fills import Fills, Moves
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
@@ -57,6 +58,7 @@ class Tenant:
         router: "zmq.Socket[bytes]",
         poller: zmq.Poller,
         copier: Copier,
+        moves: Moves,
         wake: Callable[[], None],
         clock: Callable[[], float],
         server_counters: Mapping[str, int],
@@ -99,8 +101,8 @@ class Tenant:
         in_flight = InFlight(tier, server_config.max_inflight)
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
-        self.shared_copier = Copier(guard)
-        self.regions = Regions(self.store.counters, self.leases, self.shared_copier, self.arena)
+        self.fills = Fills(moves, guard)
+        self.regions = Regions(self.store.counters, self.leases, self.fills, self.arena)
         self.local = self._listen_locally() if server_config.shared_memory else None
         self._meters = Meters(self.store.namespaces.known.__contains__)
         self.handlers = MeteredHandlers(
@@ -127,7 +129,7 @@ class Tenant:
     def busy(self) -> bool:
         """Something is under way that a drain waits for."""
         return bool(
-            self.shared_copier.busy
+            self.fills.busy
             or self.store.tier_stack.busy
             or self.send_queues.waiting
             or self.send_queues.in_flight
@@ -178,7 +180,7 @@ class Tenant:
                 requests=len(self._meters.open),
                 copies=0,
                 copy_bytes=0,
-                shared_puts=self.shared_copier.turns.num_waiting,
+                shared_puts=self.fills.num_waiting,
                 replies=replies,
                 streams=streams,
                 demotions=store.tier_stack.num_to_demote,
@@ -231,7 +233,7 @@ class Tenant:
     def take_turn(self) -> bool:
         """Copy, send and release what is due. True when there is more to do at once."""
         run, label = self._guard.run, self.label
-        more = run(f"{label}copying", self.shared_copier.copy_some, False)
+        more = run(f"{label}copying", self.fills.fill_some, False)
         more |= run(f"{label}sending", self.send_queues.send_some, False)
         more |= run(f"{label}unpinning", self.send_queues.release, False)
         run(f"{label}ending leases", self.regions.expire_leases, None)

@@ -1,6 +1,7 @@
 """The server's handlers without its sockets: messages in, replies out, and every book at hand."""
 
 import os
+import select
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from wire_peer import TICKETS_BYTES
 from remote_server import protocol
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
+from remote_server.server.fills import Fills, Moves
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues
@@ -74,13 +76,19 @@ class HandlerBench:
         self.router = Router()
         self.send_queues = Posted(self.router, self.tier.unpin_all)
         self.leases = Leases(self.tier.unpin_all, self.clock)
-        self.puts = Copier()
+        self.moves = Moves(1)
+        self.puts = Fills(self.moves)
         self.regions = Regions(self.store.counters, self.leases, self.puts, self.arena)
         self.handlers = Handlers(self.store, self.copier, self.send_queues, self.regions, "socket")
         self.region: Region | None = None
 
     def clock(self) -> float:
         return self.now
+
+    def copy_on_threads(self) -> None:
+        """From now on threads copy from regions, however few bytes there are."""
+        self.moves.close()
+        self.moves = self.puts.moves = Moves(1, run_here_below_bytes=0)
 
     def handle(self, client: bytes, frames: Sequence[bytes]) -> None:
         steps = self.handlers.handle(client, [memoryview(frame) for frame in frames])
@@ -115,8 +123,11 @@ class HandlerBench:
         while self.copier.busy:
             assert time.monotonic() < deadline, "a copy never ends"
             self.copier.copy_some()
-        while self.puts.copy_some():
-            pass
+        while self.puts.busy:
+            assert time.monotonic() < deadline, "a put is never full"
+            if not self.puts.fill_some() and self.puts.busy:
+                select.select([self.moves], [], [], PATIENCE_S)
+                self.moves.finish()
         while self.send_queues.send_some():
             pass
         self.send_queues.release()
@@ -136,6 +147,7 @@ class HandlerBench:
     def close(self) -> None:
         self.detach()
         self.copier.stop()
+        self.moves.close()
         self.arena.close()
 
     def changes(self) -> tuple[object, ...]:
@@ -148,6 +160,6 @@ class HandlerBench:
             self.tier.stats(),
             counters,
             len(self.leases),
-            self.puts.turns.num_waiting,
+            self.puts.num_waiting,
             [*self.store.namespaces.known],
         )

@@ -93,6 +93,25 @@ def test_files_and_truncated_memory_end_with_efault(native, do):
     """)
 
 
+def test_a_crash_in_a_move_of_the_server_fails_its_blocks_and_the_next_move_runs(native):
+    lives("""
+        from remote_server.server.fills import Moves
+        moves, ended = Moves(1), []
+        lost = copies(Memory(4 << 20), Truncated(), [512 << 10] * 8, seeds=[1] * 8)
+        whole = copies(Memory(2 << 20), source := Memory(2 << 20, b"123"), [2 << 20])
+        moves.submit("a", lost, ended.append)
+        moves.submit("a", whole, ended.append)
+        while moves.num_bytes:
+            assert is_readable(moves, 20)
+            moves.finish()
+        assert ended == [lost, whole]
+        assert [*lost.errors] == [0] + [errno.EFAULT] * 7
+        assert lost.intact([*lost.digests]) == [True] + [False] * 7
+        assert whole.keep[0].map[:] == source.map[:]
+        print("lives")
+    """)
+
+
 def test_a_bus_error_elsewhere_ends_the_process_as_without_a_mover(native):
     done = run("make_mover(1).run(copies(Memory(9), Memory(9), [9])); fault()")
     assert done.returncode == -signal.SIGBUS

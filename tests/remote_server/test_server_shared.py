@@ -77,7 +77,8 @@ def test_what_was_put_over_tcp_can_be_leased(shared, peer):
 
 
 @pytest.mark.parametrize("row_bytes", [1000, 4096, 131_072, 262_144, 262_145, 700_001, 1 << 20])
-def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes):
+@pytest.mark.parametrize("checked", ["whole", "page"])
+def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes, checked):
     """Copied together, alone, or in pieces, wherever the limits between these fall."""
     peer = connect()
     peer.hello("ns", row_bytes)
@@ -87,15 +88,19 @@ def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes
     places = [2, 3, 4, 0, 1]
     for row, each in zip(places, data, strict=True):
         shared.rows[3 + row * row_bytes : 3 + (row + 1) * row_bytes] = each
+    checksums = [protocol.checksum("ns", key(n), each) for n, each in enumerate(data)]
+    pages = [protocol.checksum("ns", key(n), each[:4096]) for n, each in enumerate(data)]
     message = shared.put_message(
         [],
         keys=[key(n) for n in range(count)],
         offsets=[3 + row * row_bytes for row in places],
         lengths=[row_bytes] * count,
-        checksums=[protocol.checksum("ns", key(n), each) for n, each in enumerate(data)],
+        checksums=checksums if checked == "whole" else [],
+        pages=pages if checked == "page" else [],
     )
     assert peer.ask(message).created == count
     assert shared.get(range(count)) == data
+    assert shared.lease(range(count)).checksums == checksums
     shared.close()
 
 
@@ -284,6 +289,37 @@ def test_of_a_put_withdrawn_during_its_copy_nothing_is_kept(shared, peer, monkey
     monkeypatch.undo()
     assert peer.lookup([1, 2]).states == bytes(2)
     assert peer.stats().tiers["memory"].used_bytes == 0
+
+
+def pages_of(numbers, length=BLOCK_BYTES):
+    pages = [block(number, length)[: protocol.PAGE_BYTES] for number in numbers]
+    return [protocol.checksum("ns", key(n), page) for n, page in zip(numbers, pages, strict=True)]
+
+
+def test_a_block_of_another_place_fails_by_its_page_and_costs_no_other(shared, peer):
+    pages = pages_of([1, 2, 3])
+    stored = shared.put([1, 2, 3], checksums=[], pages=[pages[0], pages[0], pages[2]])
+    assert (stored.created, stored.declined) == (2, {"checksum": 1})
+    assert [*peer.lookup([1, 2, 3]).states] == [2, 0, 2]
+
+
+def test_pages_are_compared_in_rows_that_were_never_written(shared, peer):
+    hole = bytes(BLOCK_BYTES)
+    page = protocol.checksum("ns", key(0), hole)
+    far = [len(shared.rows) - len(hole)]
+    assert shared.put_at(far, hole, checksums=[], pages=[page ^ 1]).declined == {"checksum": 1}
+    assert shared.put_at(far, hole, checksums=[], pages=[page]).created == 1
+
+
+@pytest.mark.parametrize(
+    ("checksums", "pages"), [([1, 2], [1, 2]), ([], [1]), ([], [1, 2, 3])],
+    ids=["both kinds", "too few", "too many"],
+)  # fmt: skip
+def test_a_put_with_pages_that_do_not_fit_is_refused_and_changes_nothing(
+    shared, peer, checksums, pages
+):
+    assert shared.put([1, 2], checksums=checksums, pages=pages).code == "bad_request"
+    assert [*peer.lookup([1, 2]).states] == [0, 0]
 
 
 def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):

@@ -29,7 +29,9 @@ def test_a_put_says_where_its_rows_lie_and_under_which_ticket(local, near):
     message = asked.message
     shared = message.shared
     assert (shared.region, message.force, message.deferred) == (near.token, True, True)
-    assert message.checksums == [protocol.checksum(NAMESPACE, key(n), block(n)) for n in range(3)]
+    pages = [block(n)[: protocol.PAGE_BYTES] for n in range(3)]
+    assert shared.pages == [protocol.checksum(NAMESPACE, key(n), pages[n]) for n in range(3)]
+    assert message.checksums == []
     for number, offset in enumerate(shared.offsets):
         assert near.region[offset : offset + BLOCK_BYTES] == block(number)
     assert near.tickets[shared.ticket] == shared.ticket_value

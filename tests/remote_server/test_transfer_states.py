@@ -86,7 +86,7 @@ class Bench(HandlerBench):
         under_way = [*self.handlers.puts_in_state.values(), *self.handlers.gets_in_state.values()]
         held = (stats.pinned, stats.pending, len(self.leases), self.handlers.uncopied.total)
         jobs = (
-            self.puts.turns.num_waiting,
+            self.puts.num_waiting,
             self.copier.turns.num_waiting,
             self.handlers.shared_puts.num_blocks,
         )
@@ -165,7 +165,8 @@ def in_state(counts: dict[str, int]) -> list[str]:
 
 # ── puts ─────────────────────────────────────────────────────────────────────────────────────
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm", "threads"])
+"""`threads`: rows that other threads copy, however few bytes they are."""
 
 
 def begun(bench: Bench, transport: str, **fields: object) -> Steps[None]:
@@ -179,21 +180,30 @@ def begun(bench: Bench, transport: str, **fields: object) -> Steps[None]:
 
 def queued(bench: Bench, transport: str, turns_taken: int = 0, **fields: object) -> None:
     """A put that is filled, so many turns long."""
+    if transport == "threads":
+        bench.copy_on_threads()
     to_end(begun(bench, transport, **fields))
     assert in_state(bench.handlers.puts_in_state) == ["filling"]
     for _ in range(turns_taken):
-        queue_of(bench, transport).copy_some()
+        take_turn(bench, transport)
 
 
-def queue_of(bench: Bench, transport: str) -> copier.Copier:
-    return bench.copier if transport == "tcp" else bench.puts
+def take_turn(bench: Bench, transport: str) -> bool:
+    """Of the copies of `transport`. True when there is more to do at once."""
+    if transport == "tcp":
+        return bench.copier.copy_some()
+    more = bench.puts.fill_some()
+    if transport == "threads":
+        bench.moves.finish()  # some, or none, have completed: the put must not depend on it
+        return bench.puts.busy
+    return more
 
 
 @TRANSPORTS
 def test_a_put_passes_its_states_and_is_answered_at_the_end(bench, transport):
     queued(bench, transport)
     seen = []
-    while queue_of(bench, transport).copy_some():
+    while take_turn(bench, transport):
         seen += in_state(bench.handlers.puts_in_state)
     assert [*dict.fromkeys(seen)] == (
         ["filling"] if transport == "tcp" else ["filling", "publishing"]
