@@ -7,7 +7,7 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import msgspec
@@ -392,12 +392,7 @@ class Server:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._thread is not None
         self.leave()
         self._thread.join()

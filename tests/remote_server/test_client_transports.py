@@ -110,8 +110,11 @@ def test_puts_carry_checksums_unless_integrity_is_off(
     keys = [key(0), key(1)]
     assert client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S).created == 2
     (asked,) = way.fake.all_asked(way.put)
-    sums = protocol.checksums(NAMESPACE, keys, [bytes(block(0)), bytes(block(1))])
-    assert asked.message.checksums == (sums if integrity else [])
+    shared, rows = asked.message.shared, [block(0), block(1)]
+    pages = [row[: protocol.PAGE_BYTES] for row in rows]
+    sums = protocol.checksums(NAMESPACE, keys, pages if shared else rows) if integrity else []
+    assert (shared.pages if shared else asked.message.checksums) == sums
+    assert not (shared and asked.message.checksums)
 
 
 def test_an_answer_to_a_put_that_does_not_fit_counts_as_none(way: Way, make_client: MakeClient):
