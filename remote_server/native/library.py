@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ABI = 1
+ABI = 2
 """`KVF_ABI` of mover.h."""
 
 PATH = Path(__file__).with_name("libkvferry.so")

@@ -198,8 +198,7 @@ static void *work(void *argument)
         pthread_mutex_unlock(&pool->lock);
         if (wakes)
             pthread_cond_signal(&pool->work);
-        for (uint32_t i = begin; i < begin + count; i++)
-            kvf_operation(job, i, &entry->cancelled);
+        kvf_operations(job, begin, begin + count, &entry->cancelled);
         pthread_mutex_lock(&pool->lock);
         pool->idle++;
         end_operations(pool, entry, count);

@@ -5,14 +5,15 @@
 
 #include <stdint.h>
 
-enum { KVF_ABI = 1 }; /* raised with every change of what Python sees: the struct, a function, a constant */
+enum { KVF_ABI = 2 }; /* raised with every change of what Python sees: the struct, a function, a constant */
 
 enum { KVF_COPY, KVF_READ, KVF_WRITE, KVF_KINDS };
 enum { KVF_HASH = 1, KVF_STREAM = 2 }; /* flags */
 
 enum {
     KVF_PRIORITIES = 3,          /* 0 first */
-    KVF_PIECE_BYTES = 256 << 10, /* an operation looks at its cancellation between two of these */
+    KVF_PIECE_BYTES = 256 << 10, /* a copy looks at its cancellation between two of these */
+    KVF_CALL_BYTES = 4 << 20,    /* and a read or a write between two of these, each of which is one system call */
     KVF_MAX_JOBS = 1 << 20,
 };
 

@@ -1,8 +1,9 @@
-/* One operation: a copy, a read or a write in pieces, and its rescue from SIGBUS.
+/* Operations: copies in pieces, reads and writes of neighbours in one call, and their rescue from SIGBUS.
  *
- * A file that is truncated under a map makes an access to the map raise SIGBUS. Inside an operation, and at an
- * address of that operation, the handler jumps back and the operation ends with EFAULT. Every other SIGBUS goes to
- * the handler that was installed before this one. */
+ * A file that is truncated under a map makes an access to the map raise SIGBUS. While a piece is copied or hashed, and
+ * at an address of that piece, the handler jumps back and the operation ends with EFAULT. Every other SIGBUS goes to
+ * the handler that was installed before this one. In a read or a write the kernel touches the memory: it returns
+ * EFAULT. */
 
 #define _GNU_SOURCE
 
@@ -13,14 +14,15 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "bytes.h"
 
-/* The memory that an operation may touch, while it does. It stands on the operation's stack. */
+/* The memory of a piece, while it is touched. It stands on the stack of `pass`. */
 struct guard {
     sigjmp_buf rescue;
-    uintptr_t target, source; /* addresses; 0 where it is a file's offset */
+    uintptr_t target, source; /* target: 0 where the piece is only hashed */
     uintptr_t length;
 };
 
@@ -99,96 +101,158 @@ void kvf_catch_bus_errors(void)
     pthread_once(&once, install);
 }
 
-/* Pieces. They add to `done` as bytes have moved: after a jump it has what they left. */
-
-static size_t piece_of(uint64_t left)
+/* Copies and hashes a piece (`target`, `hash` may be NULL): 0, or EFAULT, when any part of it may be stored and hashed.
+ * Not inlined: the jump restores the registers of this call alone, and it sets no variable after `sigsetjmp`. */
+__attribute__((noinline)) static int32_t pass(struct kvf_hash *hash, uint8_t *target, const uint8_t *source,
+                                              size_t size, bool streams)
 {
-    return left < KVF_PIECE_BYTES ? left : KVF_PIECE_BYTES;
-}
-
-static bool is_cancelled(const atomic_bool *cancelled)
-{
-    return cancelled && atomic_load_explicit(cancelled, memory_order_relaxed);
-}
-
-static int32_t copy(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, uint64_t at, size_t size,
-                    volatile uint64_t *done)
-{
-    uint8_t *target = (uint8_t *)(uintptr_t)job->targets[i];
-    const uint8_t *source = (const uint8_t *)(uintptr_t)job->sources[i];
-    if (target)
-        kvf_copy_piece(hash, target + at, source + at, size, job->flags & KVF_STREAM);
-    else if (hash)
-        kvf_hash_piece(hash, source + at, size);
-    *done = at + size;
-    return 0;
-}
-
-static int32_t read_or_write(const struct kvf_job *job, uint32_t i, struct kvf_hash *hash, uint64_t at, size_t size,
-                             volatile uint64_t *done)
-{
-    bool reads = job->kind == KVF_READ;
-    uint8_t *memory = (uint8_t *)(uintptr_t)(reads ? job->targets[i] : job->sources[i]) + at;
-    uint64_t offset = (reads ? job->sources[i] : job->targets[i]) + at;
-    if (hash && !reads)
-        kvf_hash_piece(hash, memory, size);
-    for (size_t have = 0; have < size;) { /* the hash needs whole pieces */
-        ssize_t count = reads ? pread(job->files[i], memory + have, size - have, (off_t)(offset + have))
-                              : pwrite(job->files[i], memory + have, size - have, (off_t)(offset + have));
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count <= 0)
-            return count ? errno : reads ? ENODATA : EIO;
-        have += (size_t)count;
-        *done = at + have;
-    }
-    if (hash && reads)
-        kvf_hash_piece(hash, memory, size);
-    return 0;
-}
-
-/* Not inlined into the function that is jumped to: its locals are then in no register that the jump restores. */
-__attribute__((noinline)) static int32_t move(struct kvf_job *job, uint32_t i, const atomic_bool *cancelled,
-                                              volatile uint64_t *done)
-{
-    struct kvf_hash state, *hash = NULL;
-    if (is_cancelled(cancelled))
-        return ECANCELED;
-    if (job->flags & KVF_HASH) {
-        hash = &state;
-        kvf_hash_begin(hash, job->seeds[i], job->lengths[i]);
-    }
-    int32_t error = 0;
-    for (uint64_t at = 0, length = job->lengths[i]; at < length && !error;) {
-        size_t size = piece_of(length - at);
-        if (is_cancelled(cancelled))
-            return ECANCELED;
-        error = (job->kind == KVF_COPY ? copy : read_or_write)(job, i, hash, at, size, done);
-        at += size;
-    }
-    if (hash && !error)
-        job->digests[i] = kvf_hash_end(hash);
-    return error;
-}
-
-void kvf_operation(struct kvf_job *job, uint32_t i, const atomic_bool *cancelled)
-{
-    volatile uint64_t done = 0;
-    int32_t error = EFAULT;
-    struct guard guard = {
-        .target = job->kind == KVF_WRITE ? 0 : job->targets[i],
-        .source = job->kind == KVF_READ ? 0 : job->sources[i],
-        .length = job->lengths[i],
-    };
-    if (sigsetjmp(guard.rescue, 0) == 0) {
-        guarded = &guard;
-        error = move(job, i, cancelled, &done);
-    } else {
+    struct guard guard = {.target = (uintptr_t)target, .source = (uintptr_t)source, .length = size};
+    if (sigsetjmp(guard.rescue, 0)) {
+        guarded = NULL;
         atomic_thread_fence(memory_order_seq_cst); /* streaming stores before the fault */
+        return EFAULT;
     }
+    guarded = &guard;
+    if (target)
+        kvf_copy_piece(hash, target, source, size, streams);
+    else if (hash)
+        kvf_hash_piece(hash, source, size);
     guarded = NULL;
-    job->done[i] = done;
-    job->errors[i] = error;
+    return 0;
+}
+
+static uint64_t least(uint64_t one, uint64_t other)
+{
+    return one < other ? one : other;
+}
+
+/* The operation under way. */
+struct current {
+    uint32_t i;
+    uint64_t at; /* so many bytes of it are moved and hashed */
+    struct kvf_hash hash;
+};
+
+static void end(struct kvf_job *job, struct current *now, int32_t error)
+{
+    job->done[now->i] = now->at;
+    job->errors[now->i] = error;
+    if (job->flags & KVF_HASH && !error)
+        job->digests[now->i] = kvf_hash_end(&now->hash);
+    now->i++;
+    now->at = 0;
+}
+
+/* Passes the next piece, of memory at `source` that goes to `target`, or is only hashed where that is 0. The operation
+ * ends with its last piece, and with one that fails. */
+static void next_piece(struct kvf_job *job, struct current *now, uint64_t target, uint64_t source, size_t size)
+{
+    struct kvf_hash *hash = job->flags & KVF_HASH ? &now->hash : NULL;
+    if (hash && !now->at)
+        kvf_hash_begin(hash, job->seeds[now->i], job->lengths[now->i]);
+    int32_t error = pass(hash, (uint8_t *)(uintptr_t)(target ? target + now->at : 0),
+                         (const uint8_t *)(uintptr_t)(source + now->at), size, job->flags & KVF_STREAM);
+    if (!error)
+        now->at += size;
+    if (error || now->at == job->lengths[now->i])
+        end(job, now, error);
+}
+
+/* Files. */
+
+enum { CALL_PARTS = 512 }; /* the kernel takes 1024 */
+
+static const uint64_t *memory_of(const struct kvf_job *job)
+{
+    return job->kind == KVF_READ ? job->targets : job->sources;
+}
+
+static const uint64_t *offsets_of(const struct kvf_job *job)
+{
+    return job->kind == KVF_READ ? job->sources : job->targets;
+}
+
+/* Whether operation i continues the one before it in the same file. */
+static bool continues(const struct kvf_job *job, uint32_t i)
+{
+    return job->files[i] == job->files[i - 1] && offsets_of(job)[i] == offsets_of(job)[i - 1] + job->lengths[i - 1];
+}
+
+static struct iovec part_of(const struct kvf_job *job, uint32_t i, uint64_t at, uint64_t size)
+{
+    return (struct iovec){(void *)(uintptr_t)(memory_of(job)[i] + at), size};
+}
+
+/* The parts of one call: the next piece of the present operation; if that is its last, whole ones that continue it. */
+static uint32_t gather(const struct kvf_job *job, const struct current *now, uint32_t end, struct iovec *parts)
+{
+    uint64_t left = job->lengths[now->i] - now->at, size = least(left, KVF_CALL_BYTES), room = KVF_CALL_BYTES - size;
+    uint32_t count = 0;
+    parts[count++] = part_of(job, now->i, now->at, size);
+    for (uint32_t i = now->i + 1; size == left && i < end && count < CALL_PARTS; i++) {
+        if (!continues(job, i) || job->lengths[i] > room)
+            break;
+        room -= job->lengths[i];
+        parts[count++] = part_of(job, i, 0, job->lengths[i]);
+    }
+    return count;
+}
+
+/* Moves the parts: 0 or an errno. `*moved` counts their bytes, from the first part on. */
+static int32_t transfer(const struct kvf_job *job, const struct current *now, struct iovec *parts, uint32_t count,
+                        uint64_t *moved)
+{
+    uint64_t offset = offsets_of(job)[now->i] + now->at, taken = 0;
+    for (*moved = 0;; *moved += taken) {
+        for (; count && taken >= parts->iov_len; count--)
+            taken -= parts++->iov_len;
+        if (!count)
+            return 0;
+        parts->iov_base = (uint8_t *)parts->iov_base + taken;
+        parts->iov_len -= taken;
+        ssize_t size = (job->kind == KVF_READ ? preadv : pwritev)(job->files[now->i], parts, (int)count,
+                                                                   (off_t)(offset + *moved));
+        if (size <= 0 && !(size && errno == EINTR))
+            return size ? errno : job->kind == KVF_READ ? ENODATA : EIO;
+        taken = size < 0 ? 0 : (uint64_t)size;
+    }
+}
+
+/* One call, and what it moved. An error of a call for several operations does not show which of them it is about: those
+ * that it left are moved each by itself, up to `*alone`. */
+static void read_or_write(struct kvf_job *job, struct current *now, uint32_t end_of_job, uint32_t *alone)
+{
+    struct iovec parts[CALL_PARTS];
+    uint64_t moved;
+    uint32_t first = now->i, count = gather(job, now, first < *alone ? first + 1 : end_of_job, parts);
+    int32_t error = transfer(job, now, parts, count, &moved);
+    for (uint32_t part = 0; part < count; part++) {
+        uint64_t size = least(job->lengths[now->i] - now->at, KVF_CALL_BYTES);
+        if (moved < size) {
+            *alone = first + count;
+            if (count > 1)
+                return;
+            now->at += moved;
+            end(job, now, error);
+            return;
+        }
+        moved -= size;
+        next_piece(job, now, 0, memory_of(job)[now->i], size);
+    }
+}
+
+void kvf_operations(struct kvf_job *job, uint32_t begin, uint32_t end_of_job, const atomic_bool *cancelled)
+{
+    struct current now = {.i = begin};
+    for (uint32_t alone = begin; now.i < end_of_job;) {
+        uint32_t i = now.i;
+        if (cancelled && atomic_load_explicit(cancelled, memory_order_relaxed))
+            end(job, &now, ECANCELED);
+        else if (job->kind == KVF_COPY)
+            next_piece(job, &now, job->targets[i], job->sources[i], least(job->lengths[i] - now.at, KVF_PIECE_BYTES));
+        else
+            read_or_write(job, &now, end_of_job, &alone);
+    }
 }
 
 void kvf_not_begun(struct kvf_job *job, uint32_t i, int32_t error)
@@ -201,10 +265,10 @@ uint32_t kvf_run(struct kvf_job *job)
 {
     kvf_catch_bus_errors();
     uint32_t failed = 0;
+    if (job->kind < KVF_KINDS)
+        kvf_operations(job, 0, job->count, NULL);
     for (uint32_t i = 0; i < job->count; i++) {
-        if (job->kind < KVF_KINDS)
-            kvf_operation(job, i, NULL);
-        else
+        if (job->kind >= KVF_KINDS)
             kvf_not_begun(job, i, EINVAL);
         failed += job->errors[i] != 0;
     }

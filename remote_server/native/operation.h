@@ -1,4 +1,4 @@
-/* One operation of a job, inside the library. */
+/* Operations of a job, inside the library. */
 
 #ifndef KVF_OPERATION_H
 #define KVF_OPERATION_H
@@ -9,8 +9,8 @@
 
 #define KVF_HIDDEN __attribute__((visibility("hidden")))
 
-/* Does it on the calling thread and writes its outputs. `cancelled` may be NULL. */
-KVF_HIDDEN void kvf_operation(struct kvf_job *job, uint32_t index, const atomic_bool *cancelled);
+/* Does those from `begin` to before `end` on the calling thread and writes their outputs. `cancelled` may be NULL. */
+KVF_HIDDEN void kvf_operations(struct kvf_job *job, uint32_t begin, uint32_t end, const atomic_bool *cancelled);
 
 /* The outputs of one that is never begun. */
 KVF_HIDDEN void kvf_not_begun(struct kvf_job *job, uint32_t index, int32_t error);

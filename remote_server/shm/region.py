@@ -18,9 +18,6 @@ from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, ha
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
 
-_from_buffer = ctypes.c_char.from_buffer
-_address_of = ctypes.addressof
-
 
 class SharedRegion:
     """`num_bytes` of anonymous shared memory, sealed so that reading it cannot kill a process.
@@ -80,10 +77,7 @@ class RegisteredRegion:
         base = self.address
         try:
             lengths = [row.nbytes for row in rows]
-            try:
-                offsets = [_address_of(_from_buffer(row)) - base for row in rows]
-            except TypeError:  # one of them is read-only
-                offsets = [address_of(row) - base for row in rows]
+            offsets = [address_of(row) - base for row in rows]
         except (AttributeError, TypeError, ValueError, BufferError):
             return None  # no rows at all; the transfer reports it
         if not offsets or min(offsets) < 0:

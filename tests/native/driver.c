@@ -140,9 +140,10 @@ static struct task *make_task(uint64_t *state)
             operation->other = random_bytes(state, lengths[i]);
             *(operation->mapped ? &targets[i] : &sources[i]) = (uintptr_t)operation->other;
         } else if (job->kind == KVF_WRITE) {
-            targets[i] = i * UINT64_C(1000000);
+            targets[i] = i && below(state, 2) ? targets[i - 1] + lengths[i - 1] : i * UINT64_C(1000000);
         } else {
-            sources[i] = below(state, FILE_BYTES);
+            uint64_t next = i ? sources[i - 1] + lengths[i - 1] : FILE_BYTES;
+            sources[i] = next < FILE_BYTES && below(state, 2) ? next : below(state, FILE_BYTES);
             if (lengths[i] > FILE_BYTES - sources[i])
                 operation->fails = ENODATA;
         }

@@ -4,6 +4,7 @@ import errno
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,9 @@ pytest_plugins = ["fuzzing"]
 
 PIECE = 256 << 10
 FILE_BYTES = 300_000
-PATTERN = Memory(1 << 20, os.urandom(1 << 20))
+PATTERN = Memory(2 << 20, os.urandom(2 << 20))
 GAP = 64
-"""Bytes between two operations' targets, which stay zero."""
+"""Bytes around the targets of an operation, which stay zero."""
 
 lengths = st.one_of(
     st.integers(0, 300),
@@ -36,6 +37,7 @@ operations = st.tuples(
 jobs = st.tuples(
     st.sampled_from(Kind),
     st.lists(operations, max_size=6),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.sampled_from(Priority),
@@ -56,16 +58,19 @@ class Task:
     operations: list
     seeded: bool
     stream: bool
+    joined: bool
+    """The operations are neighbours: in the file, and of a write in memory as well."""
     priority: Priority
     cancelled: bool = False
     targets: list[int] = field(default_factory=list)
 
     def __post_init__(self):
+        self.gap = 0 if self.joined else GAP
         begin = GAP
         for length, _, _ in self.operations:
             self.targets.append(begin)
-            begin += length + GAP
-        self.memory = Memory(begin)
+            begin += length + self.gap
+        self.memory = Memory(begin + GAP)
         self.file = os.memfd_create("task")
         if self.kind is Kind.READ:
             os.write(self.file, PATTERN.at(0, FILE_BYTES))
@@ -80,6 +85,9 @@ class Task:
         }
         addresses = [self.memory.address + target for target in self.targets]
         places = [place for _, place, _ in self.operations]
+        if self.joined and self.kind is Kind.READ:
+            lengths = [length for length, _, _ in self.operations[:-1]]
+            places = [*accumulate(lengths, initial=places[0])] if places else []
         sources = [PATTERN.address + place for place in places]
         self.job = Job(
             self.kind,
@@ -93,11 +101,13 @@ class Task:
         )
 
     def twin(self) -> "Task":
-        return Task(self.kind, self.operations, self.seeded, self.stream, self.priority)
+        return Task(self.kind, self.operations, self.seeded, self.stream, self.joined,
+                    self.priority)  # fmt: skip
 
     def landed(self, index: int) -> bytes:
         """The bytes at an operation's target, with the gaps around it."""
-        begin, length = self.targets[index] - GAP, self.operations[index][0] + 2 * GAP
+        begin = self.targets[index] - self.gap
+        length = self.operations[index][0] + 2 * self.gap
         if self.kind is Kind.WRITE:
             return os.pread(self.file, length, begin).ljust(length, b"\0")
         return self.memory.at(begin, length)
@@ -121,8 +131,9 @@ def check(task: Task) -> None:
                 # Between pieces; where a file ends, a read may be short before its end is known.
                 assert done % PIECE == 0 or task.kind is Kind.READ
                 assert done <= oracle.job.done[index]
-                assert task.landed(index)[: GAP + done] == oracle.landed(index)[: GAP + done]
-                assert task.landed(index)[-GAP:] == bytes(GAP)
+                moved = task.gap + done
+                assert task.landed(index)[:moved] == oracle.landed(index)[:moved]
+                assert task.landed(index)[len(task.landed(index)) - task.gap :] == bytes(task.gap)
                 continue
             assert (error, done) == (oracle.job.errors[index], oracle.job.done[index])
             assert task.landed(index) == oracle.landed(index)
@@ -151,8 +162,8 @@ class Play:
                 if number < len(self.running):
                     task = self.running[number]
                     task.cancelled |= self.mover.cancel(task.job)
-            case kind, operations, seeded, stream, priority:
-                self.submit(Task(kind, operations, seeded, stream, priority))
+            case kind, operations, seeded, stream, joined, priority:
+                self.submit(Task(kind, operations, seeded, stream, joined, priority))
 
     def submit(self, task: Task) -> None:
         try:

@@ -86,6 +86,7 @@ def test_files_and_truncated_memory_end_with_efault(native, do):
             Job(Kind.READ, [lost.address], [0], [1 << 20], files=[file.fileno()], seeds=[1]),
             Job(Kind.WRITE, [0], [lost.address], [1 << 20], files=[file.fileno()]),
             Job(Kind.WRITE, [0], [lost.address], [1 << 20], files=[file.fileno()], seeds=[1]),
+            Job(Kind.COPY, [0], [lost.address], [1 << 20], seeds=[1]),
         ):
             {do}
             assert [*job.errors] == [errno.EFAULT] and job.done[0] == 512 << 10, [*job.done]
