@@ -8,12 +8,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import add
 from pathlib import Path
 
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
+from remote_server.native.job import Kind
 from remote_server.protocol import Stretch
-from remote_server.store.disk.files import File, Files, View
+from remote_server.store.disk.files import File, Files, Moved
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.opening import TakenFolder
 from remote_server.store.disk.pool import Pool, ThreadPool
@@ -40,15 +42,20 @@ class _WatchedFile:
         self._calls = calls
         self.direct = file.direct
 
-    def read(self, views: Sequence[memoryview], offset: int) -> None:
+    def move(
+        self,
+        kind: Kind,
+        addresses: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> Moved:
         began = time.monotonic()
-        self._file.read(views, offset)
-        self._add("read", offset, views, began)
-
-    def write(self, views: Sequence[View], offset: int) -> None:
-        began = time.monotonic()
-        self._file.write(views, offset)
-        self._add("write", offset, views, began)
+        moved = self._file.move(kind, addresses, offsets, lengths, seeds)
+        interval = Interval(began, time.monotonic())
+        num_bytes = max(map(add, offsets, lengths)) - min(offsets)
+        self._calls.add(kind.name.lower(), self._name, min(offsets), num_bytes, interval)
+        return moved
 
     def sync(self) -> None:
         self._file.sync()
@@ -58,11 +65,6 @@ class _WatchedFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def _add(self, kind: str, offset: int, views: Sequence[View], began: float) -> None:
-        num_bytes = sum(memoryview(view).nbytes for view in views)
-        interval = Interval(began, time.monotonic())
-        self._calls.add(kind, self._name, offset, num_bytes, interval)
 
 
 class _WatchedFiles:

@@ -1,11 +1,15 @@
 """A disk in memory that can stop after any write, tear it, or lose what was not made permanent."""
 
+import ctypes
 import errno
 import random
 from collections import deque
 from collections.abc import Callable
 
-from remote_server.store.disk.files import Scratch
+import xxhash
+
+from remote_server.native.job import Kind
+from remote_server.store.disk.files import Moved, Scratch
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
 SECTOR = 512
@@ -26,24 +30,35 @@ class FakeFile:
         self.open = True
         self.bad: set[range] = set()  # places that cannot be read
 
-    def read(self, views, offset):
-        assert self.open, "read from a closed file"
-        end = offset + sum(memoryview(view).nbytes for view in views)
-        if any(bad.start < end and offset < bad.stop for bad in self.bad):
-            raise OSError(errno.EIO, "bad sector")
-        for view in views:
-            view[:] = self.data[offset : offset + len(view)]
-            offset += len(view)
+    def move(self, kind, addresses, offsets, lengths, seeds=None):
+        assert self.open, "moved in a closed file"
+        memory = [memory_at(*place) for place in zip(addresses, lengths, strict=True)]
+        places = [range(at, at + length) for at, length in zip(offsets, lengths, strict=True)]
+        assert max(place.stop for place in places) <= len(self.data), "moved behind the end"
+        errors = [0] * len(places)
+        if kind is Kind.READ:
+            for index, (place, view) in enumerate(zip(places, memory, strict=True)):
+                if any(bad.start < place.stop and place.start < bad.stop for bad in self.bad):
+                    errors[index] = errno.EIO
+                else:
+                    view[:] = self.data[place.start : place.stop]
+        else:
+            errors = self._write(
+                [(place.start, bytes(view)) for place, view in zip(places, memory, strict=True)]
+            )
+        return Moved(errors, [*map(xxhash.xxh3_64_intdigest, memory, seeds or [0] * len(places))])
 
-    def write(self, views, offset):
-        assert self.open, "written to a closed file"
-        self._disk.maybe_fail()
-        whole = b"".join(bytes(view) for view in views)
-        assert offset + len(whole) <= len(self.data), "written past the end"
+    def _write(self, parts: list[tuple[int, bytes]]) -> list[int]:
+        try:
+            self._disk.maybe_fail()
+        except OSError as error:
+            return [error.errno] * len(parts)
         if self._disk.burn():
-            self._tear(whole, offset)
+            self._tear(parts)
             raise Crash
-        self._apply(whole, offset)
+        for offset, part in parts:
+            self._apply(part, offset)
+        return [0] * len(parts)
 
     def sync(self):
         if self._disk.burn():
@@ -74,14 +89,22 @@ class FakeFile:
         self.data[offset : offset + len(part)] = part
         self._since_sync.append((offset, part))
 
-    def _tear(self, whole: bytes, offset: int) -> None:
+    def _tear(self, parts: list[tuple[int, bytes]]) -> None:
         rng = self._disk.rng
-        if rng.random() < 0.5:
-            self._apply(whole[: rng.randrange(len(whole) + 1)], offset)
-            return
-        for start in range(0, len(whole), SECTOR):
-            if rng.random() < 0.5:
-                self._apply(whole[start : start + SECTOR], offset + start)
+        is_cut = rng.random() < 0.5
+        left = rng.randrange(sum(len(part) for _, part in parts) + 1)
+        for offset, part in parts:
+            if is_cut:
+                self._apply(part[:left], offset)
+                left = max(0, left - len(part))
+                continue
+            for start in range(0, len(part), SECTOR):
+                if rng.random() < 0.5:
+                    self._apply(part[start : start + SECTOR], offset + start)
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 class FakeDisk:

@@ -15,7 +15,7 @@ from disk_helpers import RealDisk, budget_for, wait_for
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
-from remote_server.store.disk.files import Folder
+from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.disk.finding import Report, find_segments
 from remote_server.store.disk.layout import PAGE, aside_name, is_aside, slot_bytes_for
 from remote_server.store.disk.opening import OpenDisk
@@ -267,11 +267,8 @@ def test_a_first_page_that_the_device_cannot_read_costs_that_segment(folder):
         def open(self, name):
             file, num_bytes = super().open(name)
             if name == segment(2):
-                file.read = self._fail
+                file.move = lambda *columns: Moved([errno.EIO], [0])
             return file, num_bytes
-
-        def _fail(self, views, offset):
-            raise OSError(errno.EIO, "bad sector")
 
     report = Report()
     found = find_segments(BadSector(folder), str(folder), report)

@@ -1,4 +1,4 @@
-"""The disk tier on a real directory, with real threads, and with files that fail on demand."""
+"""The disk tier on a real directory, with real threads."""
 
 import errno
 import logging
@@ -10,10 +10,10 @@ from disk_helpers import RealDisk, budget_for, state_of, wait_for
 from gates import jobs_held
 
 from remote_server import protocol
+from remote_server.native.job import Kind, address_of
 from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.tier import Written
@@ -27,54 +27,9 @@ def data_of(number: int, length: int = BLOCK) -> bytes:
     return (number.to_bytes(4, "big") * (length // 4 + 1))[:length]
 
 
-class FailingFolder(Folder):
-    """Real files, until `fail` names an operation: then that raises instead."""
-
-    fail: dict
-
-    def __init__(self, path):
-        super().__init__(path)
-        self.fail = {}
-
-    def create(self, name, num_bytes):
-        self._maybe("create")
-        return FailingFile(super().create(name, num_bytes), self)
-
-    def open(self, name):
-        file, num_bytes = super().open(name)
-        return FailingFile(file, self), num_bytes
-
-    def _maybe(self, operation, offset=None):
-        code = self.fail.get(operation)
-        if code is not None and (self.fail.get("at") in (None, offset)):
-            raise OSError(code, os.strerror(code))
-
-
-class FailingFile:
-    def __init__(self, file, folder):
-        self._file, self._folder, self.direct = file, folder, file.direct
-
-    def read(self, views, offset):
-        end = offset + sum(memoryview(view).nbytes for view in views)
-        bad = self._folder.fail.get("bad_place")
-        if bad is not None and offset <= bad < end:
-            raise OSError(errno.EIO, "bad sector")
-        self._file.read(views, offset)
-
-    def write(self, views, offset):
-        self._folder._maybe("write")
-        self._file.write(views, offset)
-
-    def sync(self):
-        self._file.sync()
-
-    def close(self):
-        self._file.close()
-
-
 @pytest.fixture
 def disk(tmp_path):
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, files=FailingFolder(tmp_path)) as disk:
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         yield disk
 
 
@@ -98,29 +53,28 @@ def test_neighbours_are_written_and_read_in_one_call_whatever_memory_they_lie_in
     class Counting(Folder):
         def create(self, name, num_bytes):
             file = super().create(name, num_bytes)
-            for operation in ("read", "write"):
-                real = getattr(file, operation)
+            real = file.move
 
-                def count(views, offset, real=real, operation=operation):
-                    calls.append((operation, len(views)))
-                    real(views, offset)
+            def count(kind, addresses, *columns):
+                calls.append((kind, addresses))
+                return real(kind, addresses, *columns)
 
-                setattr(file, operation, count)
+            file.move = count
             return file
 
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, files=Counting(tmp_path)) as disk:
         whole = memoryview(mmap.mmap(-1, 5 * BLOCK))
         keys = [b"%d" % number for number in range(4)]
-        for shift, in_place in ((0, True), (1, False)):
+        for shift in (0, 1):
             views = [whole[shift + n * BLOCK : shift + (n + 1) * BLOCK] for n in range(4)]
+            in_place = [*map(address_of, views)] if not shift or not disk.files.direct else None
             for number, view in enumerate(views):
                 view[:] = data_of(number + shift)
             calls.clear()
             disk.put_all(keys, views)
             disk.drain()
-            direct = disk.files.direct
-            moved = [count for operation, count in calls if operation == "write" and count > 0]
-            assert (8 if in_place or not direct else 1) in moved
+            written = [of for kind, of in calls if kind is Kind.WRITE and len(of) == 8]
+            assert [of[1::2] == in_place for of in written] == [in_place is not None]
             for view in views:
                 view[:] = bytes(BLOCK)
             calls.clear()
@@ -130,7 +84,9 @@ def test_neighbours_are_written_and_read_in_one_call_whatever_memory_they_lie_in
             wait_for(disk.tier, disk.event, lambda done=done: bool(done))
             assert done == [[True] * 4]
             assert [bytes(view) for view in views] == [data_of(n + shift) for n in range(4)]
-            assert calls == [("read", 7 if in_place or not direct else 1)]
+            ((kind, read),) = calls
+            assert (kind, len(read)) == (Kind.READ, 8)
+            assert (read[1::2] == in_place) is (in_place is not None)
 
 
 def test_files_never_take_more_than_the_budget_headers_included(disk, tmp_path):
@@ -218,82 +174,6 @@ def test_a_block_being_read_keeps_its_segment_from_being_taken(disk):
     for number, block in zip(range(0, CAPACITY, 4), pinned, strict=True):
         assert disk.read_pinned(block) == data_of(number)
     assert disk.put(b"k", data_of(1), "other") is Written.OK
-
-
-# ── when it fails ────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [(errno.ENOSPC, Written.NO_SPACE), (errno.EDQUOT, Written.NO_SPACE),
-     (errno.EIO, Written.IO_ERROR)],
-)  # fmt: skip
-def test_a_failed_write_is_declined_with_its_reason_and_leaves_nothing_behind(disk, code, reason):
-    disk.put(b"before", data_of(0))
-    disk.files.fail["write"] = code
-    assert disk.put(b"k", data_of(1)) is reason
-    assert state_of(disk.tier, "ns", b"k") is KeyState.ABSENT
-    assert disk.tier.counters()[f"write_{reason}"] == 1
-    disk.files.fail.clear()
-    assert disk.read(b"before") == data_of(0)
-    assert disk.put(b"k", data_of(1)) is Written.OK
-
-
-def test_when_the_disk_is_full_the_tier_makes_do_with_what_it_has(tmp_path, caplog):
-    now = [0.0]
-    folder = FailingFolder(tmp_path)
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, files=folder, clock=lambda: now[0]) as disk:
-        for number in range(4):
-            disk.put(b"%d" % number, data_of(number))
-        folder.fail["create"] = errno.ENOSPC
-        with caplog.at_level(logging.WARNING):
-            assert disk.put(b"4", data_of(4)) is Written.NO_SPACE
-        assert "no new segment" in caplog.text
-        assert disk.put(b"4", data_of(4)) is Written.OK, "its own oldest block should have left"
-        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
-        assert disk.tier.begin_puts("other", [b"k"], BLOCK, [1], [0]) == []
-        assert disk.tier.num_blocks("ns") == 4, "a segment was taken that could not be replaced"
-        folder.fail.clear()
-        now[0] = allocator.MAKE_AGAIN_S
-        assert disk.put(b"k", data_of(5), "other") is Written.OK
-
-
-def test_a_bad_sector_costs_its_own_block_and_not_its_neighbours(disk):
-    keys = [b"%d" % number for number in range(3)]
-    disk.put_all(keys, [data_of(number) for number in range(3)])
-    blocks = disk.tier.pin_all("ns", keys)
-    disk.files.fail["bad_place"] = blocks[1].offset + PAGE
-    buffers = [bytearray(BLOCK) for _ in keys]
-    done = []
-    disk.tier.read(blocks, [memoryview(buffer) for buffer in buffers], done.append)
-    wait_for(disk.tier, disk.event, lambda: bool(done))
-    assert done == [[True, False, True]]
-    assert (bytes(buffers[0]), bytes(buffers[2])) == (data_of(0), data_of(2))
-    disk.drain()
-    assert disk.tier.lookup_all("ns", keys) == bytes([2, 0, 2])
-    assert disk.tier.counters()["read_io_error"] == 1
-
-
-def test_bytes_that_changed_on_disk_are_a_miss_and_their_slot_is_free(disk, tmp_path):
-    disk.put(b"k", data_of(1))
-    (block,) = disk.tier.pin_all("ns", [b"k"])
-    with open(tmp_path / "segment-00000001", "r+b") as file:
-        file.seek(block.offset + PAGE + 5000)
-        file.write(b"?")
-    assert disk.read_pinned(block) is None
-    disk.drain()
-    assert state_of(disk.tier, "ns", b"k") is KeyState.ABSENT
-    assert disk.tier.stats().used_bytes == 0
-    assert disk.tier.counters()["read_damaged"] == 1
-
-
-def test_bytes_that_are_not_what_their_checksum_says_are_never_served(disk):
-    """Whatever wrote them: the checksum of the put counts."""
-    (block,) = disk.tier.begin_puts("ns", [b"k"], BLOCK, [BLOCK], [12345])
-    done = []
-    disk.tier.write([block], [memoryview(data_of(1))], done.append)
-    wait_for(disk.tier, disk.event, lambda: bool(done))
-    assert disk.read(b"k") is None
 
 
 # ── while it works ───────────────────────────────────────────────────────────────────────────

@@ -95,9 +95,9 @@ class Writing:
     ) -> None:
         results: dict[DiskBlock, Written] = {}
 
-        def finish(piece: Piece, written: Written | None) -> None:
-            for block in piece.blocks:
-                results[block] = written or Written.IO_ERROR
+        def finish(piece: Piece, written: list[Written] | None) -> None:
+            failed = [Written.IO_ERROR] * len(piece.blocks)
+            results.update(zip(piece.blocks, written or failed, strict=True))
             if len(results) == len(blocks):
                 for block in blocks:
                     results[block] = self.end(block, results[block])
@@ -150,12 +150,12 @@ class Writing:
         waits = not slot_class.segments and self._allocator.lacks_demand(slot_class)
         return "small_demand" if waits else "no_slot"
 
-    def _submit(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
+    def _submit(self, piece: Piece, finish: Callable[[Piece, list[Written] | None], None]) -> None:
         segment = piece.blocks[0].segment
 
-        def work(scratch: Scratch) -> Written:
+        def work(scratch: Scratch) -> list[Written]:
             if segment.file is None:
-                return segment.failure or Written.IO_ERROR
+                return [segment.failure or Written.IO_ERROR] * len(piece.blocks)
             return write_piece(segment.file, piece, scratch)
 
         job = Job(Priority.WRITE, work, partial(finish, piece))

@@ -12,24 +12,29 @@ import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from remote_server.native.job import Job, Kind, address_of
+from remote_server.native.mover import run
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
 
-View = bytes | memoryview
-
 # A link is never a segment, and following it could write anywhere.
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def why_not_written(error: OSError) -> Written:
-    full = (errno.ENOSPC, errno.EDQUOT)
-    return Written.NO_SPACE if error.errno in full else Written.IO_ERROR
+def why_not_written(code: int | None) -> Written:
+    """`code` is the errno of a write that failed."""
+    return Written.NO_SPACE if code in (errno.ENOSPC, errno.EDQUOT) else Written.IO_ERROR
+
+
+class Moved(NamedTuple):
+    """The results of reads or writes, one of each."""
+
+    errors: Sequence[int]  # 0 or an errno; ENODATA at the end of the file
+    digests: Sequence[int]  # with seeds, the XXH3-64 of the bytes where there is no error
 
 
 class File(Protocol):
@@ -39,11 +44,16 @@ class File(Protocol):
     def direct(self) -> bool:
         """Whether its bytes bypass the page cache: then buffers must begin and end at pages."""
 
-    def read(self, views: Sequence[memoryview], offset: int) -> None:
-        """Fill `views`, one behind another, from `offset` on. Raises `OSError`, also at its end."""
-
-    def write(self, views: Sequence[View], offset: int) -> None:
-        """Write `views`, one behind another. Raises `OSError`; then any part may be written."""
+    def move(
+        self,
+        kind: Kind,
+        addresses: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> Moved:
+        """Read or write on the calling thread, to or from memory at `addresses`, neighbours in the
+        file in one call. Each fails by itself; then any part of it may be moved."""
 
     def sync(self) -> None:
         """Return when everything written would survive a power cut. Raises `OSError`."""
@@ -90,12 +100,11 @@ class Scratch:
         return memoryview(self._map)[:num_bytes]
 
 
-def is_aligned(view: memoryview) -> bool:
-    """Whether `view` can be moved past the page cache without a copy."""
-    if view.nbytes % PAGE:
-        return False
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address % PAGE == 0
+def move_view(file: File, kind: Kind, view: memoryview, offset: int) -> None:
+    """One read or write. Raises `OSError`."""
+    (error,) = file.move(kind, [address_of(view)], [offset], [view.nbytes]).errors
+    if error:
+        raise OSError(error, os.strerror(error))
 
 
 class Folder:
@@ -169,21 +178,18 @@ class _RealFile:
         self._fd = fd
         self.direct = direct
 
-    def read(self, views: Sequence[memoryview], offset: int) -> None:
-        left = [*views]
-        while left:
-            done = os.preadv(self._fd, left, offset)
-            if done == 0:
-                raise OSError(errno.EIO, "the file is shorter than it was made")
-            offset += done
-            left = _without(left, done)
-
-    def write(self, views: Sequence[View], offset: int) -> None:
-        left = [memoryview(view) for view in views]
-        while left:
-            done = os.pwritev(self._fd, left, offset)
-            offset += done
-            left = _without(left, done)
+    def move(
+        self,
+        kind: Kind,
+        addresses: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        seeds: Sequence[int] | None = None,
+    ) -> Moved:
+        sides = (addresses, offsets) if kind is Kind.READ else (offsets, addresses)
+        job = Job(kind, *sides, lengths, seeds=seeds, files=[self._fd] * len(lengths))
+        run(job)
+        return Moved(job.errors, job.digests)
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -194,15 +200,6 @@ class _RealFile:
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """`views` without the first `num_bytes`: a call may move fewer bytes than requested."""
-    for place, view in enumerate(views):
-        if num_bytes < view.nbytes:
-            return [view[num_bytes:], *views[place + 1 :]]
-        num_bytes -= view.nbytes
-    return []
 
 
 def _offers_direct(folder: int) -> bool:

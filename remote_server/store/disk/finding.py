@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from remote_server.errors import ConfigError
+from remote_server.native.job import Kind
 from remote_server.store.disk import layout
-from remote_server.store.disk.files import File, Files, Scratch
+from remote_server.store.disk.files import File, Files, Scratch, move_view
 from remote_server.store.disk.layout import (
     FORMAT_VERSION,
     PAGE,
@@ -198,7 +199,7 @@ def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
         raise _Strange(f"it has {num_bytes} bytes")
     page = Scratch().take(PAGE)
     try:
-        file.read([page], 0)
+        move_view(file, Kind.READ, page, 0)
     except OSError as error:
         raise _strange_or(error) from error
     version = version_of(page)
@@ -222,7 +223,7 @@ def _has_slots(file: File, num_bytes: int) -> bool:
     page = Scratch().take(PAGE)
     try:
         if num_bytes >= 2 * PAGE:
-            file.read([page], PAGE)
+            move_view(file, Kind.READ, page, PAGE)
             return is_slot_magic(page)
     except OSError:
         pass
@@ -282,7 +283,7 @@ def _pages(
 ) -> Iterator[tuple[int, memoryview]]:
     whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
     try:
-        file.read([whole], slot_offset(slots[0], slot_bytes))
+        move_view(file, Kind.READ, whole, slot_offset(slots[0], slot_bytes))
     except OSError:
         for slot in slots if len(slots) > 1 else ():
             yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)

@@ -1,19 +1,21 @@
 """Work of I/O threads on segment files.
 
-Files are made and removed. Blocks are written, read, erased and verified; neighbours in one call.
+Files are made and removed. Blocks are written, read, erased and verified by the mover; neighbours
+in one call.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
-from itertools import islice
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
-import numpy as np
-
 from remote_server import protocol
-from remote_server.store.disk.files import File, Files, Scratch, View, is_aligned, why_not_written
+from remote_server.native.job import Job as MoverJob
+from remote_server.native.job import Kind, address_of
+from remote_server.native.mover import run
+from remote_server.store.disk.files import File, Files, Moved, Scratch, move_view, why_not_written
 from remote_server.store.disk.layout import (
     ERASED,
     PAGE,
@@ -31,11 +33,11 @@ from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
 
-# Bytes of one call: enough for the full speed of a device, few enough for a read not to wait long
-# behind a write. A block that is larger is moved in one call nevertheless.
+# Bytes of one job: enough for the full speed of a device, few enough for a read not to wait long
+# behind a write. A block that is larger is one job nevertheless.
 PIECE_BYTES = 4 << 20
 
-# Two views a block, and the kernel takes 1024 a call (IOV_MAX).
+# Two parts a block, and the mover takes 512 a call.
 PIECE_BLOCKS = 256
 
 
@@ -53,56 +55,69 @@ class Piece(NamedTuple):
 
 
 def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Iterator[Piece]:
-    """Cut into pieces of one call each, in the order of the files."""
+    """Cut into pieces of one job each, in the order of the files."""
     assert all(v.nbytes == b.length for b, v in zip(blocks, views, strict=True))
     places = sorted(range(len(blocks)), key=lambda place: _position(blocks[place]))
     ordered = [blocks[place] for place in places]
     left = iter(views[place] for place in places)
-    for run in runs_of(ordered):
-        yield Piece(run, [*islice(left, len(run))])
+    for neighbours in runs_of(ordered):
+        yield Piece(neighbours, [*islice(left, len(neighbours))])
 
 
 def runs_of(blocks: Sequence[DiskBlock]) -> Iterator[list[DiskBlock]]:
-    """Runs of neighbours, each at most what one call may move, in the order of the files."""
-    run: list[DiskBlock] = []
+    """Runs of neighbours, each at most what one job may move, in the order of the files."""
+    neighbours: list[DiskBlock] = []
     for block in sorted(blocks, key=_position):
-        if run and not _continues(run, block):
-            yield run
-            run = []
-        run.append(block)
-    if run:
-        yield run
+        if neighbours and not _continues(neighbours, block):
+            yield neighbours
+            neighbours = []
+        neighbours.append(block)
+    if neighbours:
+        yield neighbours
 
 
 def _position(block: DiskBlock) -> tuple[int, int]:
     return block.segment.number, block.slot
 
 
-def _continues(run: list[DiskBlock], block: DiskBlock) -> bool:
-    last = run[-1]
+def _continues(neighbours: list[DiskBlock], block: DiskBlock) -> bool:
+    last = neighbours[-1]
     return (
         block.segment is last.segment
         and block.slot == last.slot + 1
-        and len(run) < PIECE_BLOCKS
-        and (len(run) + 1) * block.segment.slot_bytes <= PIECE_BYTES
+        and len(neighbours) < PIECE_BLOCKS
+        and (len(neighbours) + 1) * block.segment.slot_bytes <= PIECE_BYTES
     )
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
 
-def write_piece(file: File, piece: Piece, scratch: Scratch) -> Written:
-    """Write header and bytes of every block, in one call. After a failure any part may be written,
-    whole blocks included, and none counts."""
-    try:
-        if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
-            views = _headers_between(piece, scratch)
-        else:
-            views = [_gathered(piece, scratch)]
-        file.write(views, piece.blocks[0].offset)
-    except OSError as error:
-        return why_not_written(error)
-    return Written.OK
+def write_piece(file: File, piece: Piece, scratch: Scratch) -> list[Written]:
+    """Write header and bytes of every block. Of one that fails any part may be written, all of it
+    included, and it does not count."""
+    blocks = piece.blocks
+    memory = [*map(address_of, piece.views)]
+    lengths: Sequence[int] = [block.length for block in blocks]
+    in_place = _is_in_place(file, memory, lengths)
+    slots = _Slots(scratch, [0 if in_place else padded(length) for length in lengths])
+    for header, block in zip(slots.headers, blocks, strict=True):
+        page = pack_slot_header(block.header, block.slot, block.segment.incarnation)
+        slots.view[header : header + PAGE] = page
+    errors: Sequence[int] = [0] * len(blocks)
+    if not in_place:
+        job = MoverJob(Kind.COPY, slots.memory, memory, lengths)
+        run(job)
+        errors = job.errors
+        for start, length, size in zip(slots.headers, lengths, slots.lengths, strict=True):
+            slots.view[start + PAGE + length : start + PAGE + size] = bytes(size - length)
+        memory, lengths = slots.memory, slots.lengths
+    written = _move(Kind.WRITE, file, blocks, slots.header_memory, memory, lengths)
+    return [*map(_written, _either(errors, written.errors))]
+
+
+def _written(error: int) -> Written:
+    return why_not_written(error) if error else Written.OK
 
 
 def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
@@ -110,42 +125,60 @@ def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
     page = scratch.take(PAGE)
     page[:] = ERASED
     try:
-        file.write([page], block.offset)
+        move_view(file, Kind.WRITE, page, block.offset)
     except OSError:
         return False
     return True
 
 
-def _in_place(file: File, block: DiskBlock, view: memoryview) -> bool:
-    """Its bytes fill its slot, and can be moved without a copy."""
-    whole = padded(block.length) == block.segment.slot_bytes - PAGE == block.length
-    return whole and (not file.direct or is_aligned(view))
+class _Slots:
+    """Scratch memory for the headers of neighbours, each with room for bytes behind it."""
+
+    def __init__(self, scratch: Scratch, lengths: Sequence[int]) -> None:
+        """`lengths` are the room behind each header, in whole pages."""
+        *self.headers, end = accumulate((PAGE + length for length in lengths), initial=0)
+        """Where they begin in `view`."""
+        self.lengths = lengths
+        self.view = scratch.take(end)
+        address = address_of(self.view)
+        self.header_memory = [address + start for start in self.headers]
+        self.memory = [start + PAGE for start in self.header_memory]
 
 
-def _headers_between(piece: Piece, scratch: Scratch) -> list[View]:
-    headers = scratch.take(PAGE * len(piece.blocks))
-    views: list[View] = []
-    for place, (block, view) in enumerate(zip(piece.blocks, piece.views, strict=True)):
-        page = headers[place * PAGE : (place + 1) * PAGE]
-        page[:] = _header_page(block)
-        views += [page, view]
-    return views
+def _is_in_place(file: File, memory: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether blocks can be moved without a copy."""
+    return not (file.direct and any(number % PAGE for number in (*memory, *lengths)))
 
 
-def _gathered(piece: Piece, scratch: Scratch) -> memoryview:
-    """A copy of the piece as it will be in the file, where O_DIRECT cannot take it in place."""
-    slot_bytes = piece.blocks[0].segment.slot_bytes
-    whole = scratch.take(slot_bytes * len(piece.blocks))
-    for place, (block, view) in enumerate(zip(piece.blocks, piece.views, strict=True)):
-        slot = whole[place * slot_bytes : (place + 1) * slot_bytes]
-        slot[:PAGE] = _header_page(block)
-        _copy(slot[PAGE : PAGE + block.length], view)
-        slot[PAGE + block.length :] = bytes(slot_bytes - PAGE - block.length)
-    return whole
+def _move(
+    kind: Kind,
+    file: File,
+    blocks: Sequence[DiskBlock],
+    headers: Sequence[int],
+    memory: Sequence[int],
+    lengths: Sequence[int],
+    seeds: Sequence[int] | None = None,
+) -> Moved:
+    """Move headers and bytes of neighbours. The result has one entry for each block: the error of
+    either, and the digest of its bytes."""
+    first, count, slot_bytes = blocks[0].offset, len(blocks), blocks[0].segment.slot_bytes
+    offsets = range(first, first + count * slot_bytes, slot_bytes)
+    moved = file.move(
+        kind,
+        _in_turns(headers, memory),
+        _in_turns(offsets, [offset + PAGE for offset in offsets]),
+        _in_turns([PAGE] * count, lengths),
+        seeds and _in_turns([0] * count, seeds),
+    )
+    return Moved(_either(moved.errors[::2], moved.errors[1::2]), moved.digests[1::2])
 
 
-def _header_page(block: DiskBlock) -> bytes:
-    return pack_slot_header(block.header, block.slot, block.segment.incarnation)
+def _in_turns(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [*chain.from_iterable(zip(one, other, strict=True))]
+
+
+def _either(errors: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [error or other for error, other in zip(errors, others, strict=True)]
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────
@@ -153,62 +186,52 @@ def _header_page(block: DiskBlock) -> bytes:
 
 def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
     """Fill each view, and hash its bytes. A view that is not OK may hold anything."""
-    try:
-        if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
-            _read_in_place(file, piece, scratch)
-        else:
-            slots = _read_slots(file, piece.blocks, scratch)
-            for slot, view in zip(slots, piece.views, strict=True):
-                _copy(view, slot[PAGE : PAGE + view.nbytes])
-    except OSError:
-        return _one_by_one(file, piece, scratch)
-    return [
-        ReadResult.OK if _is_intact(block, view) else ReadResult.DAMAGED
-        for block, view in zip(piece.blocks, piece.views, strict=True)
-    ]
+    blocks = piece.blocks
+    memory = [*map(address_of, piece.views)]
+    lengths = [block.length for block in blocks]
+    if _is_in_place(file, memory, lengths):
+        # All headers are read to one page, and ignored: with them neighbours are one call.
+        headers = [address_of(scratch.take(PAGE))] * len(blocks)
+        moved = _move(Kind.READ, file, blocks, headers, memory, lengths, _seeds(blocks))
+    else:
+        moved = _read_slots(file, blocks, memory, _slots_of(blocks, scratch))
+    return [*map(_result, blocks, moved.errors, moved.digests)]
 
 
 def verify_piece(file: File, blocks: list[DiskBlock], scratch: Scratch) -> list[ReadResult]:
     """Whether header and bytes of each match those found at start, read into `scratch`."""
-    try:
-        slots = _read_slots(file, blocks, scratch)
-        return [
-            ReadResult.OK
-            if _has_header(block, slot[:PAGE])
-            and _is_intact(block, slot[PAGE : PAGE + block.length])
-            else ReadResult.DAMAGED
-            for block, slot in zip(blocks, slots, strict=True)
-        ]
-    except OSError:
-        if len(blocks) == 1:
-            return [ReadResult.IO_ERROR]
-        return [verify_piece(file, [block], scratch)[0] for block in blocks]
+    slots = _slots_of(blocks, scratch)
+    moved = _read_slots(file, blocks, [0] * len(blocks), slots)
+    pages = (slots.view[start : start + PAGE] for start in slots.headers)
+    return [*map(_result, blocks, moved.errors, moved.digests, map(_has_header, blocks, pages))]
 
 
-def _one_by_one(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
-    """One bad sector must not cost the neighbours."""
-    if len(piece.blocks) == 1:
-        return [ReadResult.IO_ERROR]
-    results = []
-    for block, view in zip(piece.blocks, piece.views, strict=True):
-        results += read_piece(file, Piece([block], [view]), scratch)
-    return results
+def _slots_of(blocks: Sequence[DiskBlock], scratch: Scratch) -> _Slots:
+    return _Slots(scratch, [padded(block.length) for block in blocks])
 
 
-def _read_in_place(file: File, piece: Piece, scratch: Scratch) -> None:
-    between = scratch.take(PAGE)  # all headers in between are read to here, and ignored
-    views = [piece.views[0]]
-    for view in piece.views[1:]:
-        views += [between, view]
-    file.read(views, piece.blocks[0].offset + PAGE)
+def _read_slots(
+    file: File, blocks: Sequence[DiskBlock], targets: Sequence[int], slots: _Slots
+) -> Moved:
+    """Read into `slots`, then copy the bytes to `targets` and hash them on the way; with 0 as a
+    target, only hash them."""
+    read = _move(Kind.READ, file, blocks, slots.header_memory, slots.memory, slots.lengths)
+    lengths = [block.length for block in blocks]
+    job = MoverJob(Kind.COPY, targets, slots.memory, lengths, seeds=_seeds(blocks), stream=True)
+    run(job)
+    return Moved(_either(read.errors, job.errors), job.digests)
 
 
-def _read_slots(file: File, blocks: list[DiskBlock], scratch: Scratch) -> list[memoryview]:
-    """The slots of neighbours, as they are in the file."""
-    slot_bytes = blocks[0].segment.slot_bytes
-    whole = scratch.take(slot_bytes * len(blocks))
-    file.read([whole], blocks[0].offset)
-    return [whole[start : start + slot_bytes] for start in range(0, len(whole), slot_bytes)]
+def _seeds(blocks: Sequence[DiskBlock]) -> list[int]:
+    """Neighbours are of one namespace."""
+    return protocol.identities(blocks[0].namespace, [block.key for block in blocks])
+
+
+def _result(block: DiskBlock, error: int, digest: int, has_header: bool = True) -> ReadResult:
+    if error:
+        return ReadResult.IO_ERROR
+    intact = has_header and digest == block.checksum
+    return ReadResult.OK if intact else ReadResult.DAMAGED
 
 
 def _has_header(block: DiskBlock, page: memoryview) -> bool:
@@ -217,15 +240,6 @@ def _has_header(block: DiskBlock, page: memoryview) -> bool:
         page, block.slot, segment.incarnation, segment.slot_class.block_bytes
     )
     return found == block.header
-
-
-def _is_intact(block: DiskBlock, view: memoryview) -> bool:
-    return protocol.checksum(block.namespace, block.key, view) == block.checksum
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    """Releases the GIL, as slicing does not."""
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 # ── segment files ────────────────────────────────────────────────────────────────────────────
@@ -252,7 +266,7 @@ def make_segment(
             _remove_segments(files, gone)
             return MadeSegment(_make_file(files, number, header, scratch))
         except OSError as error:
-            return MadeSegment(None, why_not_written(error))
+            return MadeSegment(None, why_not_written(error.errno))
 
     return Job(Priority.READ, work, finish)
 
@@ -265,7 +279,7 @@ def _make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratc
     try:
         page = scratch.take(PAGE)
         page[:] = pack_segment_header(header)
-        file.write([page], 0)
+        move_view(file, Kind.WRITE, page, 0)
         file.sync()
         files.rename(unfinished, segment_name(number))
         files.sync()
