@@ -46,7 +46,7 @@ class Mover(ABC):
     @abstractmethod
     def cancel(self, job: Job) -> bool:
         """End `job` soon: operations that have not begun get ECANCELED, a running one stops after
-        its present piece: 256 KiB of a copy, 4 MiB of a file. It completes all the same. False: it
+        its present piece: 256 KiB of a copy, 8 MiB of a file. It completes all the same. False: it
         has completed."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ enum { KVF_HASH = 1, KVF_STREAM = 2 }; /* flags */
 enum {
     KVF_PRIORITIES = 3,          /* 0 first */
     KVF_PIECE_BYTES = 256 << 10, /* a copy looks at its cancellation between two of these */
-    KVF_CALL_BYTES = 4 << 20,    /* and a read or a write between two of these, each of which is one system call */
+    KVF_CALL_BYTES = 8 << 20,    /* and a read or a write between two of these, at most so much in a system call */
     KVF_MAX_JOBS = 1 << 20,
 };
 

@@ -12,7 +12,7 @@ from mover_helpers import need_library, random_memory, submitted
 from remote_server.native import Job, Kind, make_mover
 from remote_server.values import MiB
 
-CALL = 4 * MiB
+CALL = 8 * MiB
 """`KVF_CALL_BYTES` of mover.h."""
 
 

@@ -33,8 +33,8 @@ from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
 
-# Bytes of one job: enough for the full speed of a device, few enough for a read not to wait long
-# behind a write. A block that is larger is one job nevertheless.
+# Bytes of blocks in one job: enough for the full speed of a device, few enough for a read not to
+# wait long behind a write. A block that is larger is one job nevertheless.
 PIECE_BYTES = 4 << 20
 
 # Two parts a block, and the mover takes 512 a call.
@@ -86,7 +86,7 @@ def _continues(neighbours: list[DiskBlock], block: DiskBlock) -> bool:
         block.segment is last.segment
         and block.slot == last.slot + 1
         and len(neighbours) < PIECE_BLOCKS
-        and (len(neighbours) + 1) * block.segment.slot_bytes <= PIECE_BYTES
+        and (len(neighbours) + 1) * block.block_bytes <= PIECE_BYTES
     )
 
 
