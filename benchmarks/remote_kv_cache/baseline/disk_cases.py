@@ -118,7 +118,7 @@ class Tier:
     def write(self, blocks: Blocks) -> None:
         self._round += 1
         keys, done, begun = self._keys(len(blocks)), 0, 0
-        sums = protocol.checksums(NAMESPACE, keys, [memoryview(block) for block in blocks])
+        sums: list[int] = []
         block_bytes = blocks.shape[1]
         window = max(1, WINDOW_BYTES // block_bytes // 2)
 
@@ -131,6 +131,10 @@ class Tier:
         while done < len(blocks):
             while begun < len(blocks):
                 part = slice(begun, begun + window)
+                # As in a server, which hashes a block while those before it are written.
+                hashed = slice(len(sums), part.stop)
+                here = [memoryview(block) for block in blocks[hashed]]
+                sums += protocol.checksums(NAMESPACE, keys[hashed], here)
                 lengths = [block_bytes] * len(keys[part])
                 begins = self._tier.begin_puts(
                     NAMESPACE, keys[part], block_bytes, lengths, sums[part]

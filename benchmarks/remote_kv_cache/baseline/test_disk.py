@@ -21,12 +21,15 @@ from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
 from benchmarks.remote_kv_cache.baseline.results import Variant
+from remote_server.store.disk.pool import NUM_THREADS
 from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_disk"
 
 MEMCPY = Variant("memcpy")
+SIZES = "64KiB,576KiB,1MiB,2MiB,4MiB"
 WALL, TIER = "raw loop", "disk tier"
+THREADS = f"{WALL}, {NUM_THREADS} threads"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "how fast blocks get to a disk and back")
     parser.add_argument(
-        "--sizes", type=options.several(options.size), default="1MiB,2MiB,4MiB", metavar="SIZES",
-        help="sizes of blocks, as in 1MiB,4MiB (default: 1MiB,2MiB,4MiB)",
+        "--sizes", type=options.several(options.size), default=SIZES, metavar="SIZES",
+        help=f"sizes of blocks, as in 1MiB,4MiB (default: {SIZES})",
     )  # fmt: skip
     parser.add_argument(
         "--total", type=options.size, default=256 * MiB, metavar="SIZE",
@@ -150,9 +153,12 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
     print(f"\n{results.details(record.rows)}")
     for size in sizes:
         for direction in ("write", "read"):
-            row = found.get((size, f"{TIER}: {direction}"))
-            if row is not None and row.ratio_to_wall:
-                print(f"{size}: {direction} at {100 / row.ratio_to_wall:.0f} % of the raw loop")
+            names = (f"{way}: {direction}" for way in (THREADS, TIER))
+            raw_s, tier_s = (
+                found[size, name].seconds if (size, name) in found else None for name in names
+            )
+            if raw_s and tier_s:
+                print(f"{size}: {direction} at {100 * raw_s / tier_s:.0f} % of the {THREADS}")
 
 
 if __name__ == "__main__":
