@@ -3,12 +3,15 @@
 import threading
 
 import pytest
+from disk_helpers import RealDisk, budget_for, wait_for
 from fake_server import eventually
 from gates import jobs_held
 from tenancy import Tenancy
 
-from remote_server.store.disk.pool import NUM_THREADS, Job, Priority, ThreadPool, Threads
+from remote_server.store.disk.pool import NUM_THREADS, Batch, Job, Priority, ThreadPool, Threads
 from remote_server.values import MiB
+
+BLOCK = 8192
 
 
 @pytest.fixture
@@ -68,6 +71,51 @@ def test_a_pool_that_stops_waits_for_its_own_job_and_leaves_the_threads_to_other
     stopped.join(10)
     assert ran[0] == "at hand"
     eventually(lambda: ran == ["at hand", "another's"])
+
+
+def test_the_last_job_of_a_batch_wakes_the_loop_even_if_one_raises():
+    """Any of four threads may have the last one."""
+    woken = threading.Event()
+    wakes, finished = [], []
+    pool = ThreadPool(lambda: (wakes.append(None), woken.set()))
+
+    def submit(number: int, batch: Batch, gate: threading.Event) -> None:
+        def work(_):
+            gate.wait(10)
+            return 1 // (number % 3)
+
+        pool.submit(Job(Priority.READ, work, finished.append, batch))
+
+    for _ in range(50):
+        finished.clear()
+        gate = threading.Event()
+        batch = Batch(8)
+        for number in range(8):
+            submit(number, batch, gate)
+        gate.set()
+        while len(finished) < 8:  # a wake may be the second one of the batch before
+            assert woken.wait(10)
+            woken.clear()
+            pool.finish_jobs()
+        assert sorted(map(str, finished)) == ["0"] * 2 + ["1"] * 3 + ["None"] * 3
+    pool.stop()
+    assert 50 <= len(wakes) <= 50 * NUM_THREADS
+
+
+def test_a_read_in_several_pieces_wakes_the_loop_once(tmp_path):
+    with RealDisk(tmp_path, *budget_for(4, 4, BLOCK), num_threads=1) as disk:
+        keys = [b"%d" % number for number in range(12)]
+        disk.put_all(keys, [bytes(BLOCK)] * 12)
+        disk.drain()
+        wakes, done = [], []
+        wake = disk.pool.wake
+        disk.pool.wake = lambda: (wakes.append(None), wake())
+        blocks = disk.tier.pin_all("ns", keys)
+        assert len({block.segment for block in blocks}) == 3
+        disk.tier.read(blocks, [memoryview(bytearray(BLOCK)) for _ in keys], done.append)
+        wait_for(disk.tier, disk.event, lambda: bool(done))
+        assert done == [[True] * 12]
+        assert len(wakes) == 1
 
 
 def test_threads_do_not_grow_with_tenants(tmp_path):

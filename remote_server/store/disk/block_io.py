@@ -8,7 +8,7 @@ from remote_server.protocol import Stretch, select
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.index import Index, Removal
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.disk.pool import Batch, Job, Pool, Priority
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
     BlockState,
@@ -103,8 +103,10 @@ class Writing:
                     results[block] = self.end(block, results[block])
                 on_written([results[block] for block in blocks])
 
-        for piece in pieces_of(blocks, views):
-            self._submit(piece, finish)
+        pieces = [*pieces_of(blocks, views)]
+        batch = Batch(len(pieces))
+        for piece in pieces:
+            self._submit(piece, finish, batch)
 
     def end(self, block: DiskBlock, written: Written | None) -> Written:
         """`written` is None for a block that was never handed to `write`."""
@@ -150,7 +152,9 @@ class Writing:
         waits = not slot_class.segments and self._allocator.lacks_demand(slot_class)
         return "small_demand" if waits else "no_slot"
 
-    def _submit(self, piece: Piece, finish: Callable[[Piece, list[Written] | None], None]) -> None:
+    def _submit(
+        self, piece: Piece, finish: Callable[[Piece, list[Written] | None], None], batch: Batch
+    ) -> None:
         segment = piece.blocks[0].segment
 
         def work(scratch: Scratch) -> list[Written]:
@@ -158,7 +162,7 @@ class Writing:
                 return [segment.failure or Written.IO_ERROR] * len(piece.blocks)
             return write_piece(segment.file, piece, scratch)
 
-        job = Job(Priority.WRITE, work, partial(finish, piece))
+        job = Job(Priority.WRITE, work, partial(finish, piece), batch)
         self._allocator.when_made(segment, job)
 
     def _publish(self, block: DiskBlock) -> None:
@@ -219,8 +223,13 @@ class Reading:
             if len(results) == len(blocks):
                 on_read([results[place] for place in range(len(blocks))])
 
-        for piece in pieces_of(blocks, views):
-            self._submit(piece, finish)
+        pieces = [*pieces_of(blocks, views)]
+        batch = Batch(len(pieces))
+        for piece in pieces:
+            file = piece.blocks[0].segment.file
+            assert file is not None
+            work = partial(read_piece, file, piece)
+            self._pool.submit(Job(Priority.READ, work, partial(finish, piece), batch))
 
     def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
         good: dict[DiskBlock, bool] = {}
@@ -233,11 +242,13 @@ class Reading:
             if len(good) == len(blocks):
                 on_read([good[block] for block in blocks])
 
-        for run in runs_of(blocks):
+        runs = [*runs_of(blocks)]
+        batch = Batch(len(runs))
+        for run in runs:
             file = run[0].segment.file
             assert file is not None
             work = partial(verify_piece, file, run)
-            self._pool.submit(Job(Priority.READ, work, partial(finish, run)))
+            self._pool.submit(Job(Priority.READ, work, partial(finish, run), batch))
 
     def _end(self, block: DiskBlock, verdict: ReadResult) -> None:
         if verdict is ReadResult.OK:
@@ -252,14 +263,3 @@ class Reading:
             if block.state is BlockState.READABLE:
                 self._removal.discard(block)
         self._removal.unpin(block)
-
-    def _submit(
-        self, piece: Piece, finish: Callable[[Piece, list[ReadResult] | None], None]
-    ) -> None:
-        file = piece.blocks[0].segment.file
-        assert file is not None
-
-        def work(scratch: Scratch) -> list[ReadResult]:
-            return read_piece(file, piece, scratch)
-
-        self._pool.submit(Job(Priority.READ, work, partial(finish, piece)))

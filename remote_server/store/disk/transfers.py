@@ -201,7 +201,18 @@ def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
 def verify_piece(file: File, blocks: list[DiskBlock], scratch: Scratch) -> list[ReadResult]:
     """Whether header and bytes of each match those found at start, read into `scratch`."""
     slots = _slots_of(blocks, scratch)
-    moved = _read_slots(file, blocks, [0] * len(blocks), slots)
+    if all(block.length % PAGE == 0 for block in blocks):
+        moved = _move(
+            Kind.READ,
+            file,
+            blocks,
+            slots.header_memory,
+            slots.memory,
+            slots.lengths,
+            _seeds(blocks),
+        )
+    else:
+        moved = _read_slots(file, blocks, [0] * len(blocks), slots)
     pages = (slots.view[start : start + PAGE] for start in slots.headers)
     return [*map(_result, blocks, moved.errors, moved.digests, map(_has_header, blocks, pages))]
 
