@@ -8,6 +8,7 @@
     ├── RequestRefused            the server understood and refused; `code` has the reason
     ├── MoverFull                 too many jobs have not been reaped: submit it again later
     ├── MoverClosed               the mover was closed, or is the parent process's: make another
+    ├── LaneBroken                the lane takes no jobs any more: use another one
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
     └── DeadlineExceeded          too slow to be worth it: recompute
 
@@ -57,6 +58,10 @@ class MoverFull(KVFerryError):
 
 class MoverClosed(KVFerryError):
     """The mover was closed, or it belongs to the process that this one was forked from."""
+
+
+class LaneBroken(KVFerryError):
+    """The lane is broken, closed or unknown. The job was not submitted."""
 
 
 class ServerUnavailable(KVFerryError):

@@ -1,7 +1,12 @@
-"""The mover of bytes: copies, reads and writes with their checksums, in C or in Python."""
+"""The mover of bytes and the lanes: copies, reads, writes and TCP, in C or in Python."""
 
 from remote_server.native.base import Mover
 from remote_server.native.job import Job, Kind, Priority
+from remote_server.native.lane_base import LaneJob, LaneKind, Lanes
+from remote_server.native.lanes import make_lanes
 from remote_server.native.mover import make_mover, what_moves
 
-__all__ = ["Job", "Kind", "Mover", "Priority", "make_mover", "what_moves"]
+__all__ = [
+    "Job", "Kind", "LaneJob", "LaneKind", "Lanes", "Mover", "Priority", "make_lanes", "make_mover",
+    "what_moves",
+]  # fmt: skip

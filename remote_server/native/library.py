@@ -11,12 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ABI = 2
+ABI = 3
 """`KVF_ABI` of mover.h."""
 
 PATH = Path(__file__).with_name("libkvferry.so")
 
-_POINTER, _U32, _I64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64
+_POINTER, _CHARS = ctypes.c_void_p, ctypes.c_char_p
+_U32, _I64 = ctypes.c_uint32, ctypes.c_int64
 
 
 class LibraryMissing(Exception):
@@ -25,7 +26,8 @@ class LibraryMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The functions of mover.h, without `kvf_`. A job is passed as its struct, in bytes."""
+    """The functions of mover.h and lanes.h, without `kvf_`. A job is passed as its struct, in
+    bytes."""
 
     instructions: str
     """The instruction set that it chose: "avx512", "avx2" or "plain"."""
@@ -38,6 +40,15 @@ class Library:
     cancel: Callable[[int, int], int]
     reap: Callable[[int, int, int], int]
     pool_free: Callable[[int], None]
+
+    lanes_new: Callable[[int], int | None]
+    lanes_descriptor: Callable[[int], int]
+    lanes_open: Callable[[int, int], int]
+    lanes_submit: Callable[[int, int, bytes], int]
+    lanes_abandon: Callable[[int, int], None]
+    lanes_close_lane: Callable[[int, int], None]
+    lanes_reap: Callable[[int, int, int, int], int]
+    lanes_free: Callable[[int], None]
 
 
 @cache
@@ -63,18 +74,27 @@ def load_from(path: Path) -> Library:
 
 def _functions(without_gil: ctypes.CDLL, with_gil: ctypes.PyDLL) -> Library:
     """Raises `AttributeError` for a missing one."""
-    instructions = _function(with_gil.kvf_instructions, ctypes.c_char_p)()
+    instructions = _function(with_gil.kvf_instructions, _CHARS)()
     return Library(
         instructions=instructions.decode(),
         # A job of `bytes`: ctypes passes the address of its contents.
-        run=_function(without_gil.kvf_run, _U32, ctypes.c_char_p),
-        run_holding_the_gil=_function(with_gil.kvf_run, _U32, ctypes.c_char_p),
+        run=_function(without_gil.kvf_run, _U32, _CHARS),
+        run_holding_the_gil=_function(with_gil.kvf_run, _U32, _CHARS),
         pool_new=_function(with_gil.kvf_pool_new, _POINTER, _U32, _U32),
         pool_descriptor=_function(with_gil.kvf_pool_descriptor, ctypes.c_int, _POINTER),
-        submit=_function(with_gil.kvf_submit, _I64, _POINTER, ctypes.c_char_p),
+        submit=_function(with_gil.kvf_submit, _I64, _POINTER, _CHARS),
         cancel=_function(with_gil.kvf_cancel, ctypes.c_int, _POINTER, _I64),
         reap=_function(with_gil.kvf_reap, _U32, _POINTER, _POINTER, _U32),
         pool_free=_function(without_gil.kvf_pool_free, None, _POINTER),
+        lanes_new=_function(with_gil.kvf_lanes_new, _POINTER, _U32),
+        lanes_descriptor=_function(with_gil.kvf_lanes_descriptor, ctypes.c_int, _POINTER),
+        lanes_open=_function(with_gil.kvf_lanes_open, _I64, _POINTER, ctypes.c_int),
+        lanes_submit=_function(with_gil.kvf_lanes_submit, _I64, _POINTER, _POINTER, _CHARS),
+        # These wait for a piece.
+        lanes_abandon=_function(without_gil.kvf_lanes_abandon, None, _POINTER, _POINTER),
+        lanes_close_lane=_function(without_gil.kvf_lanes_close_lane, None, _POINTER, _POINTER),
+        lanes_reap=_function(with_gil.kvf_lanes_reap, _U32, _POINTER, _POINTER, _POINTER, _U32),
+        lanes_free=_function(without_gil.kvf_lanes_free, None, _POINTER),
     )
 
 

@@ -29,7 +29,7 @@ def make_mover(threads: int, max_jobs: int = 1024) -> Mover:
     submitted and not reaped. Raises `ConfigError` for the variable and `OSError`."""
     if not (0 < threads <= MAX_THREADS and 0 < max_jobs <= MAX_JOBS):
         raise ValueError(f"a mover of {threads} threads and {max_jobs} jobs")
-    library = _choose()
+    library = library_or_reason()
     if isinstance(library, Library):
         return NativeMover(library, threads, max_jobs)
     return ReferenceMover(threads, max_jobs)
@@ -37,13 +37,13 @@ def make_mover(threads: int, max_jobs: int = 1024) -> Mover:
 
 def what_moves() -> str:
     """The mover that `make_mover` makes: "native, avx512", or "Python: " and the reason."""
-    library = _choose()
+    library = library_or_reason()
     if isinstance(library, Library):
         return f"native, {library.instructions}"
     return f"Python: {library}"
 
 
-def _choose() -> Library | str:
+def library_or_reason() -> Library | str:
     """The library, or why there is none."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted == "python":

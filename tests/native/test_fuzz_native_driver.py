@@ -1,4 +1,5 @@
-"""Random jobs of the mover from several threads (`driver.c`), built with each sanitizer."""
+"""Random jobs of the mover (`driver.c`) and messages of lanes (`lanes_driver.c`) from several
+threads, built with each sanitizer."""
 
 import os
 import secrets
@@ -50,11 +51,12 @@ def compiler_with(flags: list[str], folder: Path) -> str:
     pytest.skip(reason)
 
 
+@pytest.mark.parametrize("program", ["driver", "lanes_driver"])
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_jobs_from_several_threads_end_once_and_right(fuzz, tmp_path, sanitizer):
+def test_jobs_from_several_threads_end_once_and_right(fuzz, tmp_path, sanitizer, program):
     compiler = compiler_with(SANITIZERS[sanitizer], tmp_path)
     driver = tmp_path / "driver"
-    sources = [*sorted(SOURCES.glob("*.c")), HERE / "driver.c"]
+    sources = [*sorted(SOURCES.glob("*.c")), HERE / f"{program}.c"]
     subprocess.run(
         [compiler, *FLAGS, *SANITIZERS[sanitizer], f"-I{SOURCES}", "-o", driver, *sources],
         check=True, timeout=120,

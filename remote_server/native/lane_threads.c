@@ -1,0 +1,161 @@
+/* The threads of lanes: each waits for its connections with epoll and moves pieces in turns. */
+
+#define _GNU_SOURCE
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include "lane.h"
+#include "mover.h"
+
+enum {
+    TURN_PIECES = 4, /* then the next lane of the thread has its turn */
+    EVENTS = 16,
+    ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR,
+};
+
+void kvf_watch(struct kvf_lane *lane)
+{
+    uint32_t events = EPOLLRDHUP | (first_of(lane, RECEIVES) ? EPOLLIN : 0) | (first_of(lane, SENDS) ? EPOLLOUT : 0);
+    if (events == lane->watched)
+        return;
+    struct epoll_event event = {.events = events, .data.ptr = lane};
+    epoll_ctl(lane->worker->epoll, EPOLL_CTL_MOD, lane->connection, &event);
+    lane->watched = events;
+}
+
+/* Moves pieces of one direction. 0: the lane goes on, or was closed meanwhile; else as kvf_pass. */
+static int move(struct worker *worker, struct kvf_lane *lane, int direction)
+{
+    struct kvf_lanes *lanes = worker->lanes;
+    int error = 0;
+    for (int pieces = 0; pieces < TURN_PIECES && !error; pieces++) {
+        while (lane->is_wanted)
+            pthread_cond_wait(&lanes->changed, &lanes->lock);
+        struct kvf_entry *entry = first_of(lane, direction);
+        if (!entry)
+            break;
+        struct kvf_lane_job *job = entry->job; /* stays: the lane is busy */
+        int connection = lane->connection;
+        lane->is_busy = true;
+        pthread_mutex_unlock(&lanes->lock);
+        error = kvf_pass(&lane->passages[direction], job, connection, worker->sink);
+        pthread_mutex_lock(&lanes->lock);
+        lane->is_busy = false;
+        if (lane->is_wanted)
+            pthread_cond_broadcast(&lanes->changed);
+        kvf_complete_whole(lanes, lane, direction);
+    }
+    return error == EAGAIN ? 0 : error;
+}
+
+static int error_of(const struct kvf_lane *lane)
+{
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(lane->connection, SOL_SOCKET, SO_ERROR, &error, &size);
+    return error ? error : KVF_CLOSED;
+}
+
+static void serve(struct worker *worker, struct kvf_lane *lane, uint32_t events)
+{
+    int error = 0;
+    if (events & (EPOLLIN | ENDS))
+        error = move(worker, lane, RECEIVES);
+    if (!error && events & (EPOLLOUT | ENDS))
+        error = move(worker, lane, SENDS);
+    if (lane->connection < 0)
+        return;
+    if (!error && events & ENDS && !first_of(lane, RECEIVES))
+        error = error_of(lane);
+    if (error)
+        kvf_end_lane(worker->lanes, lane, error == KVF_CLOSED ? 0 : error);
+    else
+        kvf_watch(lane);
+}
+
+static void free_released(struct worker *worker)
+{
+    for (struct node *node; (node = worker->released.first);) {
+        unlink_node(&worker->released, node);
+        free(KVF_LANE_OF(node));
+    }
+}
+
+/* A thread. */
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    struct kvf_lanes *lanes = worker->lanes;
+    struct epoll_event events[EVENTS];
+    pthread_setname_np(pthread_self(), "kvferry-lanes");
+    for (bool stopping = false; !stopping;) {
+        int count = epoll_wait(worker->epoll, events, EVENTS, -1);
+        pthread_mutex_lock(&lanes->lock);
+        for (int i = 0; i < count; i++) {
+            struct kvf_lane *lane = events[i].data.ptr;
+            if (!lane)
+                silence(worker->wake);
+            else if (lane->connection >= 0)
+                serve(worker, lane, events[i].events);
+        }
+        free_released(worker);
+        stopping = lanes->stopping;
+        pthread_mutex_unlock(&lanes->lock);
+    }
+    return NULL;
+}
+
+static int start_thread(struct worker *worker)
+{
+    sigset_t mask, before;
+    sigfillset(&mask); /* but for faults of the thread itself, which a handler may report */
+    sigdelset(&mask, SIGBUS);
+    sigdelset(&mask, SIGSEGV);
+    sigdelset(&mask, SIGILL);
+    sigdelset(&mask, SIGFPE);
+    pthread_sigmask(SIG_SETMASK, &mask, &before);
+    int error = pthread_create(&worker->thread, NULL, work, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+static void close_worker(struct worker *worker)
+{
+    free(worker->sink);
+    close(worker->wake);
+    close(worker->epoll);
+    worker->epoll = worker->wake = -1;
+}
+
+int kvf_start_worker(struct worker *worker)
+{
+    if (worker->epoll >= 0)
+        return 0;
+    worker->sink = malloc(KVF_PIECE_BYTES);
+    worker->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    worker->epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN};
+    int error = 0;
+    if (!worker->sink)
+        error = ENOMEM;
+    else if (worker->wake < 0 || worker->epoll < 0 || epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) < 0)
+        error = errno;
+    if (!error)
+        error = start_thread(worker);
+    if (error)
+        close_worker(worker);
+    return error;
+}
+
+void kvf_join_worker(struct worker *worker)
+{
+    if (worker->epoll < 0)
+        return;
+    pthread_join(worker->thread, NULL);
+    free_released(worker); /* after the thread's last look */
+    close_worker(worker);
+}

@@ -1,0 +1,222 @@
+"""Lanes with slow, stopped and silent peers, jobs taken back at any moment, and forks."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+
+import pytest
+from lane_helpers import (
+    Blocks,
+    connected,
+    header,
+    is_readable,
+    random_blocks,
+    read,
+    reap,
+    reaped,
+)
+from mover_helpers import until
+
+from remote_server.errors import MoverClosed
+from remote_server.native import make_lanes
+
+pytest_plugins = ["engine_of_lanes_fixtures"]
+
+KiB, MiB = 1 << 10, 1 << 20
+
+ECHO = """
+import socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.setblocking(True)
+while piece := connection.recv(1 << 20):
+    connection.sendall(piece)
+"""
+
+
+def test_a_peer_that_sends_single_bytes(lanes, link):
+    lane, far = link
+    source, target = random_blocks([3, 0, 40, 1]), Blocks([3, 0, 40, 1])
+    receive = target.receive(seeds=[1, 2, 3, 4])
+    lanes.submit(lane, receive)
+    for byte in source.frames(7, [1, 2, 3, 4]):
+        far.sendall(bytes([byte]))
+    assert reaped(lanes, 1) == [receive]
+    assert all(receive.intact())
+    assert target.memory.map[:] == source.memory.map[:]
+
+
+@pytest.mark.parametrize("lengths", [[1, 150_000, 300_000, 9], [3000, 0, 700] * 40])
+def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
+    """The buffer of the connection is full in the middle of headers, payloads and trailers."""
+    near, far = connected()
+    with far:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        source, seeds = random_blocks(lengths), [*range(len(lengths))]
+        send = source.send(seeds=seeds)
+        lanes.submit(lanes.open(near), send)
+        expected = source.frames(7, seeds)
+        got = bytearray()
+        while len(got) < len(expected):
+            got += far.recv(1009)
+        assert got == expected
+        assert reaped(lanes, 1) == [send]
+
+
+def test_lanes_whose_peers_do_nothing_hold_up_no_other_lane_of_their_thread(engine):
+    with closing(make_lanes(1)) as lanes:
+        silent = [connected() for _ in range(50)]
+        for near, _ in silent:
+            lane = lanes.open(near)
+            lanes.submit(lane, Blocks([16 * MiB]).send())
+            lanes.submit(lane, Blocks([1]).receive())
+        loop = [lanes.open(end) for end in connected()]
+        source, target = random_blocks([3 * MiB] * 4), Blocks([3 * MiB] * 4)
+        jobs = [source.send(), target.receive()]
+        lanes.submit(loop[0], jobs[0])
+        lanes.submit(loop[1], jobs[1])
+        assert {*reaped(lanes, 2)} == {*jobs}
+        assert target.memory.map[:] == source.memory.map[:]
+        lanes.close()
+        for _, far in silent:
+            far.close()
+
+
+def test_many_messages_on_many_lanes_of_one_thread(engine):
+    with closing(make_lanes(1)) as lanes:
+        loops = [[lanes.open(end) for end in connected()] for _ in range(20)]
+        source = random_blocks([4096] * 4)
+        targets = [(ends, Blocks(source.lengths)) for ends in loops for _ in range(25)]
+        for number, (ends, target) in enumerate(targets):
+            lanes.submit(ends[number % 2], source.send(number, seeds=[0] * 4))
+            lanes.submit(ends[1 - number % 2], target.receive(number, seeds=[0] * 4))
+        assert all(all(job.intact()) for job in reaped(lanes, 2 * len(targets)))
+        assert all(target.memory.map[:] == source.memory.map[:] for _, target in targets)
+
+
+def test_a_peer_that_is_stopped_for_a_second_delays_its_lane_and_no_call(lanes):
+    near, far = connected()
+    os.set_inheritable(far.fileno(), True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", ECHO, str(far.fileno())], pass_fds=[far.fileno()]
+    )
+    far.close()
+    try:
+        lane = lanes.open(near)
+        source, target = random_blocks([4 * MiB] * 16), Blocks([4 * MiB] * 16)
+        receive = target.receive(seeds=[3] * 16)
+        lanes.submit(lane, receive)
+        lanes.submit(lane, source.send(seeds=[3] * 16))
+        until(lambda: receive.done[0])
+        child.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        late = Blocks([9]).receive(8)
+        lanes.submit(lane, late)
+        lanes.abandon(late)
+        assert time.monotonic() - begin < 1
+        time.sleep(1 - (time.monotonic() - begin))
+        assert not is_readable(lanes)
+        child.send_signal(signal.SIGCONT)
+        jobs = reaped(lanes, 2)
+        assert all(all(job.intact()) for job in jobs)
+        assert target.memory.map[:] == source.memory.map[:]
+        child.kill()
+        assert reap(lanes, 0, 1)[1][0][0] == lane
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1, 200 * KiB, 700 * KiB, 3 * MiB])
+def test_memory_of_an_abandoned_receive_is_not_written_again(lanes, link, after_bytes):
+    """While its bytes come in."""
+    lane, far = link
+    source = random_blocks([700_000] * 6)
+    frames = source.frames()
+    for _ in range(4):
+        target = Blocks(source.lengths)
+        job = target.receive(seeds=[1] * 6)
+        lanes.submit(lane, job)
+        sender = threading.Thread(target=far.sendall, args=(frames,))
+        sender.start()
+        until(lambda: sum(job.done) >= min(after_bytes, 700_000 * 4))  # noqa: B023
+        lanes.abandon(job)
+        target.memory.map[:] = b"\xee" * len(target.memory.map)
+        sender.join()
+        after = Blocks([5])
+        lanes.submit(lane, after.receive(8))
+        far.sendall(Blocks([5], b"after").frames(8))
+        reaped(lanes, 1)
+        assert after[0] == b"after"
+        assert target.memory.map[:].count(b"\xee") == len(target.memory.map)
+
+
+def test_memory_of_an_abandoned_send_is_not_read_again(lanes):
+    for after_bytes in (0, 1, 100 * KiB, 900 * KiB, 2 * MiB):
+        near, far = connected()
+        with far:
+            source = Blocks([1_500_000] * 20, b"\x11" * 30_000_000)
+            frames = source.frames()
+            lane = lanes.open(near)
+            job = source.send()
+            lanes.submit(lane, job)
+            got = bytearray(read(far, after_bytes))
+            lanes.abandon(job)
+            source.memory.map[:] = b"\xee" * len(source.memory.map)
+            with suppress(ConnectionResetError):
+                while piece := far.recv(MiB):
+                    got += piece
+            assert frames.startswith(got)
+            assert len(got) < len(frames)
+            assert reap(lanes, 0, 1)[1][0][0] == lane
+
+
+def test_a_child_of_fork_has_no_lanes_but_its_own(lanes, link):
+    lane, far = link
+    target = Blocks([4])
+    receive = target.receive()
+    lanes.submit(lane, receive)
+    begins, ends = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = _use_in_child(lanes, lane)
+            os.write(begins[1], b"x")
+            os.read(ends[0], 1)
+        finally:
+            os._exit(status)
+    try:
+        assert os.read(begins[0], 1) == b"x"
+        far.sendall(header(7, 0, 4) + b"here" + bytes(8))
+        assert reaped(lanes, 1) == [receive]
+        lanes.close_lane(lane)
+        assert far.recv(1) == b""  # though the child has the connection open
+    finally:
+        os.write(ends[1], b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        for end in (*begins, *ends):
+            os.close(end)
+
+
+def _use_in_child(lanes, lane) -> int:
+    job = Blocks([1]).send()
+    for call in (lanes.fileno, lambda: lanes.submit(lane, job), lambda: lanes.open(connected()[0])):
+        with pytest.raises(MoverClosed):
+            call()
+    lanes.abandon(job)
+    lanes.close_lane(lane)
+    lanes.close()
+    assert lanes.reap() == ([], [])
+    with closing(make_lanes(1)) as own:
+        loop = [own.open(end) for end in connected()]
+        source, target = random_blocks([MiB]), Blocks([MiB])
+        own.submit(loop[0], source.send())
+        own.submit(loop[1], target.receive())
+        reaped(own, 2)
+        assert target[0] == source[0]
+    return 0
