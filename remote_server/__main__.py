@@ -70,7 +70,7 @@ def _say_ready(admin: Admin, server: Server) -> None:
     print(
         f"remote_server ready on {server.endpoint}  "
         f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}{bucket}"
-        f"mover {plain(what_moves())}  "
+        f"mover {plain(what_moves())}  lanes {plain(str(server.lanes))}  "
         f"epoch {server.store.epoch}" + (f"  admin {admin.url}" if admin.url else ""),
         flush=True,
     )

@@ -272,6 +272,49 @@ def admin_address(setting: str) -> AdminAddress | None:
     return AdminAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
 
 
+LANES_AUTO, LANES_OFF = "auto", "off"
+
+
+class LanesAddress(NamedTuple):
+    """Where lanes begin: a host name or address without brackets, empty for all of this machine,
+    and a port; 0 is any free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in ("localhost", "::1") or is_loopback_number(self.host)
+
+    @property
+    def reachable_host(self) -> str:
+        """The host for clients; empty where it is that of the server's own address."""
+        return "" if self.host in ("0.0.0.0", "::") else self.host
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host or _ANY
+        return f"{host}:{self.port}"
+
+
+def lanes_address(setting: str) -> LanesAddress | None:
+    """The address in `lanes`; None for `auto` and `off`. Raises `ConfigError` when it is none."""
+    if setting in (LANES_AUTO, LANES_OFF):
+        return None
+    host, colon, port = setting.rpartition(":")
+    if not (colon and host) or _wrong_host(host) or _wrong_port(port):
+        raise ConfigError(
+            f"lanes: {setting!r:.80} is not an address; write it like 10.0.0.7:5759, *:* for any "
+            f"free port of this machine, {LANES_AUTO} or {LANES_OFF}"
+        )
+    return LanesAddress("" if host == _ANY else host.strip("[]"), 0 if port == _ANY else int(port))
+
+
+def lanes_beside(endpoint: str) -> LanesAddress:
+    """Any free port of the host of `endpoint`, where the server listens."""
+    return LanesAddress(_host_and_port(endpoint, "bind")[0].strip("[]"), 0)
+
+
 def listen(address: AdminAddress) -> socket.socket:
     """A socket that listens there; connections wait in it until they are accepted.
 

@@ -38,7 +38,8 @@ _INTEGRITY = {
     "bucket_headers_damaged": "bucket_header",
 }
 
-_SHOWN = ("lookup_", "get_", "hits_", "put_", "bytes_in", "bytes_out", "shared_bytes_", "disk_",
+_SHOWN = ("lookup_", "get_", "hits_", "put_", "bytes_in", "bytes_out", "shared_bytes_",
+          "lane_bytes_", "disk_",
           "refused_", "bad_messages_", "integrity_", "evicted", "bucket_")  # fmt: skip
 """Counters with a metric of their own; the others are events."""
 
@@ -103,6 +104,9 @@ def _life(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("ailing", "Parts that have failed for good; `/health` names them.",
                  len(snapshot.ailing))  # fmt: skip
     yield _gauge("connections", "TCP connections now; a client has several.", snapshot.connections)
+    yield _gauge(
+        "lanes", "TCP connections that carry blocks beside ZeroMQ now.", snapshot.num_lanes
+    )
     yield _gauge("regions", "Clients that share memory with it now.", snapshot.regions)
     yield _gauge("leases", "Gets that clients are copying from the arena now.", snapshot.leases)
 
@@ -134,6 +138,7 @@ def _requests(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric
     )
     for direction in ("in", "out"):
         moved.add_metric([direction, "tcp"], counters[f"bytes_{direction}"])
+        moved.add_metric([direction, "lane"], counters[f"lane_bytes_{direction}"])
         moved.add_metric([direction, "shm"], counters[f"shared_bytes_{direction}"])
     yield moved
 

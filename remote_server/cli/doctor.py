@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from remote_server.cli import (
 from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
 from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
 from remote_server.cli.servers import add_servers, servers_of
-from remote_server.client import SharedRegion
+from remote_server.client import RemoteClient, SharedRegion
 from remote_server.fleet.server_list import Member, ServerList
 from remote_server.native.mover import what_moves
 from remote_server.protocol import SELF_TESTS, StatsReply
@@ -85,7 +86,7 @@ def run(flags: argparse.Namespace) -> int:
             status = 3
         else:
             address = _address_of(servers.members[0])
-            findings.append(_shared_memory(address, flags.timeout_s))
+            findings += _transports(address, flags.timeout_s)
     if flags.json:
         print_lines(ascii_json([finding._asdict() for finding in findings]))
     else:
@@ -191,6 +192,14 @@ def _hash_seed() -> Finding:
     return Finding("hash seed", "note", text)
 
 
+def _lanes(lanes: str) -> Finding:
+    if lanes.startswith("none"):
+        return Finding(
+            "lanes", "note", f"{lanes}; blocks go through ZeroMQ, at about half the speed"
+        )
+    return Finding("lanes", "ok", lanes)
+
+
 def _mover(check: str, mover: str) -> Finding:
     if mover.startswith("native"):
         return Finding(check, "ok", mover)
@@ -225,6 +234,8 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         yield Finding("server", "ok", text)
     if reply.mover:
         yield _mover("server's mover", reply.mover)
+    if reply.lanes:
+        yield _lanes(reply.lanes)
     if reply.time_s:
         ahead = reply.time_s - now_s
         far = abs(ahead) > _CLOCK_S
@@ -256,32 +267,50 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         yield Finding("engines", "bad", gap.line())
 
 
-def _shared_memory(address: str, timeout_s: float) -> Finding:
-    """Whether a client on this host is given shared memory. Removes its namespace from the
-    server."""
+def _transports(address: str, timeout_s: float) -> Iterable[Finding]:
+    """Whether a client on this host is given shared memory, and lanes. Removes its namespace from
+    the server."""
     region = SharedRegion(1 * MiB)
-    namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
-    client = client_of(address, client_name="kvferry doctor")
-    try:
+    with _client(address, timeout_s) as client:
         client.register(region.view, region.fd)
-        client.declare(namespace, 4096)
         if _within(timeout_s, lambda: client.transport == "shm"):
-            return Finding("transport", "ok", "shared memory: this host and the server's are one")
-        return Finding("transport", "ok", "tcp: the server is on another host, or takes only tcp")
+            text = "shared memory: this host and the server's are one"
+        else:
+            text = "tcp: the server is on another host, or takes only tcp"
+        yield Finding("transport", "ok", text)
+    region.close()
+    with _client(address, timeout_s, transport="tcp") as client:
+        _within(timeout_s, lambda: any(client.lanes))
+        num_open, reason = client.lanes
+    if num_open:
+        yield Finding("lanes from here", "ok", "open: blocks over tcp go beside ZeroMQ")
+    else:
+        why = reason or f"none within {timeout_s:g} s"
+        text = f"{why}; blocks over tcp go over ZeroMQ, half as fast"
+        yield Finding("lanes from here", "note", text)
+
+
+@contextmanager
+def _client(address: str, timeout_s: float, **options: str) -> Iterator[RemoteClient]:
+    """A client with a namespace, which it removes from the server."""
+    namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
+    client = client_of(address, client_name="kvferry doctor", **options)
+    try:
+        client.declare(namespace, 4096)
+        yield client
     finally:
         client.forget(namespace)
         client.clear(namespace, forget=True, timeout_s=timeout_s).exception(timeout_s + 1)
         client.close()
-        region.close()
 
 
-def _within(timeout_s: float, so: Callable[[], bool]) -> bool:
+def _within(timeout_s: float, so: Callable[[], object]) -> bool:
     ends_by = time.monotonic() + timeout_s
     while time.monotonic() < ends_by:
         if so():
             return True
         time.sleep(0.01)
-    return so()
+    return bool(so())
 
 
 def _read(file: Path) -> str:

@@ -13,8 +13,8 @@ from remote_server.values import format_bytes
 # Hits of lookups and gets: the first figures to look at.
 _RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
 _FLOWS = (
-    ("in", ("bytes_in", "shared_bytes_in")),
-    ("out", ("bytes_out", "shared_bytes_out")),
+    ("in", ("bytes_in", "shared_bytes_in", "lane_bytes_in")),
+    ("out", ("bytes_out", "shared_bytes_out", "lane_bytes_out")),
     ("to disk", ("disk_written_bytes",)),
     ("from disk", ("disk_read_bytes",)),
     ("to bucket", ("bucket_written_bytes",)),
@@ -26,7 +26,8 @@ def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     """The lines to print. With an earlier reply `before`, flows are per second since then."""
     name = f"{reply.name}  " if reply.name else ""
     mover = f"  mover {reply.mover}" if reply.mover else ""
-    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}{mover}"
+    lanes = f"  lanes {reply.lanes}" if reply.lanes else ""
+    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}{mover}{lanes}"
     return [head, "", *contents(reply, before)]
 
 

@@ -75,13 +75,16 @@ class ClientContext:
 
     next_request_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
-    def connect(self, *, brings_blocks: bool = False, for_transfers: bool = True) -> Connection:
+    def connect(
+        self, *, brings_blocks: bool = False, for_transfers: bool = True, for_lanes: bool = False
+    ) -> Connection:
         """A new connection. `brings_blocks`: replies have payload frames. `for_transfers`: on
-        demand, if the client is configured so. Raises as `Connection` does."""
+        demand, if the client is configured so; `for_lanes`: always on demand, and it knows the
+        address of its peer. Raises as `Connection` does."""
+        on_demand = for_lanes or (for_transfers and self.config.idle_close_s is not None)
         return Connection(
             self.zmq_context, self.poll_set, self.config, self.clock, self.keys,
-            brings_blocks=brings_blocks,
-            on_demand=for_transfers and self.config.idle_close_s is not None,
+            brings_blocks=brings_blocks, on_demand=on_demand, names_peer=for_lanes,
         )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ import zmq
 from remote_server import protocol
 from remote_server.client.poll_set import PollSet
 from remote_server.client.results import ClientConfig
-from remote_server.client.socket_options import event_of, set_options
+from remote_server.client.socket_options import event_of, refusal_of, set_options
 from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.keys import ClientKeys
 
@@ -58,11 +58,6 @@ _EVENTS = (
     | zmq.Event.DISCONNECTED
     | zmq.Event.CONNECT_RETRIED
 )
-_REFUSALS = {
-    400: "the server does not know our key",
-    500: "the server is at its limit of connections",
-}
-_OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 # Time for a connection to a server that is there, three to five round trips. It doubles with each
@@ -95,9 +90,11 @@ class Connection:
         *,
         brings_blocks: bool = False,
         on_demand: bool = False,
+        names_peer: bool = False,
     ) -> None:
         """`brings_blocks`: replies have payload frames. `on_demand`: it rests without a socket
-        until `demand`, and again after `idle_close_s` without use.
+        until `demand`, and again after `idle_close_s` without use. `names_peer`: `peer_host` is
+        known after each reply, for a microsecond more.
 
         Raises `ConfigError` for an endpoint or keys that ZeroMQ refuses, and `zmq.ZMQError` when
         the process cannot open another file.
@@ -108,6 +105,9 @@ class Connection:
         self._clock = clock
         self._keys = keys
         self._brings_blocks = brings_blocks
+        self._names_peer = names_peer
+        self.peer_host = ""
+        """The numeric address of the sender of the last reply."""
         self.connected = False
         """The handshake is done and the peer has not disconnected since."""
         self.opening = False
@@ -284,25 +284,13 @@ class Connection:
                 self.turned_away = ""
                 changes.append(True)
             else:
-                self.turned_away = self._why_not(event, value) or self.turned_away
+                why = refusal_of(event, value, self._config.keys, first=not self.turned_away)
+                self.turned_away = why or self.turned_away
                 if self.connected or self.on_demand:
                     at_once = self.connected and self.on_demand
                     self._close_until(now if at_once else now + self._config.reconnect_s)
                     return [*changes, False]
                 self.due_at = now + self._config.longest_reconnect_s
-
-    def _why_not(self, event: int, value: int) -> str:
-        """The mismatch of keys that a failed handshake indicates; empty for any other event."""
-        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            return _REFUSALS.get(value, f"the server refuses the connection with status {value}")
-        if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == _OTHER_MECHANISM:
-            return "the server has no keys" if self._keys else "the server demands keys"
-        if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._keys and not self.turned_away:
-            return (
-                "the server ends the handshake: it is most likely not the one whose public key "
-                f"{self._config.keys} holds"
-            )
-        return ""
 
     def send(
         self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = (), *, num_replies: int = 1
@@ -344,6 +332,10 @@ class Connection:
         try:
             if length != len(protocol.MAGIC) or self._magic != protocol.MAGIC or not self.more:
                 raise RemoteProtocolError("a message without the magic frame and a header")
+            if self._names_peer:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                self.peer_host = str(frame.get("Peer-Address"))
+                return protocol.decode_reply(frame.bytes)
             return protocol.decode_reply(self._socket.recv(zmq.NOBLOCK))
         except RemoteProtocolError:
             self.discard_rest()

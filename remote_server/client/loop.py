@@ -8,7 +8,8 @@ Receiving precedes expiry, so that a reply that has come counts even when this t
 until after the deadline.
 
 Small requests, gets and puts have a connection each, so that a lookup never waits behind megabytes.
-A fourth carries the messages of shared memory once a region is registered.
+A fourth carries the messages of lanes, where the server offers them, and a fifth those of shared
+memory once a region is registered.
 """
 
 import logging
@@ -23,9 +24,11 @@ from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
 from remote_server.client.io_thread import IoThread
+from remote_server.client.lane_channels import open_lanes
+from remote_server.client.lane_link import LaneLink
 from remote_server.client.poll_set import PollSet
 from remote_server.client.requests import Call, Mailbox
-from remote_server.client.results import ClientConfig, new_counters
+from remote_server.client.results import ClientConfig, LaneState, new_counters
 from remote_server.client.session import Epoch, Session
 from remote_server.client.shm_channels import open_shared
 from remote_server.client.tcp_channels import TcpGets, TcpPuts
@@ -36,8 +39,8 @@ from remote_server.shm.region import RegisteredRegion
 logger = logging.getLogger(__name__)
 
 DATA_CHANNELS: tuple[Callable[[ClientContext], Channel], ...] = (TcpGets, TcpPuts)
-"""Opened with the client, after the control channel; `register` appends those of shared memory. A
-request goes to the last channel that takes it."""
+"""Opened with the client, after the control channel and before those of lanes; `register` appends
+those of shared memory. A request goes to the last channel that takes it."""
 
 VERIFY_TIMEOUT_S = 5.0
 
@@ -80,6 +83,7 @@ class Loop:
             self._use(self._control)
             for open_one in DATA_CHANNELS:
                 self._use(*self.channels, open_one(client_context))
+            self._use(*self.channels, *open_lanes(client_context))
         except BaseException:
             for channel in self.channels:
                 channel.close()
@@ -108,6 +112,11 @@ class Loop:
         """Transport of rows in the registered region now."""
         known = (channel.region_transport for channel in self.channels)
         return next(filter(None, known), "tcp")
+
+    @property
+    def lanes(self) -> LaneState:
+        links = (one.lane_state for one in self.channels if isinstance(one, LaneLink))
+        return next(links, LaneState(0, "this client opens none"))
 
     @property
     def queued_bytes(self) -> int:
@@ -237,6 +246,9 @@ class Loop:
         except OSError as error:
             logger.warning("%s: no shared memory: %s", self._config.endpoint, error)
         else:
+            for one in self.channels:
+                if isinstance(one, LaneLink):
+                    one.rest()
             self._use(*self.channels, *shared)
 
     def check(self) -> None:

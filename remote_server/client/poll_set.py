@@ -25,9 +25,10 @@ class PollSet:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def register(self, socket: "zmq.Socket[bytes] | int") -> None:
-        self._poller.register(socket, zmq.POLLIN)
-        self._epoll.register(_descriptor(socket), select.EPOLLIN)
+    def register(self, socket: "zmq.Socket[bytes] | int", *, writable: bool = False) -> None:
+        """`writable`: it waits for that alone, as a connection that is being made does."""
+        self._poller.register(socket, zmq.POLLOUT if writable else zmq.POLLIN)
+        self._epoll.register(_descriptor(socket), select.EPOLLOUT if writable else select.EPOLLIN)
 
     def unregister(self, socket: "zmq.Socket[bytes] | int") -> None:
         """Before it is closed."""
@@ -35,7 +36,7 @@ class PollSet:
         self._epoll.unregister(_descriptor(socket))
 
     def poll(self, timeout_s: float) -> dict[object, int]:
-        """Wait until something can be received. Returns where."""
+        """Wait until something can be received, or written where that is awaited. Returns where."""
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         return dict(self._poller.poll(wait_ms))

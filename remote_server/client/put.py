@@ -40,7 +40,7 @@ class PutState(Enum):
     SUBMITTED = auto()  # no channel has taken it over
     PREPARED = auto()  # cut into batches, of which none was sent
     SENT = auto()  # a batch was sent; others may wait for space in the window
-    RELEASING = auto()  # over tcp: no reply is awaited, and libzmq holds rows
+    RELEASING = auto()  # over tcp: no reply is awaited, and libzmq or a lane reads rows
     ANSWERED = auto()  # ended: every batch has its reply
     FAILED = auto()  # ended: refused, late or given up; `PutTransfer.error` has the reason
 
@@ -67,7 +67,7 @@ class PutTransfer:
     to_send: deque[range] = field(default_factory=deque)
     num_in_flight: int = 0
     lent: "list[ref[memoryview]]" = field(default_factory=list)
-    """One for each row passed to libzmq; dead when libzmq has released the row."""
+    """One for each row passed to libzmq or to a lane; dead when that has released the row."""
     cut_off: bool = False
     """The socket that held its rows was closed: libzmq releases them by itself."""
     outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
@@ -90,7 +90,7 @@ class PutTransfer:
         return not self.to_send and not self.num_in_flight
 
     def is_released(self) -> bool:
-        """libzmq holds none of its rows any more."""
+        """Neither libzmq nor a lane reads its rows any more."""
         self.lent = [view for view in self.lent if view() is not None]
         return not self.lent
 
@@ -139,7 +139,7 @@ class PutTransfer:
         return protocol.checksums(self.namespace, self.keys[span], pages)
 
     def lend(self, part: range) -> list[memoryview]:
-        """The rows of `part` for libzmq, recorded in `lent`. The caller keeps no reference.
+        """The rows of `part` to be sent, recorded in `lent`. The caller keeps no reference.
 
         pyzmq keeps the only reference to each view for as long as libzmq may read it. Its own
         trackers give the same information, at the price of a lock and an event per frame.
@@ -238,8 +238,8 @@ class PutChannel(Channel):
     # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def _batch_bytes(self) -> tuple[int, int]:
-        """Bytes of a batch, and of the first one of a put."""
+    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
+        """Bytes of a batch of a put of `rows`, and of its first one."""
 
     @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
@@ -263,7 +263,7 @@ class PutChannel(Channel):
         except KVFerryError as error:
             self._turn_away(request, error)
             return True
-        request.prepare(rows, *self._batch_bytes(), self._session.limits)
+        request.prepare(rows, *self._batch_bytes(rows), self._session.limits)
         if request.settled:  # without a key
             request.resolve()
             return True

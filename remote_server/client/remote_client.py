@@ -36,7 +36,7 @@ from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Call
-from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, PutResult
+from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, LaneState, PutResult
 from remote_server.client.session import BreakerState, Declaration
 from remote_server.errors import ConfigError
 from remote_server.process_limits import keep_freed_memory
@@ -152,6 +152,11 @@ class RemoteClient(OneServer):
         """Transport of rows in the registered region now: "shm" or "tcp". All other rows use
         tcp."""
         return self._loop.transport
+
+    @property
+    def lanes(self) -> LaneState:
+        """Its lanes now."""
+        return self._loop.lanes
 
     @property
     def ready(self) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum, auto
 from typing import NamedTuple, TypeVar
 
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.protocol import Blocks, Got, PutOutcome
+from remote_server.protocol import MAX_LANES, Blocks, Got, PutOutcome
 from remote_server.values import check_endpoint
 
 
@@ -89,25 +89,35 @@ class ClientConfig:
     host and accepts the region, else tcp. `shm`: shared memory only. `tcp`: as if nothing was
     registered. All other rows use tcp."""
 
+    lanes: int = 2
+    """TCP connections for blocks beside the ZeroMQ ones, where the server offers them. Rows that
+    shared memory does not reach travel there, at about twice the speed. 0: none, all blocks are
+    payload of ZeroMQ messages."""
+
     get_window_bytes: int = 16 * MiB
-    """Limit of bytes requested and not received, over all gets over tcp. Nothing else bounds the
-    client's socket queue (`connection.py`); a slow reader's other bytes wait in the server's
+    """Limit of bytes requested and not received, over all gets over ZeroMQ. Nothing else bounds
+    the client's socket queue (`connection.py`); a slow reader's other bytes wait in the server's
     store."""
 
     get_window_blocks: int = 256
     """The same in blocks, each of which may be a message."""
 
     put_window_bytes: int = 32 * MiB
-    """Limit of bytes sent and not acknowledged, over all puts over tcp."""
+    """Limit of bytes sent and not acknowledged, over all puts over ZeroMQ."""
 
     batch_bytes: int = 4 * MiB
-    """Approximate size of one Get or Put over tcp; at least one block."""
+    """Approximate size of one Get or Put over ZeroMQ; at least one block."""
 
     shared_window_bytes: int = 64 * MiB
     """Limit over shared memory of bytes leased and not copied yet, and again of bytes offered and
     not copied by the server yet. Each is at most a sixteenth of the server's memory, because the
     server cannot evict these blocks meanwhile. A message costs as much as copying one or two MiB,
     and covers half of this (get) or a quarter (put)."""
+
+    lane_window_bytes: int = 32 * MiB
+    """Limit over lanes of bytes requested and not received, and again of bytes offered and not
+    acknowledged. A message costs as much as moving half a MiB. It covers a quarter of this, or less
+    so that a short transfer uses all lanes."""
 
     max_control_in_flight: int = 64
     """Small requests in flight at once; further ones wait here, with their deadlines running."""
@@ -157,16 +167,27 @@ class ClientConfig:
             raise ConfigError(f"idle_close_s: {self.idle_close_s!r} must be greater than 0")
         for name in (
             "get_window_bytes", "get_window_blocks", "put_window_bytes", "batch_bytes",
-            "shared_window_bytes",
+            "shared_window_bytes", "lane_window_bytes",
             "max_control_in_flight", "breaker_timeouts", "breaker_backoff_s",
             "breaker_longest_backoff_s", "hello_timeout_s", "reconnect_s", "longest_reconnect_s",
             "heartbeat_s",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be greater than 0")
+        if not 0 <= self.lanes <= MAX_LANES:
+            raise ConfigError(f"lanes: {self.lanes!r} must be 0 to {MAX_LANES}")
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"transport: {self.transport!r} is none of {', '.join(TRANSPORTS)}")
         check_endpoint(self.endpoint, "endpoint")
+
+
+class LaneState(NamedTuple):
+    """The lanes of a client. Without an open one, rows that shared memory does not reach are
+    payload of ZeroMQ messages."""
+
+    num_open: int
+    reason: str
+    """Why none is open; empty when one is, or may be in a moment."""
 
 
 class GetOutcome(StrEnum):
@@ -337,6 +358,8 @@ _COUNTERS = (
     # shared memory
     "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",
     "withdrawn_puts", "expired_blocks", "released_leases",
+    # lanes
+    "lanes_opened", "lanes_refused", "lanes_broken", "lane_bytes_in", "lane_bytes_out",
     # the connection
     "hellos", "connects", "disconnects", "turned_away", "server_restarts", "breaker_opened",
     "get_resets", "put_resets", "batches_resent", "internal_errors",

@@ -164,6 +164,8 @@ class Session:
     local_socket: str | None = None
     """The server's socket for shared memory; empty when it has none."""
     local_secret: bytes = b""  # to be presented there
+    max_lanes: int | None = None
+    """How many lanes the server offers; None: not known."""
     load: protocol.ServerLoad | None = None
     """The one that came last. Any thread may read it."""
     breaker: Breaker = field(init=False)
@@ -266,7 +268,7 @@ class Session:
         if self._logged_ready:
             self._warn("%s; every block is a miss until it is back", reason)
         self._logged_ready = self.connected = self.ready = False
-        self.local_socket = None
+        self.local_socket = self.max_lanes = None
         self._start_over()
 
     def on_epoch(self, epoch: str, *, welcome: bool) -> Epoch:
@@ -306,6 +308,7 @@ class Session:
         """The server accepted the namespace; adopt its limits."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
+        self.max_lanes = welcome.max_lanes
         self.limits = Limits.of(welcome)
         self.breaker.close()
         self._refresh()

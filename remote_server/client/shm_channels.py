@@ -255,7 +255,7 @@ class ShmPuts(PutChannel):
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
-    def _batch_bytes(self) -> tuple[int, int]:
+    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
         batch_bytes = max(1, self._most_bytes // 4)
         # An idle server receives its first batch soon.
         return batch_bytes, batch_bytes if self._batches else batch_bytes // 8

@@ -10,6 +10,11 @@ from remote_server import protocol
 from remote_server.client.results import ClientConfig
 from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
 
+_REFUSALS = {
+    400: "the server does not know our key",
+    500: "the server is at its limit of connections",
+}
+_OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _HANDSHAKE_MS = 5_000
 _CONNECT_MS = 5_000
 
@@ -74,3 +79,18 @@ def event_of(frame: bytes) -> tuple[int, int]:
     reconnecting are random, so a disconnected client grew by one member per attempt.
     """
     return int.from_bytes(frame[:2], sys.byteorder), int.from_bytes(frame[2:6], sys.byteorder)
+
+
+def refusal_of(event: int, value: int, keys_file: str, *, first: bool) -> str:
+    """The mismatch of keys that a failed handshake indicates; empty for any other event. `first`:
+    no refusal is known yet."""
+    if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+        return _REFUSALS.get(value, f"the server refuses the connection with status {value}")
+    if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == _OTHER_MECHANISM:
+        return "the server has no keys" if keys_file else "the server demands keys"
+    if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and keys_file and first:
+        return (
+            "the server ends the handshake: it is most likely not the one whose public key "
+            f"{keys_file} holds"
+        )
+    return ""

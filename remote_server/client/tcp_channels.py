@@ -337,7 +337,7 @@ class TcpPuts(PutChannel):
         self._connection = client_context.connect()
         super().__init__(client_context, self._connection, client_context.config.put_window_bytes)
 
-    def _batch_bytes(self) -> tuple[int, int]:
+    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
         return self._config.batch_bytes, self._config.batch_bytes
 
     def _send_batch(self, batch: PutBatch) -> int:

@@ -22,14 +22,21 @@ from remote_server.protocol.limits import (
     MAX_TOKENS,
     UNKNOWN,
     ErrorCode,
+    LaneNumber,
     RequestId,
     Stretch,
 )
-from remote_server.protocol.messages import LocalMessage, Reply, Request
+from remote_server.protocol.local_messages import LocalMessage
+from remote_server.protocol.messages import Reply, Request
 
 
 class _RequestIdOnly(msgspec.Struct):
     request_id: RequestId = 0
+
+
+class _LaneOnly(msgspec.Struct):
+    type: str = ""
+    lane: LaneNumber = 0
 
 
 # msgspec passes on two of Python's errors: for text that is not UTF-8, and for endless nesting.
@@ -40,6 +47,7 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 _request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
     _RequestIdOnly
 )
+_lane_decoder: msgspec.msgpack.Decoder[_LaneOnly] = msgspec.msgpack.Decoder(_LaneOnly)
 _local_decoder: msgspec.msgpack.Decoder[LocalMessage] = msgspec.msgpack.Decoder(LocalMessage)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -63,6 +71,15 @@ def request_id_of(header: bytes | memoryview) -> int:
         return _request_id_decoder.decode(header).request_id
     except _UNREADABLE:
         return 0
+
+
+def lane_of_put(header: bytes | memoryview) -> int:
+    """The lane of a put that may not be readable otherwise; 0 for none, or another request."""
+    try:
+        request = _lane_decoder.decode(header)
+    except _UNREADABLE:
+        return 0
+    return request.lane if request.type == "put" else 0
 
 
 def decode_reply(header: bytes | memoryview) -> Reply:

@@ -58,6 +58,14 @@ MAX_MESSAGE_BYTES = 256 << 20
 # Puts over shared memory that one client may have in flight: one word each in its tickets file.
 MAX_TICKETS = 1024
 
+# Of one connection, whatever the server's own limit is.
+MAX_LANES = 64
+
+LANE_TOKEN_BYTES = 16
+
+LANE_TOKEN_S = 10.0
+"""The time in which a lane must begin, from its token on."""
+
 MAX_TOKENS = (1 << 31) - 1
 """Limit of a position in a prompt."""
 
@@ -79,6 +87,8 @@ Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARS)]
 RequestId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Region = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 ShortText = Annotated[str, Meta(max_length=1024)]
+LaneNumber = Annotated[int, Meta(ge=0, le=MAX_LANES)]
+"""Of a lane among those of its connection; 0: none."""
 
 FleetDigest = Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")]
 """The digest of a list of servers, or nothing."""
@@ -170,6 +180,7 @@ class ErrorCode(StrEnum):
     WRONG_SERVER = auto()  # of a hello: the client's list calls this server by another name
     UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: send hello again
     UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
+    UNKNOWN_LANE = auto()  # it is not open on this connection, or has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
     FORBIDDEN_NAMESPACE = auto()  # the key's tenant may not use this name
     REVOKED_KEY = auto()  # the key was good when the connection was made

@@ -1,4 +1,4 @@
-"""Messages: requests of a client, replies of the server, and those of the local socket."""
+"""Messages: requests of a client and replies of the server."""
 
 from typing import Annotated
 
@@ -6,8 +6,10 @@ import msgspec
 from msgspec import Meta
 
 from remote_server.protocol.limits import (
+    LANE_TOKEN_BYTES,
     MAX_AHEAD_KEYS,
     MAX_FRAME_BYTES,
+    MAX_LANES,
     MAX_TICKETS,
     BlockKey,
     Chain,
@@ -15,6 +17,7 @@ from remote_server.protocol.limits import (
     Counts,
     FleetDigest,
     Keys,
+    LaneNumber,
     Namespace,
     Region,
     RequestId,
@@ -89,6 +92,9 @@ class Put(Message, frozen=True, tag="put"):
     there is no payload. With `deferred` the reply comes as soon as the sender's memory can be
     reused; without it, when the blocks are readable. `force` replaces blocks that exist. Without
     `checksums` nothing is checked: for measuring the cost of checks.
+
+    With a `lane` the blocks, all of them, follow on that lane, each with its checksum behind it,
+    and `checksums` is empty. Those of a put without `checked` are not compared.
     """
 
     namespace: Namespace
@@ -101,6 +107,8 @@ class Put(Message, frozen=True, tag="put"):
     chain: Chain = []
     shared: SharedRows | None = None
     fleet: bool = False
+    lane: LaneNumber = 0
+    checked: bool = True
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +130,7 @@ class Get(Message, frozen=True, tag="get"):
     With `timed` the replies have `server_us` and `storage_us`. `stream` and `timed` are for
     payload frames only. `ahead` are keys that the sender will request next, in this order, and
     `within_ms` is the time after which it wants none of all these blocks; 0 when it has none. With
-    `fleet` the reply has `hot`.
+    `fleet` the reply has `hot`. A get with a `lane` is streamed, and its blocks come there.
     """
 
     namespace: Namespace
@@ -133,6 +141,7 @@ class Get(Message, frozen=True, tag="get"):
     ahead: Annotated[list[BlockKey], Meta(max_length=MAX_AHEAD_KEYS)] = []
     within_ms: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     fleet: bool = False
+    lane: LaneNumber = 0
 
 
 class Touch(Message, frozen=True, tag="touch"):
@@ -166,6 +175,10 @@ class Release(Message, frozen=True, tag="release"):
     lease: int
 
 
+class OpenLane(Message, frozen=True, tag="open_lane"):
+    """Request a token for one lane: a TCP connection for the blocks of this connection."""
+
+
 class Stats(Message, frozen=True, tag="stats"):
     """Query occupancy and counters. With `fingerprints` also the declared fields of namespaces, and
     the engines that declared them."""
@@ -184,7 +197,7 @@ class Clear(Message, frozen=True, tag="clear"):
 
 
 Request = (
-    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep | OpenLane
 )  # fmt: skip
 
 
@@ -211,6 +224,8 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     name: ShortText = ""
     load: ServerLoad | None = None
     """In the reply to a hello with `fleet`."""
+    max_lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)] = 0
+    """How many lanes a connection may open; 0: the server offers none."""
 
 
 class Found(_Reply, frozen=True, tag="found"):
@@ -295,6 +310,18 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
     blocks_per_frame: int = 1
     server_us: int = 0
     storage_us: int = 0
+    lane: LaneNumber = 0
+    """Where its blocks follow; 0: they are in its payload."""
+
+
+class LaneOpened(_Reply, frozen=True, tag="lane_opened"):
+    """The lane `number` of this connection is awaited at `port` of `host`, with `token`, which is
+    good once and for `LANE_TOKEN_S`. An empty `host` is that of the ZeroMQ connection."""
+
+    number: LaneNumber
+    token: Annotated[bytes, Meta(min_length=LANE_TOKEN_BYTES, max_length=LANE_TOKEN_BYTES)]
+    host: ShortText
+    port: Annotated[int, Meta(gt=0, lt=1 << 16)]
 
 
 class Touched(_Reply, frozen=True, tag="touched"):
@@ -336,6 +363,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """The server's number. A server of protocol 1 has no such field."""
     mover: str = ""
     """`what_moves` of the server's process; empty from an older server."""
+    lanes: str = ""
+    """Where its lanes begin, or "none: " and the reason; empty from an older server."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
@@ -355,36 +384,5 @@ class Error(_Reply, frozen=True, tag="error"):
 
 Reply = (
     Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
-    | Kept
+    | Kept | LaneOpened
 )  # fmt: skip
-
-
-class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
-    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS): the
-    region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds sealed
-    against shrinking, so that reading them cannot kill the server. `secret` is that of the
-    `Welcome`: it proves a client of the tenant whose socket this is."""
-
-    protocol: int
-    client: ShortText
-    secret: Annotated[bytes, Meta(max_length=64)] = b""
-    region_bytes: Annotated[int, Meta(gt=0)]
-
-
-class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
-    """The region is mapped and named `region`, a number that no other client can guess. With it
-    comes one descriptor: the arena, which can only be mapped for reading. Regions and leases end
-    with this connection."""
-
-    epoch: str
-    region: int
-    arena_bytes: int
-
-
-class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
-    """Shared memory cannot be used, and the reason; all transfers use TCP."""
-
-    reason: ShortText
-
-
-LocalMessage = Attach | Attached | NotAttached

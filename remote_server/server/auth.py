@@ -22,8 +22,8 @@ from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
 from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES, ErrorCode, Hello
-from remote_server.server.config import TenantKeys
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
+from remote_server.server.tenant_keys import TenantKeys
 from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,13 @@ class Authenticator:
         self._poller.unregister(self._monitor)
         self._router.disable_monitor()
         self._monitor.close(0)
+
+    def all_counters(self) -> dict[str, int]:
+        """Those of all tenants together."""
+        refused = sum(counters["connections_refused"] for counters in self.of_tenant.values())
+        return {
+            **self.counters, "connections_opened": self.opened, "connections_refused": refused,
+        }  # fmt: skip
 
     @property
     def num_connections(self) -> int:

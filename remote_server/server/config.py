@@ -1,9 +1,6 @@
-"""The settings of a server and of its tenants, checked before anything starts, and the public keys
-in force."""
+"""The settings of a server and of its tenants, checked before anything starts."""
 
-import logging
-import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +13,7 @@ from remote_server.store.bucket.codecs import check_name
 from remote_server.store.bucket.objects import check_url
 from remote_server.values import (
     ADMIN_DEFAULT,
+    LANES_AUTO,
     GiB,
     KiB,
     MiB,
@@ -23,11 +21,10 @@ from remote_server.values import (
     admin_address,
     format_bytes,
     is_loopback,
+    lanes_address,
     parse_bytes,
     wrong_server_name,
 )
-
-log = logging.getLogger(__name__)
 
 _ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -121,6 +118,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_connections: int = 512
     """Connections at a time; an engine has four, and a few more while it starts."""
 
+    lanes: str = LANES_AUTO
+    """The address of lanes, plain TCP connections that carry blocks past ZeroMQ, at about twice its
+    speed: `HOST:PORT`, `auto` for any free port beside `bind`, or `off`. Clients reach it at the
+    host of their connection where HOST is `*`, else at HOST. A server with keys has none, because
+    lanes are not encrypted; with `auto` one without the C library has none either, because they
+    would be slow. Clients that cannot reach one use ZeroMQ."""
+
     max_inflight: Size = 0
     """Bytes of blocks that may be in flight to one client, or on lease to it; they are pinned. 0:
     half of the memory, and at least 256 MiB. Otherwise 16 KiB at least, and at least a block:
@@ -176,6 +180,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 means no limit")
         if self.max_connections < 1:
             raise ConfigError(f"max_connections: {self.max_connections} admits no connection")
+        lanes = lanes_address(self.lanes)
+        if lanes and self.keys:
+            raise ConfigError(
+                f"lanes: {self.lanes} with keys: lanes are not encrypted; leave it at {LANES_AUTO}"
+            )
+        if lanes and not (lanes.is_loopback or self.insecure):
+            raise ConfigError(
+                f"lanes: {self.lanes} can be reached from other machines, and nothing on a lane is "
+                "encrypted; pass --insecure if that network is yours alone"
+            )
         if self.max_inflight != 0 and self.max_inflight < MIN_INFLIGHT_BYTES:
             raise ConfigError(
                 f"max_inflight: {self.max_inflight} bytes: below {MIN_INFLIGHT_BYTES} no client "
@@ -352,49 +366,3 @@ def _tenant(
     return TenantConfig(
         name, memory, disk, frozenset(entry.keys), tuple(entry.namespaces), namespace_memory, ttl_s
     )
-
-
-class TenantKeys:
-    """The public keys of the tenants file, read again when it has changed.
-
-    Keys can therefore be added or withdrawn while the server runs. A file that cannot be read
-    changes nothing, and is logged once.
-    """
-
-    def __init__(self, path: str, names: Container[str]) -> None:
-        """Only tenants in `names` exist here. Raises `ConfigError`."""
-        self._path = path
-        self._names = names
-        self._seen = _fingerprint(path)
-        self.tenants = keys_of_tenants(path)
-        """The tenant of each key."""
-        self.former: dict[str, str] = {}
-        """Keys that were withdrawn. Their connections may still be open."""
-
-    def reload(self) -> None:
-        seen = _fingerprint(self._path)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            found = keys_of_tenants(self._path)
-        except ConfigError as error:
-            log.error("the changed tenants file is not used: %s", error)
-            return
-        except Exception:  # the server keeps the known keys, whatever the file holds
-            log.exception("the changed tenants file cannot be read")
-            return
-        new = {name for name in found.values() if name not in self._names}
-        if new:
-            log.warning("tenants %s are added when the server starts again", ", ".join(new))
-        self.former |= self.tenants
-        self.tenants = {key: name for key, name in found.items() if name in self._names}
-        log.info("%d tenant keys are in force", len(self.tenants))
-
-
-def _fingerprint(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -91,34 +91,50 @@ class Connections:
         self._of_client: dict[bytes, Connection] = {}
         self._let_in = tenants[0]
         self._num_to_place = 0  # handshakes that succeeded and have no descriptor yet
+        self._num_lanes = 0
 
     def __len__(self) -> int:
-        """The number of connections, those in a handshake included."""
+        """The number of ZeroMQ's connections, those in a handshake included."""
         return len(self._open) + len(self._handshakes)
+
+    @property
+    def _num_places(self) -> int:
+        """Places that are taken, by lanes too."""
+        return len(self._open) + self._num_lanes
 
     @property
     def is_full(self) -> bool:
         """No tenant may have one more."""
-        return len(self._open) >= self._most
+        return self._num_places >= self._most
 
     @property
     def by_tenant(self) -> dict[str, int]:
-        """The number of connections past their handshake."""
+        """The number of connections past their handshake, and of lanes."""
         return {tenant: self._by_tenant[tenant] for tenant in self._tenants}
 
     def has_room(self, tenant: str) -> bool:
         """Whether `tenant` may have one more, with the reserve of every other tenant left free."""
-        num_open = len(self._open)
+        num_open = self._num_places
         if num_open >= self._most or self._by_tenant[tenant] < self._each:
             return num_open < self._most
         return num_open + self._reserved_for_others(tenant) < self._most
 
     def _is_beyond(self, tenant: str) -> bool:
         """Whether `tenant` has more than it may have."""
-        num_open = len(self._open)
+        num_open = self._num_places
         if num_open > self._most or self._by_tenant[tenant] <= self._each:
             return num_open > self._most
         return num_open + self._reserved_for_others(tenant) > self._most
+
+    def lane_added(self, tenant: str) -> None:
+        """A lane of `tenant` takes a place, from the moment in which it is announced."""
+        self._num_lanes += 1
+        self._by_tenant[tenant] += 1
+
+    def lane_removed(self, tenant: str) -> None:
+        """It has ended, or has not begun in time."""
+        self._num_lanes -= 1
+        self._by_tenant[tenant] -= 1
 
     def _reserved_for_others(self, tenant: str) -> int:
         others = (other for other in self._tenants if other != tenant)
@@ -222,7 +238,7 @@ class Connections:
             connection.shut()
 
     def clear(self) -> None:
-        """All have ended with their socket."""
+        """All have ended with their socket, and before them their lanes."""
         self._handshakes.clear()
         self._open.clear()
         self._of_client.clear()

@@ -14,13 +14,14 @@ from remote_server.server.copier import Copier, Uncopied, VerifyJob
 from remote_server.server.get import Gets, StreamedGet, WholeGet
 from remote_server.server.hot_keys import HotKeys
 from remote_server.server.identity import Identity, default_name
+from remote_server.server.lane_transfers import LaneBlocks, LaneGet, LanePuts
+from remote_server.server.lanes import ServerLanes, no_lanes
 from remote_server.server.leases import Regions, SharedGet
 from remote_server.server.outgoing import (
     InFlight,
     OutgoingMessage,
     RequestTimes,
     none_in,
-    wall_time_s,
 )
 from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
@@ -73,6 +74,7 @@ class Handlers:
         clock: Callable[[], float] = monotonic,
         bucket: Callable[[], protocol.BucketStats | None] = lambda: None,
         name: str = "",
+        lanes: ServerLanes | None = None,
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
         empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
@@ -90,6 +92,7 @@ class Handlers:
         self._regions = regions
         self._local_socket = local_socket
         self._store = store
+        self._lanes = lanes or no_lanes()
         self._copier = copier
         self._send_queues = send_queues
         self.identity = Identity(store, clock, name or default_name(), lambda: self.draining)
@@ -103,6 +106,9 @@ class Handlers:
         self._puts = Puts(store, self._reply, self._failed, self.puts_in_state, load)
         self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
         self.shared_puts = SharedPuts(store, regions, in_flight)
+        self.coming = Uncopied(store.memory.stats().budget_bytes)
+        """The puts on their way on lanes."""
+        self._lane_puts = LanePuts(store, copier, self.coming, self._lanes, tenant)
         self.gets_in_state = none_in(get.UNENDED)
         self._gets = Gets(
             store, send_queues, regions, in_flight, self._post, self._post_stream,
@@ -119,6 +125,7 @@ class Handlers:
             protocol.Clear: self._clear,
             protocol.Keep: self._keep,
             protocol.Release: self._release,
+            protocol.OpenLane: self._open_lane,
         }
 
     def counters(self) -> dict[str, int]:
@@ -139,6 +146,7 @@ class Handlers:
         put that they belong to has been copied.
         """
         self._arrived = self._clock() if arrived is None else arrived
+        steps = None
         try:
             steps = self._handle(client, frames)
             if steps is None:
@@ -148,6 +156,8 @@ class Handlers:
         except StopIteration:
             return None
         except Exception as error:
+            if steps is None:
+                self.not_begun(client, frames)
             self._failed(client, self._request_id_of(frames), error)
             return None
         return self._rest_of(client, self._request_id_of(frames), steps)
@@ -190,7 +200,7 @@ class Handlers:
             )
         request = protocol.decode_request(frames[1])
         payload = frames[2:]
-        if payload and not (isinstance(request, protocol.Put) and request.shared is None):
+        if payload and not (type(request) is protocol.Put and request.shared is None):
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST, "only a put without shared rows carries payload frames"
             )
@@ -222,21 +232,8 @@ class Handlers:
         )
         self._store.namespaces.declare(request.namespace, info)
         self.identity.met(client, request)
-        welcome = protocol.Welcome(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            protocol=protocol.PROTOCOL_VERSION,
-            server=self.identity.version,
-            max_keys=protocol.MAX_KEYS_PER_MESSAGE,
-            max_frame_bytes=protocol.MAX_FRAME_BYTES,
-            max_message_bytes=protocol.MAX_MESSAGE_BYTES,
-            transports=["tcp", "shm"] if self._local_socket else ["tcp"],
-            draining=self.draining,
-            local_socket=self._local_socket,
-            local_secret=self._local_secret,
-            ahead_bytes=self._store.read_ahead.most_bytes,
-            name=self.identity.name,
-            load=self.identity.load() if request.fleet else None,
+        welcome = self.identity.welcome(
+            request, self._local_socket, self._local_secret, self._lanes.most
         )
         self._reply(client, welcome)
 
@@ -274,16 +271,20 @@ class Handlers:
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
     ) -> Steps[None]:
         source: Source
-        if request.shared is not None:
+        if request.lane:
+            source = LaneBlocks(self._lane_puts, client, request, payload)
+        elif request.shared is not None:
             source = Rows(self.shared_puts, request, request.shared)
         else:
             source = Frames(self._frame_puts, client, request, payload)
         return Put(self._puts, client, request, source, draining=self.draining).steps()
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
+        times = self.times_of(request) if request.timed else None
+        if request.lane:
+            return LaneGet(self._gets, client, request, times, self._lanes).steps()
         if request.shared is not None:
             return SharedGet(self._gets, client, request, request.shared).steps()
-        times = self.times_of(request) if request.timed else None
         kind = StreamedGet if request.stream else WholeGet
         return kind(self._gets, client, request, times).steps()
 
@@ -314,22 +315,9 @@ class Handlers:
         self._copier.submit(job, client, self._tenant)
 
     def _stats(self, client: bytes, request: protocol.Stats, _: Sequence[memoryview]) -> None:
-        reply = protocol.StatsReply(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            server=self.identity.version,
-            name=self.identity.name,
-            mover=self.identity.mover,
-            fleets=self.identity.fleets(),
-            uptime_s=self._store.uptime_s,
-            time_s=wall_time_s(),
-            tiers=self._store.tier_stats(),
-            namespaces=self._store.namespaces.stats(texts=request.fingerprints),
-            counters=self.counters() | dict(self._server_counters),
-            bucket=self._bucket(),
-            protocol=protocol.PROTOCOL_VERSION,
-        )
-        self._reply(client, reply)
+        counters = self.counters() | dict(self._server_counters)
+        stats = self.identity.stats(request, counters, self._bucket(), str(self._lanes))
+        self._reply(client, stats)
 
     def _clear(self, client: bytes, request: protocol.Clear, _: Sequence[memoryview]) -> None:
         if request.forget and request.namespace is None:
@@ -364,6 +352,12 @@ class Handlers:
     def _release(self, _client: bytes, request: protocol.Release, _: Sequence[memoryview]) -> None:
         self._regions.release(request.lease)
 
+    def _open_lane(
+        self, client: bytes, request: protocol.OpenLane, _: Sequence[memoryview]
+    ) -> None:
+        epoch = self._store.epoch
+        self._reply(client, self._lanes.announce(request.request_id, epoch, self._tenant, client))
+
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
@@ -378,7 +372,14 @@ class Handlers:
 
     def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
         """Answer the message `frames`, of any type, with an error, and count it."""
+        self.not_begun(client, frames)
         self._answer_refusal(client, self._request_id_of(frames), refusal)
+
+    def not_begun(self, client: bytes, frames: Sequence[memoryview]) -> None:
+        """The message `frames` is refused or dropped before it was begun. If it is a put on a lane,
+        its blocks cannot be separated from those of the next one: the lane ends."""
+        if lane := protocol.lane_of_put(frames[1]) if len(frames) > 1 else 0:
+            self._lanes.end_of(client, lane)
 
     def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
         kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum, auto
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ from remote_server.server.outgoing import (
     InState,
     OutgoingMessage,
     RequestTimes,
+    Take,
     blocks_per_frame,
     checksums_of,
     frames_of,
@@ -31,9 +33,8 @@ from remote_server.server.outgoing import (
     to_gather,
 )
 from remote_server.server.send_queue import SendQueues
-from remote_server.server.streams import Batch, BelowMemory, Stream
+from remote_server.server.streams import Batch, BelowMemory, InMemory, Stream
 from remote_server.store.gets import Found, Pinned
-from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps, Transfer
@@ -194,32 +195,6 @@ class Get(Transfer, ABC):
         self._end_early(error)
 
 
-class InMemory:
-    """The blocks of a streamed get that are all in memory. Owns the pins of those not sent."""
-
-    def __init__(self, found: Pinned, tier: MemoryTier) -> None:
-        self._tier = tier
-        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
-        self._indices = deque(found.indices)
-        self._blocks = deque(found.blocks)
-        self.num_bytes = sum([block.length for block in found.blocks])
-
-    def go_on(self, last_resort: bool) -> bool:
-        return True
-
-    def next_batch(self, may_gather: bool) -> Batch | None:
-        if not self._blocks:
-            return None
-        indices, blocks = take_batch(self._indices, self._blocks, may_gather)
-        self.num_bytes -= sum([block.length for block in blocks])
-        return Batch(indices, blocks, more=bool(self._blocks))
-
-    def cancel(self) -> None:
-        self._tier.unpin_all(self._blocks)
-        self._blocks.clear()
-        self.num_bytes = 0
-
-
 class StreamedGet(Get):
     """A get whose blocks follow its answer, as they come. It is the stream of these messages."""
 
@@ -282,34 +257,45 @@ class StreamedGet(Get):
         return is_ready
 
     def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        batch = self._source.next_batch(may_gather)
+        batch = self._source.next_batch(self._take(may_gather))
         outgoing = None if batch is None else self._message_of(batch)
         if outgoing is None:
             self._is_all_out()
         else:
             self._goes_out()
-            outgoing.on_end = self._came_back
+            if outgoing.on_lane is None:
+                outgoing.on_end = self._came_back
         if self.on_message is not None:
             self.on_message(outgoing)
         return outgoing
 
-    def _message_of(self, batch: Batch) -> OutgoingMessage:
-        """One `Blocks` message, which takes over the pins of its blocks. The last one may have
-        none."""
-        blocks, store = batch.blocks, self._gets.store
+    def _take(self, may_gather: bool) -> Take:
+        return partial(take_batch, may_gather=may_gather)
+
+    def _header_of(self, batch: Batch) -> protocol.Blocks:
+        """Without checksums."""
         server_us, storage_us = times_now(self._times)
-        header = protocol.Blocks(
+        return protocol.Blocks(
             request_id=self.request_id,
-            epoch=store.epoch,
+            epoch=self._gets.store.epoch,
             indices=batch.indices,
-            lengths=[block.length for block in blocks],
-            checksums=checksums_of(blocks, store.memory),
+            lengths=[block.length for block in batch.blocks],
+            checksums=[],
             more=batch.more,
-            blocks_per_frame=max(1, len(blocks)),
             server_us=server_us,
             storage_us=storage_us,
         )
-        payload = frames_of(blocks, header.blocks_per_frame, store.memory)
+
+    def _message_of(self, batch: Batch) -> OutgoingMessage:
+        """One `Blocks` message, which takes over the pins of its blocks. The last one may have
+        none."""
+        blocks, memory = batch.blocks, self._gets.store.memory
+        header = msgspec.structs.replace(
+            self._header_of(batch),
+            checksums=checksums_of(blocks, memory),
+            blocks_per_frame=max(1, len(blocks)),
+        )
+        payload = frames_of(blocks, header.blocks_per_frame, memory)
         frames = [*protocol.encode(header), *payload.frames]
         return OutgoingMessage(frames, payload.pinned, sum(header.lengths), payload.gathered)
 

@@ -5,8 +5,10 @@ import socket
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+from remote_server import protocol
 from remote_server.native.mover import what_moves
-from remote_server.protocol import Hello, ServerLoad
+from remote_server.protocol import BucketStats, Hello, ServerLoad, Stats, StatsReply, Welcome
+from remote_server.server.outgoing import wall_time_s
 from remote_server.store.store import Store
 from remote_server.values import wrong_server_name
 
@@ -68,6 +70,50 @@ class Identity:
         for digest, client in self._lists.values():
             names.setdefault(digest, set()).add(client)
         return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}
+
+    def welcome(
+        self, hello: Hello, local_socket: str, local_secret: bytes, max_lanes: int
+    ) -> Welcome:
+        """The answer to a hello that was accepted."""
+        return Welcome(
+            request_id=hello.request_id,
+            epoch=self._store.epoch,
+            protocol=protocol.PROTOCOL_VERSION,
+            server=self.version,
+            max_keys=protocol.MAX_KEYS_PER_MESSAGE,
+            max_frame_bytes=protocol.MAX_FRAME_BYTES,
+            max_message_bytes=protocol.MAX_MESSAGE_BYTES,
+            transports=["tcp", "shm"] if local_socket else ["tcp"],
+            draining=self._is_draining(),
+            local_socket=local_socket,
+            local_secret=local_secret,
+            ahead_bytes=self._store.read_ahead.most_bytes,
+            name=self.name,
+            load=self.load() if hello.fleet else None,
+            max_lanes=max_lanes,
+        )
+
+    def stats(
+        self, request: Stats, counters: dict[str, int], bucket: BucketStats | None, lanes: str
+    ) -> StatsReply:
+        """The answer to `request`."""
+        store = self._store
+        return StatsReply(
+            request_id=request.request_id,
+            epoch=store.epoch,
+            server=self.version,
+            name=self.name,
+            mover=self.mover,
+            lanes=lanes,
+            fleets=self.fleets(),
+            uptime_s=store.uptime_s,
+            time_s=wall_time_s(),
+            tiers=store.tier_stats(),
+            namespaces=store.namespaces.stats(texts=request.fingerprints),
+            counters=counters,
+            bucket=bucket,
+            protocol=protocol.PROTOCOL_VERSION,
+        )
 
     def load(self) -> ServerLoad:
         """The load now."""

@@ -17,6 +17,7 @@ from remote_server.errors import ConfigError, RequestRefused
 from remote_server.process_limits import backlog
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
 from remote_server.server.auth import Authenticator
+from remote_server.server.lanes import ServerLanes
 from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.serving import Serving
 from remote_server.server.tenant import Tenant
@@ -126,6 +127,7 @@ class Intake:
         auth: Authenticator,
         tenants: Mapping[str, Tenant],
         serving: Serving,
+        lanes: ServerLanes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The caller closes `router`. `tenants` are by name."""
@@ -136,6 +138,7 @@ class Intake:
         self._auth = auth
         self._tenants = tenants
         self._serving = serving
+        self._lanes = lanes
         self._clock = clock
         poller.register(router, zmq.POLLIN)
 
@@ -167,17 +170,20 @@ class Intake:
     def forget_gone(self) -> None:
         """Drop the requests of connections that have ended, and what is known of their clients."""
         gone = frozenset(self._auth.take_gone())
+        if not gone:
+            return
         for client in gone:
             self._serving.drop(client)
-        if gone:
-            for tenant in self._tenants.values():
-                tenant.forget(gone)
+        self._lanes.forget(gone)
+        for tenant in self._tenants.values():
+            tenant.forget(gone)
 
     def start_over(self) -> None:
         """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
         themselves; their requests in flight are lost, blocks are not. Raises `CannotBind`."""
         self._auth.counters["sockets_replaced"] += 1
         self._poller.unregister(self.router)
+        self._lanes.forget_all()
         self._auth.unwatch()
         self.router.close(linger=0)
         self._serving.drop_all()

@@ -144,6 +144,9 @@ class MeteredHandlers(Handlers):
         self._on_shared: dict[type, Histogram] = {
             kind: meters.histogram(f"{_name(kind)}_shared") for kind in (Put, Get)
         }
+        self._on_lanes: dict[type, Histogram] = {
+            kind: meters.histogram(f"{_name(kind)}_lane") for kind in (Put, Get)
+        }
         self._streams = meters.histogram(STREAM)
 
     def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
@@ -164,8 +167,13 @@ class MeteredHandlers(Handlers):
                     traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
             if len(meters.open) >= MAX_OPEN:
                 del meters.open[next(iter(meters.open))]
-            shared = kind in self._on_shared and request.shared is not None  # type: ignore[union-attr]
-            histogram = (self._on_shared if shared else self._operations)[kind]
+            histograms: dict[type, Histogram] = self._operations
+            if kind in self._on_shared:
+                if request.lane:  # type: ignore[union-attr]
+                    histograms = self._on_lanes
+                elif request.shared is not None:  # type: ignore[union-attr]
+                    histograms = self._on_shared
+            histogram = histograms[kind]
             meters.open[client, request.request_id] = histogram, now, traffic
         return super()._dispatch(client, request, payload)
 
@@ -196,7 +204,8 @@ class MeteredHandlers(Handlers):
         if outgoing is None:
             self._streams.observe(self._clock() - began)
         else:
-            traffic.bytes_out += outgoing.num_bytes
+            on_lane = 0 if outgoing.on_lane is None else outgoing.on_lane.num_bytes
+            traffic.bytes_out += outgoing.num_bytes + on_lane
 
 
 # Tested by type: `isinstance` of a union costs as much as all the rest.

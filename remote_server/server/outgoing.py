@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import zmq
@@ -27,6 +27,20 @@ FRAME_BYTES = 2304
 ROW_BYTES = 200
 
 
+class OnLane(Protocol):
+    """The blocks of one message that follow it on a lane, pinned."""
+
+    blocks: Sequence[Block]
+    num_bytes: int
+
+    def send(self, on_end: Callable[[bool], None]) -> None:
+        """Queue them on the lane. `on_end` is called once, when nothing reads them any more; with
+        False when they have not all been sent."""
+
+    def ended(self, sent: bool) -> None:
+        """Must be called at the end of that, or instead of `send`, when they are unpinned."""
+
+
 class OutgoingMessage:
     """One message ready to send: all its frames, and the pinned blocks that they point to.
 
@@ -35,7 +49,7 @@ class OutgoingMessage:
     sending on it counts those of untracked messages before it as well.
     """
 
-    __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes", "on_end")
+    __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes", "on_end", "on_lane")
 
     def __init__(
         self,
@@ -51,9 +65,19 @@ class OutgoingMessage:
         self.gathered = gathered
         self.on_end: Callable[[bool], None] | None = None
         """Called when libzmq has released the message; with False when it was dropped before."""
+        self.on_lane: OnLane | None = None
+        """Blocks that follow on a lane. They are not among `blocks`."""
         header = frames[1]
         assert isinstance(header, bytes)
         self.held_bytes = MESSAGE_BYTES + len(header) + own_frames * FRAME_BYTES
+
+
+class Take(Protocol):
+    """Takes some of the first blocks, and their indices, for one message."""
+
+    def __call__(
+        self, left_indices: deque[int], left: deque[Block], /
+    ) -> tuple[list[int], list[Block]]: ...
 
 
 # A block of this size or more has a frame of its own, sent straight from the arena: the fixed cost
@@ -141,6 +165,21 @@ def take_batch(
         blocks.append(block)
         end = block.offset + block.length
         room = room - block.length if block.length < OWN_FRAME_BYTES else 0
+    return indices, blocks
+
+
+def take_bytes(
+    left_indices: deque[int], left: deque[Block], most: int, most_blocks: int
+) -> tuple[list[int], list[Block]]:
+    """Take one block from `left`, and more while they are at most `most` bytes together."""
+    indices: list[int] = []
+    blocks: list[Block] = []
+    while left and len(blocks) < most_blocks:
+        most -= left[0].length
+        if blocks and most < 0:
+            break
+        blocks.append(left.popleft())
+        indices.append(left_indices.popleft())
     return indices, blocks
 
 

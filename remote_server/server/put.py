@@ -43,8 +43,12 @@ class Source(ABC):
     is_stable: ClassVar[bool]
     """The bytes cannot be withdrawn, so a part is published as soon as it is full."""
 
+    reads_all: ClassVar[bool] = False
+    """The bytes of blocks that are not written must be taken from the transport as well."""
+
     checksums: Sequence[int | None]
-    """One for each key; None for a block that is accepted unchecked."""
+    """One for each key; None for a block whose checksum is not known yet, or that is accepted
+    unchecked."""
 
     @abstractmethod
     def check(self) -> None:
@@ -61,7 +65,11 @@ class Source(ABC):
 
     @abstractmethod
     def queue(self, put: "Put") -> None:
-        """Count the put against the limits, and queue it for its turns."""
+        """Count the put against the limits, and queue it for its turns, now or once its bytes have
+        come."""
+
+    def given_up(self, why: BaseException) -> None:  # noqa: B027
+        """The put has ended before `queue`: none of its bytes are wanted."""
 
     def stands(self) -> bool:
         """Whether the bytes read so far are those of the put."""
@@ -263,18 +271,19 @@ class Put(Transfer):
         """End every part without publishing a block."""
         for part in self.parts:
             self._puts.store.puts.end(part, None, Declined.WITHDRAWN)
+        self._source.given_up(error)
         self._end_early(error)
 
     # ── filling ──────────────────────────────────────────────────────────────────────────
 
     def _begin_to_fill(self) -> None:
         self._num_open = len(self.parts)
-        if not any(part.blocks for part in self.parts):
+        if not (self._source.reads_all or any(part.blocks for part in self.parts)):
             self._reply()
             self._end(PutState.REPLIED)
             return
         self._verdicts = [[False] * len(part.blocks) for part in self.parts]
-        step = max(1, self._source.turn_bytes // max(self._request.lengths))
+        step = max(1, self._source.turn_bytes // max(self._request.lengths, default=1))
         for number in reversed(range(self._num_open)):
             for start in range(0, len(self.parts[number].blocks), step):
                 self._to_fill.append((number, slice(start, start + step)))

@@ -13,6 +13,7 @@ from remote_server.server.outgoing import (
     ROW_BYTES,
     Allowances,
     HeldByOne,
+    OnLane,
     OutgoingMessage,
 )
 from remote_server.server.streams import Stream
@@ -63,8 +64,8 @@ class SendQueue:
     disk is passed by. Counts what the client holds, in `held` as well."""
 
     __slots__ = (
-        "block_bytes", "client", "gathered", "held", "in_flight", "paused", "replies",
-        "reply_bytes", "stream_bytes", "streams", "stuck", "unseen",
+        "block_bytes", "client", "gathered", "held", "in_flight", "num_on_lanes", "paused",
+        "replies", "reply_bytes", "stream_bytes", "streams", "stuck", "unseen",
     )  # fmt: skip
 
     def __init__(self, client: bytes, held: Allowances, unseen: int = 0) -> None:
@@ -77,17 +78,19 @@ class SendQueue:
         self.stuck: OutgoingMessage | None = None
         """Refused by a full socket; sent before all others."""
         self.in_flight: deque[Sent] = deque()
+        self.num_on_lanes = 0
+        """Messages whose blocks follow on a lane and have not been sent whole."""
         self.paused = False
         """Its streams wait until libzmq has released what was sent."""
         self.block_bytes = self.gathered = self.reply_bytes = self.stream_bytes = 0
-        """Of messages, waiting or sent, and of streams."""
+        """Of messages, waiting or sent, on lanes too, and of streams."""
 
     def __len__(self) -> int:
         return len(self.replies) + len(self.streams) + (self.stuck is not None)
 
     @property
     def num_bytes(self) -> int:
-        """Of blocks, and of replies, that libzmq has not released."""
+        """Of blocks, and of replies, that libzmq or a lane has not released."""
         return (
             self.reply_bytes + self.block_bytes + sum([stream.num_bytes for stream in self.streams])
         )
@@ -100,6 +103,11 @@ class SendQueue:
         if outgoing.gathered:
             self.gathered += sign * outgoing.gathered
             self.held.gathered.held += sign * outgoing.gathered
+
+    def take_on_lane(self, on_lane: OnLane, sign: int = 1) -> None:
+        """The same for blocks that follow on a lane."""
+        self.num_on_lanes += sign
+        self.block_bytes += sign * on_lane.num_bytes
 
     def add(self, stream: Stream) -> None:
         self.streams.append(stream)
@@ -131,12 +139,15 @@ class SendQueue:
         waiting = 0  # for a disk: the streams behind go first
         while waiting < len(self.streams):
             stream = self.streams[waiting]
-            if not stream.go_on(last_resort=not waiting and not self.in_flight):
+            is_last = not (waiting or self.in_flight or self.num_on_lanes)
+            if not stream.go_on(last_resort=is_last):
                 waiting += 1
                 continue
             next_of_stream = stream.next_message(may_gather)
             if next_of_stream is not None:
                 self.take(next_of_stream)
+                if next_of_stream.on_lane is not None:
+                    self.take_on_lane(next_of_stream.on_lane)
                 return next_of_stream
             self.remove(stream)
         return None
@@ -189,6 +200,10 @@ class SendQueues:
     @property
     def in_flight(self) -> bool:
         return any(queue.in_flight for queue in self._queues.values())
+
+    @property
+    def on_lanes(self) -> bool:
+        return any(queue.num_on_lanes for queue in self._queues.values())
 
     def accepts(self, client: bytes) -> bool:
         """Whether `client` may send requests: it has few enough unread replies."""
@@ -255,7 +270,7 @@ class SendQueues:
             while queue.in_flight and queue.in_flight[0].tracker.done:
                 self._end(queue, queue.in_flight.popleft().outgoing, sent=True)
                 more |= bool(queue.streams)
-            if not queue.in_flight and not len(queue):
+            if not (queue.in_flight or queue.num_on_lanes or len(queue)):
                 del self._queues[client]
                 self._remember(client, queue.unseen)
         return more
@@ -312,13 +327,15 @@ class SendQueues:
                 queue.stuck = outgoing
                 return False
             except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    queue.take(outgoing, -1)
-                    raise
                 self._end(queue, outgoing, sent=False)
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
                 self._drop(queue)
                 self.clients_gone += 1
                 return False
+            if (on_lane := outgoing.on_lane) is not None:
+                sent_bytes += on_lane.num_bytes
+                on_lane.send(partial(self._ended_on_lane, queue, on_lane))
             sent_bytes += max(1, outgoing.num_bytes)
             self.bytes_out += outgoing.num_bytes
             if tracker is None:
@@ -357,10 +374,18 @@ class SendQueues:
 
     def _end(self, queue: SendQueue, outgoing: OutgoingMessage, *, sent: bool) -> None:
         """Release a message that libzmq has released, or that is not sent."""
+        if outgoing.on_lane is not None and not sent:
+            self._ended_on_lane(queue, outgoing.on_lane, False)
         self._unpin_all(outgoing.blocks)
         queue.take(outgoing, -1)
         if outgoing.on_end is not None:
             outgoing.on_end(sent)
+
+    def _ended_on_lane(self, queue: SendQueue, on_lane: OnLane, sent: bool) -> None:
+        """Nothing reads these blocks any more."""
+        self._unpin_all(on_lane.blocks)
+        queue.take_on_lane(on_lane, -1)
+        on_lane.ended(sent)
 
     def _drop(self, queue: SendQueue) -> None:
         if queue.stuck is not None:

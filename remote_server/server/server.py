@@ -23,17 +23,14 @@ from remote_server.process_limits import (
 )
 from remote_server.protocol import TierStats
 from remote_server.server.auth import Authenticator
-from remote_server.server.config import (
-    ServerConfig,
-    TenantConfig,
-    TenantKeys,
-    read_tenants,
-)
+from remote_server.server.config import ServerConfig, TenantConfig, read_tenants
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.fills import Moves
 from remote_server.server.identity import fleets_of, server_version
 from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
+from remote_server.server.lane_offer import lane_files, offer_lanes
+from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases
 from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
 from remote_server.server.outgoing import Allowances
@@ -41,6 +38,7 @@ from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
+from remote_server.server.tenant_keys import TenantKeys
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
 from remote_server.store.bucket.opening import SharedBucket
 from remote_server.store.disk.pool import Threads
@@ -123,18 +121,21 @@ class Server:
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
         try:
-            self._auth = self._make_auth(router, [config.name for config in tenants])
+            auth = self._auth = self._make_auth(router, [config.name for config in tenants])
+            self.lanes = ServerLanes(self._poller, self._clock, auth.connections, self._guard)
             for config in tenants:
                 self.tenants[config.name] = Tenant(
                     config, self.config, router, self._poller, self.copier, self._moves,
                     self._wakeup.wake, self._clock, self._server_counters(config), self._guard,
                     self._disk_threads, self._bucket, self._held, self._serving.go_on_later,
+                    self.lanes,
                 )  # fmt: skip
             self._intake = Intake(
                 self._context, router, self._poller, self._auth, self.tenants, self._serving,
-                self._clock,
+                self.lanes, self._clock,
             )  # fmt: skip
             self._intake.bind(self.config.bind)
+            offer_lanes(self.lanes, self.config, self._intake.endpoint)
         except BaseException:
             for tenant in self.tenants.values():
                 tenant.leave()
@@ -152,15 +153,12 @@ class Server:
 
     def serve(self) -> None:
         """Answer requests until `leave` is called or a drain ends."""
+        more_to_do = False
         try:
-            self._serve()
+            while not self._leave.is_set() and not self._drained():
+                more_to_do = self._turn(more_to_do)
         finally:
             self.loop_calls.close()
-
-    def _serve(self) -> None:
-        more_to_do = False
-        while not self._leave.is_set() and not self._drained():
-            more_to_do = self._turn(more_to_do)
 
     def _turn(self, more_to_do: bool) -> bool:
         """One turn of the loop. Each part runs under the guard, so that none can end the server.
@@ -173,6 +171,8 @@ class Server:
                 tenant.finish_jobs()
         run("moved blocks", self._moves.finish, None)
         run("authentication", partial(self._auth.handle, events), None)
+        run("connections that ended", self._intake.forget_gone, None)
+        run("lanes", partial(self.lanes.handle, events), None)
         for tenant in self.tenants.values():
             tenant.handle_local(events)
         if self._intake.router in events:
@@ -205,6 +205,7 @@ class Server:
     def stop(self) -> None:
         """Close everything and return the memory to the machine."""
         drained = not self._leave.is_set()
+        self.lanes.close()
         self.copier.stop()
         self._wakeup.close()
         self._serving.drop_all()
@@ -237,6 +238,8 @@ class Server:
             server=server_version(),
             name=first.handlers.identity.name,
             mover=first.handlers.identity.mover,
+            lanes=str(self.lanes),
+            num_lanes=self.lanes.num_open,
             fleets=fleets_of([one.handlers.identity for one in tenants]),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
@@ -251,14 +254,9 @@ class Server:
             ),
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
-            | dict(self._auth.counters)
-            | dict(self._guard.counters)
-            | {
-                "connections_opened": self._auth.opened,
-                "connections_refused": sum(
-                    one["connections_refused"] for one in self._auth.of_tenant.values()
-                ),
-            },
+            | self._auth.all_counters()
+            | self.lanes.counters
+            | dict(self._guard.counters),
         )
 
     def _stop_threads(self) -> None:
@@ -284,15 +282,17 @@ class Server:
 
     def _server_counters(self, tenant: TenantConfig) -> ChainMap[str, int]:
         """Counters of the server that are shown to `tenant` beside its own."""
-        auth = self._auth
-        return ChainMap(self._guard.counters, auth.counters, auth.of_tenant[tenant.name])
+        of_tenant = self._auth.of_tenant[tenant.name]
+        # The Counter is last: it has a zero for every name.
+        return ChainMap(self._guard.counters, self.lanes.counters, of_tenant, self._auth.counters)
 
     def _other_files(self, tenants: Sequence[TenantConfig]) -> int:
         """The most descriptors needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
         handshakes = most_handshakes(self.config.max_connections)
-        return OWN_FILES + each * len(tenants) + sum(segments) + handshakes
+        own = OWN_FILES + lane_files(self.config)
+        return own + each * len(tenants) + sum(segments) + handshakes
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
@@ -333,7 +333,7 @@ class Server:
             return RELEASE_MS
         if any(tenant.local is not None and tenant.local.pending for tenant in tenants):
             return PENDING_MS
-        if self._auth.is_shut:
+        if self._auth.is_shut or self.lanes.is_waiting:
             return PENDING_MS
         return WATCH_MS if self._auth.num_connections else IDLE_MS
 

@@ -182,6 +182,7 @@ def _begin(
     """Run the first step of a request. Returns the remaining steps, None when it is done."""
     if not tenant.send_queues.accepts(client):
         tenant.store.counters["bad_messages_unread"] += 1
+        tenant.handlers.not_begun(client, views)
         return None
     if refusal is not None:
         tenant.handlers.refuse(client, views, refusal)

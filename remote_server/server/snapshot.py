@@ -96,6 +96,9 @@ class Snapshot(Part, frozen=True, kw_only=True):
     name: str
     mover: str
     """`what_moves` of this process."""
+    lanes: str = ""
+    """Where lanes begin, or "none: " and the reason."""
+    num_lanes: int = 0
     endpoint: str
     epoch: str
     uptime_s: float

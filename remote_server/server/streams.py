@@ -1,6 +1,7 @@
-"""Streamed gets whose blocks must be read: a window of them is read from the tiers below memory
-ahead of sending. The first blocks are sent while later ones are read, and a get may be larger than
-memory."""
+"""The blocks of streamed gets, batch by batch.
+
+Of those that must be read, a window is read from the tiers below memory ahead of sending. The first
+blocks are sent while later ones are read, and a get may be larger than memory."""
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator
@@ -9,9 +10,10 @@ from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from remote_server.server.outgoing import OutgoingMessage, take_batch
+from remote_server.server.outgoing import OutgoingMessage, Take
 from remote_server.store.fetches import Fetches
-from remote_server.store.gets import Found
+from remote_server.store.gets import Found, Pinned
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
 
@@ -56,6 +58,32 @@ class Batch(NamedTuple):
     indices: list[int]
     blocks: list[Block]
     more: bool
+
+
+class InMemory:
+    """The blocks of a streamed get that are all in memory. Owns the pins of those not sent."""
+
+    def __init__(self, found: Pinned, tier: MemoryTier) -> None:
+        self._tier = tier
+        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
+        self._indices = deque(found.indices)
+        self._blocks = deque(found.blocks)
+        self.num_bytes = sum([block.length for block in found.blocks])
+
+    def go_on(self, last_resort: bool) -> bool:
+        return True
+
+    def next_batch(self, take: Take) -> Batch | None:
+        if not self._blocks:
+            return None
+        indices, blocks = take(self._indices, self._blocks)
+        self.num_bytes -= sum([block.length for block in blocks])
+        return Batch(indices, blocks, more=bool(self._blocks))
+
+    def cancel(self) -> None:
+        self._tier.unpin_all(self._blocks)
+        self._blocks.clear()
+        self.num_bytes = 0
 
 
 class State(Enum):
@@ -132,7 +160,7 @@ class BelowMemory:
             self._drop_lost()
         return not self._places or self._places[0].state is State.HERE
 
-    def next_batch(self, may_gather: bool) -> Batch | None:
+    def next_batch(self, take: Take) -> Batch | None:
         if self._ended:
             return None
         here_indices: deque[int] = deque()
@@ -142,7 +170,7 @@ class BelowMemory:
                 break
             here_indices.append(place.index)
             here.append(place.block)
-        indices, blocks = take_batch(here_indices, here, may_gather)
+        indices, blocks = take(here_indices, here)
         for _ in blocks:
             self._places.popleft()
         self._drop_lost()

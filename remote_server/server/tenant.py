@@ -21,6 +21,7 @@ from remote_server.server.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
 from remote_server.server.fills import Fills, Moves
+from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
@@ -67,6 +68,7 @@ class Tenant:
         bucket: SharedBucket | None,
         held: Allowances,
         go_on_later: "Callable[[Tenant, bytes, Steps[None]], None]",
+        lanes: ServerLanes,
     ) -> None:
         """Maps the memory and opens the disk; `close` releases both. Raises `ConfigError`, and then
         nothing is held. `held` counts what connections of all tenants hold. The end of a request, a
@@ -112,7 +114,7 @@ class Tenant:
             self.local.secret if self.local is not None else b"",
             tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
-            bucket=self._bucket_stats, name=server_config.name,
+            bucket=self._bucket_stats, name=server_config.name, lanes=lanes,
         )  # fmt: skip
 
     @property
@@ -133,6 +135,8 @@ class Tenant:
             or self.store.tier_stack.busy
             or self.send_queues.waiting
             or self.send_queues.in_flight
+            or self.send_queues.on_lanes
+            or self.handlers.coming.total
         )
 
     @property

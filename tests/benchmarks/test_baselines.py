@@ -70,10 +70,12 @@ def test_the_server(
     )
     for integrity in (True, False):
         for operation in (
-            "set deferred=False", "set deferred=True", "set deferred=True, until readable", "get",
+            "set deferred=False", "set deferred=True", "set deferred=True, until readable",
             "stream_get", "contains",
         ):  # fmt: skip
-            assert rows[operation, "tcp", integrity]["seconds"]
+            for transport in ("tcp", "zmq", "shm"):
+                assert rows[operation, transport, integrity]["seconds"]
+        assert rows["get", "zmq", integrity]["seconds"]
     assert rows["contains", "tcp", True]["gb_per_s"] is None
     assert rows["stream_get", "tcp", True]["ratio_to_wall"] > 0
     assert ("redis GET", "tcp", None) in rows  # measured, or skipped with a reason
@@ -118,12 +120,13 @@ def test_one_batch_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         for row in record["rows"] if row["model"] == "tiny, one batch at a time"
     }  # fmt: skip
     for integrity in (True, False):
-        for transport in ("tcp", "shm"):
+        for transport in ("tcp", "zmq", "shm"):
             for operation in ("set deferred=False", "set deferred=True",
                               "set deferred=True, until readable"):  # fmt: skip
                 assert rows[operation, transport, integrity], operation
         for operation, transport in (
-            ("get", "tcp"), ("stream_get", "tcp"), ("client's get", "tcp"), ("client's get", "shm"),
+            ("get", "zmq"), ("stream_get", "zmq"), ("client's get", "zmq"), ("client's get", "tcp"),
+            ("client's get", "shm"),
         ):  # fmt: skip
             last = rows[operation, transport, integrity]["median"]
             assert 0 < rows[f"{operation}, first block", transport, integrity]["median"] < last

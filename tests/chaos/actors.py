@@ -167,9 +167,11 @@ class Actor:
 
     def _wait_until_complete(self, patience_s: float) -> None:
         """Ready, and attached to the server's memory unless it uses tcp alone."""
-        wanted = "tcp" if self._transport == "tcp" else "shm"
+        wanted = "tcp" if self._transport in ("tcp", "lanes") else "shm"
         eventually(
-            lambda: self.client.ready and self.client.transport == wanted,
+            lambda: (
+                self.client.ready and self.client.transport == wanted and self._client.has_lanes
+            ),
             f"{self.name} is ready over {wanted}",
             patience_s,
         )

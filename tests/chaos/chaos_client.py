@@ -128,8 +128,16 @@ def _word_for_error(error: BaseException) -> str:
     return type(error).__name__
 
 
+def _way_of(transport: str) -> dict[str, object]:
+    """Blocks over tcp pass through a proxy, those on lanes do not."""
+    if transport == "lanes":
+        return {"transport": "tcp", "lanes": 2}
+    return {"transport": transport, "lanes": 0 if transport == "tcp" else 2}
+
+
 class ChaosClient:
-    """A `RemoteClient` over `transport` ("tcp" or "shm"), with pieces of memory for rows.
+    """A `RemoteClient` over `transport` ("tcp", "shm", "lanes" or "auto"), with pieces of memory
+    for rows.
 
     Rows of no request are full of `POISON`: any other byte there is a write after the end of a
     request.
@@ -149,7 +157,7 @@ class ChaosClient:
         self._memory = SharedRegion(num_pieces * PIECE_BYTES)
         self._free = deque(range(num_pieces))
         poison([self._piece(number) for number in self._free])
-        config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
+        config = ClientConfig(endpoint, **{**_way_of(transport), **QUICK, **settings})  # type: ignore[arg-type]
         self.client = self._connect(config, clock)
         self.client.register(self._memory.view, self._memory.fd)
         for namespace in namespaces:
@@ -165,10 +173,15 @@ class ChaosClient:
     def _anchors(self, ns: Namespace, numbers: Sequence[int]) -> Sequence[bytes]:
         return ()
 
+    @property
+    def has_lanes(self) -> bool:
+        """One is open, where it is to use them."""
+        return self.transport != "lanes" or self.client.lanes.num_open > 0
+
     def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:
         """Returns how long it took."""
         began = time.monotonic()
-        eventually(lambda: self.client.ready, "the client is ready", patience_s)
+        eventually(lambda: self.client.ready and self.has_lanes, "the client is ready", patience_s)
         return time.monotonic() - began
 
     # ── requests ─────────────────────────────────────────────────────────────────────────

@@ -51,7 +51,7 @@ class Plan:
     operations: float = inf
     seconds: float = inf
     round_s: float = inf
-    transports: tuple[str, ...] = ("tcp", "shm", "tcp", "shm")
+    transports: tuple[str, ...] = ("tcp", "shm", "lanes", "shm")
     """Of the clients of one crew."""
 
     processes: int = 0
@@ -281,7 +281,7 @@ class Run:
     def _held_after_use(self) -> Held:
         """What the server has open when clients have come and gone. pyzmq opens a few files, once
         in a process, with the first frame that it does not copy; also in this process."""
-        for transport in ("tcp", "shm"):
+        for transport in ("tcp", "shm", "lanes"):
             with ChaosClient(self.server.endpoint, transport) as client:
                 client.wait_until_ready()
                 assert client.finish(client.put(LARGE, [0], force=True)) == "stored"

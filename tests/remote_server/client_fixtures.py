@@ -18,11 +18,12 @@ from client_helpers import (
     Shared,
     assert_works,
     io_threads,
+    wait_for_lanes,
 )
 from fake_server import PATIENCE_S, FakeServer, eventually
 from held import FaultPoints, install, no_pause
 
-from remote_server.client import ClientConfig, IoThread, RemoteClient
+from remote_server.client import ClientConfig, IoThread, RemoteClient, lane_link
 
 
 @pytest.fixture
@@ -36,6 +37,12 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultPoints]:
     points = install(monkeypatch.setattr)
     yield points
     points.pause = no_pause
+
+
+@pytest.fixture(autouse=True)
+def _lanes_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients open lanes without the C library too."""
+    monkeypatch.setattr(lane_link, "why_slow", str)
 
 
 @pytest.fixture
@@ -52,11 +59,19 @@ def shared(points: FaultPoints) -> Iterator[Shared]:
     shared.region.close()
 
 
-@pytest.fixture(params=["tcp", "shm"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Both ways to move blocks, one after the other. Take it before `make_client`."""
+@pytest.fixture(params=["tcp", "shm", "lanes"])
+def transport(
+    request: pytest.FixtureRequest,
+    more_settings: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """All ways to move blocks, one after the other. Take it before `make_client`."""
+    more_settings["lanes"] = 0
     if request.param == "shm":
         request.getfixturevalue("shared")
+    elif request.param == "lanes":
+        more_settings["lanes"] = 2
+        monkeypatch.setattr(FakeServer, "max_lanes", 2)
     return request.param
 
 
@@ -155,6 +170,8 @@ def make_client(
             client.declare(NAMESPACE, block_bytes)
         if wait:
             eventually(lambda: client.ready, "the client is ready")
+        if wait and more_settings.get("lanes"):
+            wait_for_lanes(client)
         return client
 
     yield make

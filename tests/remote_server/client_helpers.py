@@ -49,6 +49,23 @@ def turn(client: RemoteClient) -> None:
     client.check()
 
 
+def wait_for_lanes(client: RemoteClient, clock: Clock | None = None) -> None:
+    """Until both are open. On demand they are from the first transfer on."""
+    client.put(NAMESPACE, [], []).result(PATIENCE_S)
+
+    def are_open() -> bool:
+        if client.lanes.num_open < 2 and clock is not None:
+            clock.advance(0.01)  # a pause after others that broke
+        return client.lanes.num_open == 2
+
+    eventually(are_open, "its lanes are open")
+
+
+def transport_of(client: RemoteClient) -> str:
+    """The way of its rows now, by the name that the fixture `transport` has for it."""
+    return "lanes" if client.lanes.num_open else client.transport
+
+
 @contextmanager
 def io_thread_held(client: RemoteClient, fake: FakeServer) -> Iterator[None]:
     """The client's I/O thread waits in a callback until this block ends."""

@@ -10,11 +10,14 @@ Contract:
   `answer` belong to that thread.
 - `asked` holds every request in the order of arrival. `wait_for` returns when one has arrived.
 - `lie` answers one kind of request with spoiled or invented frames.
+- With `lanes`, it offers as many (`fake_lanes.py`). Blocks that `send` is given for a get on a lane
+  go there, and those of a put are taken from there.
 - With `near`, the fake announces a local socket, leases blocks from an arena and copies from the
   region that a client attached. `local_rule` answers there, on another thread.
 - A rule that raises ends the fake; `close` raises its exception again.
 """
 
+import contextlib
 import mmap
 import os
 import queue
@@ -28,6 +31,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import zmq
 from descriptors import memfd
+from fake_lanes import FakeLanes, frames_of
+from msgspec.structs import replace
 from shared_messages import kind_of
 
 from remote_server import protocol
@@ -48,6 +53,7 @@ from remote_server.protocol import (
     Leased,
     Lookup,
     NotAttached,
+    OpenLane,
     Put,
     PutOutcome,
     Release,
@@ -100,10 +106,20 @@ def eventually(condition: Callable[[], Any], what: str = "") -> Any:
 
 
 class FakeServer:
+    max_lanes = 0
+    """How many lanes each offers that a test makes without a number."""
+
     def __init__(
-        self, endpoint: str = "tcp://127.0.0.1:*", epoch: str = "epoch-1", *, near: bool = False
+        self,
+        endpoint: str = "tcp://127.0.0.1:*",
+        epoch: str = "epoch-1",
+        *,
+        near: bool = False,
+        lanes: int = 0,
     ) -> None:
         self.near = near
+        self.max_lanes = lanes or self.max_lanes
+        self.lanes = FakeLanes() if self.max_lanes else None
         self.epoch = epoch
         self.max_keys = protocol.MAX_KEYS_PER_MESSAGE
         self.blocks_per_frame = 1
@@ -165,6 +181,8 @@ class FakeServer:
 
     def close(self) -> None:
         self.hang_up()
+        if self.lanes is not None:
+            self.lanes.close()
         if self._listener.fileno() >= 0:
             # Closing alone would not wake the thread that waits for the next connection.
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -271,7 +289,17 @@ class FakeServer:
     # ── sending; on the fake's thread ────────────────────────────────────────────────────
 
     def send(self, asked: Asked, message: Any, *payload: bytes) -> None:
-        self.send_raw(asked, *protocol.encode(message), *payload)
+        number = getattr(asked.message, "lane", 0)
+        if not number or not isinstance(message, Blocks):
+            self.send_raw(asked, *protocol.encode(message), *payload)
+            return
+        assert self.lanes is not None
+        header = replace(message, lane=number, checksums=[], blocks_per_frame=1)
+        self.send_raw(asked, *protocol.encode(header))
+        blocks = [*zip(payload, message.checksums, strict=True)]
+        with contextlib.suppress(KeyError):  # it has ended
+            lane = self.lanes.of(asked.peer, number)
+            lane.send(frames_of(message.request_id, blocks), self.lanes.damage)
 
     def send_raw(self, asked: Asked, *frames: bytes) -> None:
         if self._recorded is not None:
@@ -406,6 +434,9 @@ class FakeServer:
             case Clear():
                 removed, self.blocks = len(self.blocks), {}
                 self.send(asked, Cleared(removed={"memory": removed}, **about))
+            case OpenLane():
+                assert self.lanes is not None
+                self.send(asked, self.lanes.offer(asked.peer, **about))
             case Release():
                 pass
 
@@ -416,16 +447,16 @@ class FakeServer:
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES, transports=["tcp"],
             local_socket=self.local_socket if self.near else "",
-            local_secret=self.local_secret,
+            local_secret=self.local_secret, max_lanes=self.max_lanes,
         )  # fmt: skip
 
     def answer_put(self, asked: Asked) -> None:
         put = asked.message
-        views = [memoryview(frame) for frame in asked.payload]
         outcomes = []
-        blocks = [*protocol.split_frames(views, put.lengths, put.blocks_per_frame)]
-        if put.checksums:
-            assert put.checksums == protocol.checksums(put.namespace, put.keys, blocks)
+        try:
+            blocks = self._blocks_of(asked)
+        except (KeyError, ConnectionError):
+            return  # its lane ended
         for key, block in zip(put.keys, blocks, strict=True):
             existed = (put.namespace, key) in self.blocks
             outcomes.append(PutOutcome.EXISTED if existed else PutOutcome.CREATED)
@@ -439,6 +470,23 @@ class FakeServer:
                 forced=0, duplicate=0, declined={}, outcomes=bytes(outcomes),
             ),
         )  # fmt: skip
+
+    def _blocks_of(self, asked: Asked) -> list[memoryview]:
+        """The blocks of a put, checked. Raises `KeyError` or `ConnectionError` without its lane."""
+        put = asked.message
+        if put.lane:
+            assert self.lanes is not None
+            assert not asked.payload and not put.checksums
+            came = self.lanes.of(asked.peer, put.lane).take(put.request_id, len(put.keys))
+            blocks = [memoryview(block) for block, _ in came]
+            checksums = [checksum for _, checksum in came] if put.checked else []
+        else:
+            views = [memoryview(frame) for frame in asked.payload]
+            blocks = [*protocol.split_frames(views, put.lengths, put.blocks_per_frame)]
+            checksums = put.checksums
+        if checksums:
+            assert checksums == protocol.checksums(put.namespace, put.keys, blocks)
+        return blocks
 
     def refuse(self, code: str) -> Callable[[Asked], None]:
         """A rule that refuses."""

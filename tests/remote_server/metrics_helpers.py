@@ -18,7 +18,7 @@ TIER = TierStats(
 )
 BUCKETS = len(BOUNDS_S) + 1
 OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
-              "keep", "put_shared", "get_shared")  # fmt: skip
+              "keep", "open_lane", "put_shared", "get_shared", "put_lane", "get_lane")  # fmt: skip
 
 
 def a_bucket(paused_s: float = 0.0, **results: int) -> BucketStats:

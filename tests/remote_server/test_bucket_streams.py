@@ -63,9 +63,10 @@ def client_of(server, **options) -> RemoteClient:
     """Over tcp it requests a pack's rows in four parts, and has at most one pack on its way."""
     client = RemoteClient(
         ClientConfig(
-            server.endpoint, batch_bytes=2 * ROW_BYTES, get_window_bytes=8 * ROW_BYTES, **options
+            server.endpoint, batch_bytes=2 * ROW_BYTES, get_window_bytes=8 * ROW_BYTES,
+            lane_window_bytes=8 * ROW_BYTES, **options,
         )
-    )
+    )  # fmt: skip
     client.declare("ns", ROW_BYTES, {})
     while not client.ready:
         threading.Event().wait(0.01)

@@ -22,6 +22,7 @@ from client_helpers import (
     io_thread_held,
     key,
     rows_of,
+    wait_for_lanes,
     wake,
 )
 from counting_channel import COUNTED, CountingChannel
@@ -127,7 +128,8 @@ class World:
         kinds = self.messages
         eventually(lambda: any(kind_of(one.message) in kinds for one in self.fake.asked), "it came")
         asked = [one for one in self.fake.asked if kind_of(one.message) in kinds][-1]
-        most = MAX_FRAME_BYTES if kind_of(asked.message) is Get else MAX_HEADER_BYTES
+        in_frames = kind_of(asked.message) is Get and self.transport == "tcp"
+        most = MAX_FRAME_BYTES if in_frames else MAX_HEADER_BYTES
         self.fake.do(lambda: self.fake.send_raw(asked, MAGIC, bytes(most + 1)))
 
     # ── afterwards ───────────────────────────────────────────────────────────────────────
@@ -150,6 +152,8 @@ class World:
         """What is put comes back, over the same transport."""
         self.fake.behave()
         eventually(self._is_ready, "the client is ready")
+        if self.transport == "lanes":
+            wait_for_lanes(self.client, self.clock)
         # An answer to something old may still end what comes now: begin with a clean slate.
         self.transfers.clear()
         self.ended.clear()
@@ -158,7 +162,10 @@ class World:
         assert got.outcomes == [GetOutcome.HIT] * 2
         assert [bytes(row) for row in self.rows[-2:]] == [bytes(block(n)) for n in (50, 51)]
         assert kind_of(self.fake.asked[-1].message) in (self.messages[1], Release)
-        assert self.client.transport == self.transport
+        assert self.client.transport == ("shm" if self.transport == "shm" else "tcp")
+        if self.transport == "lanes":
+            assert self.fake.all_asked(Put)[-1].message.lane
+            assert self.fake.all_asked(Get)[-1].message.lane
 
     def _is_ready(self) -> bool:
         if not self.client.ready:
@@ -211,8 +218,9 @@ def world(
     with FakeServer(near=transport == "shm") as fake:
         client = make_client(
             fake.endpoint, clock=clock, get_window_bytes=BLOCK_BYTES, put_window_bytes=BLOCK_BYTES,
-            shared_window_bytes=BLOCK_BYTES,
+            shared_window_bytes=BLOCK_BYTES, lane_window_bytes=BLOCK_BYTES,
         )  # fmt: skip
+        transfers.clear()
         yield World(transport, fake, clock, client, transfers)
         client.close()
 
@@ -325,7 +333,7 @@ def streaming_get(world: World) -> Future[Any]:
     hold_blocks(fake, range(2))
 
     def first_block(asked: Asked) -> None:
-        if kind_of(asked.message) is Get:
+        if kind_of(asked.message) is Get and len(asked.message.keys) == 2:
             fake.send(asked, fake.summary_for(asked))
             fake.send(asked, *fake.blocks_for(asked, [0], more=True))
         elif asked.message.keys == [key(0)]:
@@ -467,7 +475,7 @@ def test_a_channel_is_one_file_and_one_entry_in_the_list(
 ):
     monkeypatch.setattr(loop, "DATA_CHANNELS", (*loop.DATA_CHANNELS, CountingChannel))
     client = make_client(fake.endpoint)
-    counting = client._loop.channels[-1]
+    (counting,) = [one for one in client._loop.channels if isinstance(one, CountingChannel)]
     keys = [key(number) for number in range(3)]
     assert client.put(COUNTED, keys, rows_of(range(3))).result(PATIENCE_S).error is None
     got = client.get(COUNTED, keys, empty_rows(3)).result(PATIENCE_S)

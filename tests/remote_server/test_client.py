@@ -12,6 +12,7 @@ from client_helpers import (
     hold_blocks,
     key,
     rows_of,
+    transport_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
@@ -28,16 +29,18 @@ HIT, MISS = GetOutcome.HIT, GetOutcome.MISS
 
 @pytest.fixture
 def real(transport, make_client):
-    """A client of a real server with 64 MiB, over either transport."""
+    """A client of a real server with 64 MiB, over each transport."""
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
     with Server(config) as server:
         client = make_client(server.endpoint, block_bytes=MiB)
         yield client
-        assert client.transport == transport
+        assert transport_of(client) == transport
         counters = client.counters()
         over_shm = counters["shm_bytes_in"], counters["shm_bytes_out"]
         over_all = counters["bytes_in"], counters["bytes_out"]
         assert over_shm == (over_all if transport == "shm" else (0, 0))
+        on_lanes = counters["lane_bytes_in"], counters["lane_bytes_out"]
+        assert on_lanes == (over_all if transport == "lanes" else (0, 0))
     server.store.tier_stack.check()
     bad = {k: v for k, v in server.store.counters.items() if k.startswith("bad_messages") and v}
     assert not bad

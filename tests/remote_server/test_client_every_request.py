@@ -26,6 +26,7 @@ from remote_server.protocol import (
     Hello,
     Keep,
     Lookup,
+    OpenLane,
     Put,
     Release,
     Stats,
@@ -50,7 +51,7 @@ class Kind:
     deadline_s: float = 1.0
 
     def message(self, transport: str) -> type:
-        message = self.tcp if transport == "tcp" else self.shm
+        message = self.shm if transport == "shm" else self.tcp
         assert message is not None
         return message
 
@@ -90,7 +91,8 @@ KINDS = {
     ),
 }
 
-WAYS = [(op, "tcp") for op in KINDS] + [(op, "shm") for op, kind in KINDS.items() if kind.shm]
+WAYS = [(op, "tcp") for op in KINDS]
+WAYS += [(op, way) for op, kind in KINDS.items() if kind.shm for way in ("shm", "lanes")]
 
 
 def test_every_kind_of_request_is_here():
@@ -102,7 +104,8 @@ def test_every_kind_of_request_is_here():
     }
     assert methods == {*Op} - {Op.HELLO, Op.VERIFY}, "those two are made without being asked for"
     messages = {kind.tcp for kind in KINDS.values()}
-    assert messages == {*get_args(protocol.Request)} - {Release}, "which has no reply"
+    others = {Release, OpenLane}
+    assert messages == {*get_args(protocol.Request)} - others, "no reply; of no caller"
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: "-".join(way))
@@ -117,8 +120,11 @@ def far():
 
 
 @pytest.fixture
-def fake(way, request):
+def fake(way, request, more_settings, monkeypatch):
     """Of the kind that is on this host, where the way is shared memory."""
+    if way[1] == "lanes":
+        more_settings["lanes"] = 2
+        monkeypatch.setattr(FakeServer, "max_lanes", 2)
     if way[1] == "shm":
         request.getfixturevalue("shared")
         return request.getfixturevalue("near")

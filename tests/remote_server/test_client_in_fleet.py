@@ -68,7 +68,7 @@ def test_a_client_without_a_list_sends_none_of_it(fake: FakeServer, make_client:
 
 
 def test_requests_of_a_client_with_a_list_ask_for_load_and_hot_keys(
-    fake: FakeServer, transport: str, make_client: MakeClient
+    transport: str, fake: FakeServer, make_client: MakeClient
 ):
     fake.near = transport == "shm"
     client = make_client(fake.endpoint, **FLEET)

@@ -31,6 +31,7 @@ def connect(make_client, tenancy, name: str, **settings) -> RemoteClient:
     return make_client(tenancy.server.endpoint, keys=tenancy.client_file(name), **settings)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"], indirect=True)  # lanes have no encryption
 def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memory(
     tenancy, make_client, transport
 ):

@@ -1,4 +1,4 @@
-"""Sentences that hold for puts and gets over either transport, against a fake server."""
+"""Sentences that hold for puts and gets over each transport, against a fake server."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,13 +43,20 @@ class Way:
     fake: FakeServer
     put: type
     get: type
+    lanes: bool
+    trailers: list[int]
+    """Checksums behind the blocks of puts on lanes, in the order in which they came."""
 
 
 @pytest.fixture
 def way(transport: str) -> Iterator[Way]:
     near = transport == "shm"
     with FakeServer(near=near) as fake:
-        yield Way(fake, *((SharedPut, SharedGet) if near else (Put, Get)))
+        kinds = (SharedPut, SharedGet) if near else (Put, Get)
+        way = Way(fake, *kinds, lanes=transport == "lanes", trailers=[])
+        if fake.lanes is not None:
+            fake.lanes.note = way.trailers.append
+        yield way
 
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────
@@ -58,7 +65,8 @@ def way(transport: str) -> Iterator[Way]:
 def test_a_put_that_never_left_ends_at_its_deadline_without_a_new_connection(
     way: Way, make_client: MakeClient, clock: Clock
 ):
-    windows = {"put_window_bytes": BLOCK_BYTES, "shared_window_bytes": BLOCK_BYTES}
+    names = ("put_window_bytes", "shared_window_bytes", "lane_window_bytes")
+    windows = dict.fromkeys(names, BLOCK_BYTES)
     client = make_client(way.fake.endpoint, clock=clock, **windows)
     way.fake.silence(way.put)
     first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
@@ -113,6 +121,10 @@ def test_puts_carry_checksums_unless_integrity_is_off(
     shared, rows = asked.message.shared, [block(0), block(1)]
     pages = [row[: protocol.PAGE_BYTES] for row in rows]
     sums = protocol.checksums(NAMESPACE, keys, pages if shared else rows) if integrity else []
+    if way.lanes:
+        assert (asked.message.checked, asked.message.checksums) == (integrity, [])
+        assert way.trailers == (sums or [0, 0])
+        return
     assert (shared.pages if shared else asked.message.checksums) == sums
     assert not (shared and asked.message.checksums)
 

@@ -13,7 +13,7 @@ from tenancy import Tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import turns
-from remote_server.server import config
+from remote_server.server import tenant_keys
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
 from remote_server.server.get import StreamedGet
@@ -220,7 +220,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    monkeypatch.setattr(config, "keys_of_tenants", lambda path: fail())
+    monkeypatch.setattr(tenant_keys, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
     server._auth._reload_at = 0.0
     assert peer.put([1]).created == 1

@@ -1,13 +1,13 @@
 """What is not the block that was put is never announced, is counted by its reason, and goes.
 
-Against a real server, whose memory this test damages, over both transports. Wrong messages of a
+Against a real server, whose memory this test damages, over all transports. Wrong messages of a
 server are in `test_client_landing.py` and `test_shared_gets.py`.
 """
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, block, empty_rows, key, rows_of
+from client_helpers import BLOCK_BYTES, NAMESPACE, block, empty_rows, key, rows_of, transport_of
 from fake_server import PATIENCE_S, eventually
 from gates import copies_held
 
@@ -42,7 +42,7 @@ def client(
     client = make_client(quiet_server.endpoint)
     keys = [key(n) for n in range(4)]
     assert client.put(NAMESPACE, keys, rows_of(range(4)), deferred=False).result().created == 4
-    assert client.transport == transport
+    assert transport_of(client) == transport
     return client
 
 

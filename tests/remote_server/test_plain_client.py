@@ -12,6 +12,9 @@ import xxhash
 import zmq
 from wire_peer import Peer
 
+from examples import lane_client
+from examples.lane_client import LaneClient
+
 
 class PlainClient:
     def __init__(self, endpoint: str) -> None:
@@ -125,6 +128,22 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
     assert client.ask("verify", namespace=namespace, keys=keys)["intact"] == 6
     assert client.ask("clear", namespace=namespace)["removed"] == {"memory": 6}
     assert stats["epoch"] == welcome["epoch"]
+
+
+def test_the_example_client_gets_back_over_its_lane_what_it_put(endpoint):
+    client = LaneClient(endpoint, "lane", 300_000)
+    blocks = {b"key-%d" % n: bytes([n + 1]) * (300_000 - n) for n in range(6)}
+    assert client.put(blocks) == 6
+    assert client.put(blocks) == 0, "they exist; their bytes are discarded"
+    assert client.get([b"other", *blocks]) == blocks
+    assert client.get([b"other"]) == {}
+    client.close()
+
+
+def test_the_example_client_is_a_command(endpoint, capsys):
+    lane_client.main([endpoint])
+    printed = capsys.readouterr().out
+    assert "3 blocks are new" in printed and "key-2 (4000 bytes)" in printed
 
 
 def test_an_error_is_a_reply_like_any_other(client):

@@ -1,6 +1,7 @@
 """What one client may take from the others: each limit refuses, counts, and leaves them alone."""
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import zmq
@@ -12,8 +13,9 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
-from remote_server.server.get import InMemory
+from remote_server.server.outgoing import take_batch
 from remote_server.server.server import Server
+from remote_server.server.streams import InMemory
 from remote_server.store import tier_stack
 from remote_server.turns import to_end
 from remote_server.values import KiB, MiB
@@ -164,7 +166,7 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     found = to_end(server.store.gets.get("ns", [key(number) for number in range(4)]))
     stream = InMemory(found, server.store.memory)
     left = []
-    while (batch := stream.next_batch(may_gather=True)) is not None:
+    while (batch := stream.next_batch(partial(take_batch, may_gather=True))) is not None:
         left.append(stream.num_bytes)
         server.store.memory.unpin_all(batch.blocks)
     assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]

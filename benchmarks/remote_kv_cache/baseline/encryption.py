@@ -14,7 +14,12 @@ from benchmarks.harness import machine
 from benchmarks.harness.record import Row
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results
-from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect, server_for
+from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    OVER_ZMQ,
+    FerryWork,
+    connect,
+    server_for,
+)
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
@@ -52,7 +57,9 @@ def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
     flags = ["--keys", str(folder / SERVER_FILE), "--tenants", str(folder / TENANTS_FILE)]
     for name, client_keys, args in (("without keys", "", []), ("with keys", keys, flags)):
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes, args))
-        client = connect(server.endpoint, KEYS.name, work.block_bytes, keys=client_keys)
+        client = connect(  # a server with keys has no lanes
+            server.endpoint, KEYS.name, work.block_bytes, transport=OVER_ZMQ, keys=client_keys
+        )
         stack.callback(client.close)
         ferry = FerryWork(client, KEYS.name, work)
 

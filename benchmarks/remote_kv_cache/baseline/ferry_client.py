@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 from benchmarks.harness.runner import Skipped
@@ -22,6 +23,9 @@ NUM_OUTSTANDING = 2
 """Batches in flight. With one, each batch would wait for a round trip."""
 
 TRANSPORTS = ("tcp", "shm")
+
+OVER_ZMQ = "zmq"
+"""As tcp, without lanes: blocks are payload of ZeroMQ messages."""
 
 PATIENCE_S = 60.0
 """Deadline of every request here; long, because a benchmark reports slowness as a time."""
@@ -75,11 +79,8 @@ def connect(
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
     address = server_address(server)
-    config = ClientConfig(
-        address.endpoint, client_name="benchmark", integrity=integrity, transport=transport,
-        keys=keys or address.keys,
-    )  # fmt: skip
-    client = RemoteClient(config)
+    config = _config(address.endpoint, transport, integrity=integrity)
+    client = RemoteClient(replace(config, keys=keys or address.keys))
     _prepare(client, 1, namespace, block_bytes, transport, rows)
     return client
 
@@ -100,12 +101,17 @@ def connect_to(
         )
     watched = WatchedList(servers.split(","))
     members = watched.current.members
-    config = ClientConfig(
-        members[0].endpoint, client_name="benchmark", integrity=integrity, transport=transport
-    )
+    config = _config(members[0].endpoint, transport, integrity=integrity)
     client = FleetClient(watched, config)
     _prepare(client, len(members), namespace, block_bytes, transport, rows)
     return client
+
+
+def _config(endpoint: str, transport: str, *, integrity: bool) -> ClientConfig:
+    config = ClientConfig(endpoint, client_name="benchmark", integrity=integrity)
+    if transport == OVER_ZMQ:
+        return replace(config, transport="tcp", lanes=0)
+    return replace(config, transport=transport)
 
 
 def _prepare(
@@ -117,11 +123,21 @@ def _prepare(
         client.register(rows[0].region.view, rows[0].region.fd)
     client.declare(namespace, block_bytes)
     deadline = time.monotonic() + _READY_S
-    while client.num_ready < num_servers or client.transport != transport:
+    while client.num_ready < num_servers or not _uses(client, transport):
         if time.monotonic() > deadline:
             client.close()
             raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
         time.sleep(0.01)
+
+
+def _uses(client: Client, transport: str) -> bool:
+    """Blocks go that way. Lanes are used by tcp, and opened at the first transfer by a fleet."""
+    if transport == OVER_ZMQ:
+        transport = "tcp"
+    if client.transport != transport:
+        return False
+    states = [one.lanes for one in each_of(client)]
+    return transport != "tcp" or len(states) > 1 or all(any(state) for state in states)
 
 
 def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:

@@ -20,6 +20,7 @@ from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results, server_cases
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    OVER_ZMQ,
     PATIENCE_S,
     TRANSPORTS,
     Client,
@@ -62,7 +63,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None, serv
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         firsts: FirstBlocks = {}
         cases = server_cases.wall_cases(stack, server, source, target, work)
-        for transport in TRANSPORTS:
+        for transport in (*TRANSPORTS, OVER_ZMQ):
             for integrity in (True, False):
                 cases += _cases(
                     stack, endpoint, server.namespace(name), source, target, work, transport,
@@ -111,7 +112,7 @@ def _cases(
         for operation, put in puts
     ]
     cases.append(get_case(CLIENT_GET, partial(one.get, target.pool)))
-    if transport == "tcp":
+    if transport == OVER_ZMQ:
         for operation, stream in ((GET, False), (STREAM_GET, True)):
             try:
                 plain = SocketGets(

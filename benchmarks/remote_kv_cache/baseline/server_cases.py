@@ -13,7 +13,12 @@ from pathlib import Path
 from benchmarks.harness.runner import Case, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect_to
+from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    OVER_ZMQ,
+    TRANSPORTS,
+    FerryWork,
+    connect_to,
+)
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
@@ -24,7 +29,7 @@ NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")
 SHM_WALL = Variant("copy between two shared maps", "shm")
 MOVER_WALL = Variant("copy and hash in one pass", "shm", True)
-WALLS = {"tcp": TCP_WALL, "shm": SHM_WALL}
+WALLS = {"tcp": TCP_WALL, OVER_ZMQ: TCP_WALL, "shm": SHM_WALL}
 
 SET, SET_DEFERRED = "set deferred=False", "set deferred=True"
 SET_READABLE = "set deferred=True, until readable"
@@ -79,12 +84,8 @@ def ferry_cases(
     stack.callback(reader.close)
     check = FerryWork(reader, namespace, work)
     cases = []
-    for transport in ("tcp", "shm"):
+    for transport in (*TRANSPORTS, OVER_ZMQ):
         for integrity in (True, False):
-            if transport not in TRANSPORTS:
-                variant = Variant(STREAM_GET, transport, integrity)
-                cases.append(Case.skipped(variant, f"this client has no transport {transport}"))
-                continue
             try:
                 client = connect_to(
                     endpoint, namespace, work.block_bytes,
@@ -96,7 +97,7 @@ def ferry_cases(
             stack.callback(client.close)
             ferry = FerryWork(client, namespace, work)
             cases += _one_client(ferry, check, source, target, transport, integrity, work)
-            if transport == "tcp":
+            if transport == OVER_ZMQ:
                 variant = Variant(GET, transport, integrity)
                 try:
                     whole = SocketGets(endpoint, namespace, work, target.pool, integrity=integrity)

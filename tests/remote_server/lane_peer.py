@@ -1,0 +1,146 @@
+"""A scripted client with lanes: it writes and reads each of their bytes itself."""
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from wire_peer import BLOCK_BYTES, PATIENCE_MS, Peer, block, key
+
+from remote_server import protocol
+from remote_server.protocol import Blocks, Get, Got, LaneOpened, OpenLane, Put
+
+HEADER, TRAILER = struct.Struct("<QII"), struct.Struct("<Q")
+
+
+def preamble(token: bytes, version: int = 1, magic: bytes = b"KVFL") -> bytes:
+    return struct.pack("<4sI16s", magic, version, token)
+
+
+def connected(port: int) -> socket.socket:
+    """A TCP connection to the server's lanes, on which nothing has been sent yet."""
+    return socket.create_connection(("127.0.0.1", port), PATIENCE_MS / 1000)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the server closes it, without another byte."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def read(connection: socket.socket, num_bytes: int) -> bytes:
+    """Exactly so many bytes."""
+    pieces = bytearray()
+    while len(pieces) < num_bytes:
+        piece = connection.recv(num_bytes - len(pieces))
+        assert piece, "the server closed the lane"
+        pieces += piece
+    return bytes(pieces)
+
+
+def frame(request_id: int, position: int, data: bytes, checksum: int) -> bytes:
+    return HEADER.pack(request_id, position, len(data)) + data + TRAILER.pack(checksum)
+
+
+class LaneClock:
+    """The server's clock, which a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class WireLane:
+    """One lane of a peer."""
+
+    def __init__(self, peer: Peer) -> None:
+        """Open it, as PROTOCOL.md has it."""
+        self.peer = peer
+        self.opened = self.announce(peer)
+        self.socket = connected(self.opened.port)
+        self.socket.sendall(preamble(self.opened.token))
+        assert read(self.socket, 8) == struct.pack("<4sI", b"KVFL", self.opened.number)
+
+    @staticmethod
+    def announce(peer: Peer) -> LaneOpened:
+        opened = peer.ask(OpenLane(request_id=peer.next_id()))
+        assert isinstance(opened, LaneOpened), opened
+        return opened
+
+    @property
+    def number(self) -> int:
+        return self.opened.number
+
+    def put_message(self, numbers: Sequence[int], namespace="ns", length=BLOCK_BYTES, **fields):
+        """The message of a put, and the bytes of its blocks on the lane."""
+        keys = [key(number) for number in numbers]
+        fields = {
+            "deferred": True, "checksums": [], "lengths": [length] * len(keys), **fields
+        }  # fmt: skip
+        put = Put(
+            request_id=self.peer.next_id(), namespace=namespace, keys=keys, lane=self.number,
+            **fields,
+        )  # fmt: skip
+        frames = []
+        for position, (number, one, of_one) in enumerate(
+            zip(numbers, keys, put.lengths, strict=True)
+        ):
+            data = block(number, of_one)
+            checksum = protocol.checksum(namespace, one, data)
+            frames.append(frame(put.request_id, position, data, checksum))
+        return put, b"".join(frames)
+
+    def put(self, numbers: Sequence[int], **fields):
+        message, data = self.put_message(numbers, **fields)
+        self.peer.send(message)
+        self.socket.sendall(data)
+        return self.answer(message)
+
+    def answer(self, message: Put) -> Any:
+        reply, _ = self.peer.receive()
+        assert reply.request_id == message.request_id
+        return reply
+
+    def send_get(self, numbers: Sequence[int], namespace="ns", **fields) -> int:
+        fields = {"stream": True, "lane": self.number, **fields}
+        keys = [key(number) for number in numbers]
+        get = Get(request_id=self.peer.next_id(), namespace=namespace, keys=keys, **fields)
+        self.peer.send(get)
+        return get.request_id
+
+    def read_blocks(self, blocks: Blocks) -> list[tuple[int, bytes, int]]:
+        """Index, bytes and checksum of each block of one message."""
+        found = []
+        assert (blocks.lane, blocks.checksums) == (self.number, [])
+        for position, (index, length) in enumerate(
+            zip(blocks.indices, blocks.lengths, strict=True)
+        ):
+            header = HEADER.unpack(read(self.socket, HEADER.size))
+            assert header == (blocks.request_id, position, length)
+            data = read(self.socket, length)
+            found.append((index, data, *TRAILER.unpack(read(self.socket, TRAILER.size))))
+        return found
+
+    def read_stream(self, request_id: int) -> tuple[Got, list[tuple[int, bytes, int]]]:
+        got, _ = self.peer.receive()
+        assert isinstance(got, Got), got
+        assert got.request_id == request_id
+        arrived: list[tuple[int, bytes, int]] = []
+        more = bool(got.found)
+        while more:
+            blocks, payload = self.peer.receive()
+            assert isinstance(blocks, Blocks)
+            assert (blocks.request_id, payload) == (request_id, [])
+            arrived += self.read_blocks(blocks)
+            more = blocks.more
+        return got, arrived
+
+    def get(self, numbers: Sequence[int], **fields):
+        return self.read_stream(self.send_get(numbers, **fields))
+
+    def close(self) -> None:
+        self.socket.close()

@@ -1,0 +1,260 @@
+"""The beginning of lanes: tokens, preambles, and connections that send neither."""
+
+import logging
+import socket
+
+import pytest
+import zmq
+from lane_peer import LaneClock, WireLane, connected, has_ended, preamble, read
+from tenancy import tenancy
+from wire_peer import Peer
+
+from remote_server.errors import ConfigError
+from remote_server.protocol import Error, OpenLane
+from remote_server.server import lane_listener
+from remote_server.server.config import ServerConfig
+from remote_server.server.lane_offer import num_threads
+from remote_server.server.lanes import LANES_PER_CONNECTION
+from remote_server.server.server import Server
+from remote_server.values import lanes_address, lanes_beside
+
+pytest_plugins = ["lane_fixtures"]
+
+assert tenancy
+
+
+def counters(peer: Peer) -> dict[str, int]:
+    return peer.stats().counters
+
+
+def test_a_welcome_offers_lanes_and_each_has_a_number_of_its_own(lane_peer):
+    assert lane_peer.hello().max_lanes == LANES_PER_CONNECTION
+    lanes = [WireLane(lane_peer) for _ in range(3)]
+    assert len({lane.number for lane in lanes}) == 3
+    assert [lane.put([n]).created for n, lane in enumerate(lanes)] == [1, 1, 1]
+
+
+def test_a_number_is_not_given_again_soon(lane_peer):
+    first = WireLane(lane_peer)
+    first.close()
+    lane_peer.stats_once(lambda stats: stats.counters["lanes_ended_closed"] == 1)
+    assert WireLane(lane_peer).number != first.number
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_token_is_good_once(lane):
+    thief = connected(lane.opened.port)
+    thief.sendall(preamble(lane.opened.token))
+    assert has_ended(thief)
+    assert lane.put([1]).created == 1, "the lane itself goes on"
+    assert counters(lane.peer)["lanes_refused_token"] == 1
+
+
+def test_an_unknown_token_is_refused(lane):
+    stranger = connected(lane.opened.port)
+    stranger.sendall(preamble(bytes(16)))
+    assert has_ended(stranger)
+    assert counters(lane.peer)["lanes_refused_token"] == 1
+
+
+def test_a_late_token_is_refused_and_its_place_is_free_again(lane_peer, lane_clock: LaneClock):
+    late = [WireLane.announce(lane_peer) for _ in range(LANES_PER_CONNECTION)]
+    assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
+    lane_clock.now += 10.0
+    connection = connected(late[0].port)
+    connection.sendall(preamble(late[0].token))
+    assert has_ended(connection)
+    assert counters(lane_peer)["lane_tokens_late"] == LANES_PER_CONNECTION
+    assert WireLane(lane_peer).put([1]).created == 1
+
+
+def test_a_token_ends_with_the_connection_it_was_sent_to(lane_peer, lane_server, context):
+    other = Peer(context, lane_server.endpoint)
+    token = WireLane.announce(other)
+    other.close()
+    lane_peer.stats_once(lambda _: not other_is_known(lane_server))
+    stranger = connected(token.port)
+    stranger.sendall(preamble(token.token))
+    assert has_ended(stranger)
+
+
+def other_is_known(server: Server) -> bool:
+    return server._auth.num_connections > 1
+
+
+# ── preambles ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("position", range(24))
+def test_a_wrong_byte_anywhere_in_a_preamble_costs_only_that_connection(lane, position):
+    opened = WireLane.announce(lane.peer)
+    wrong = bytearray(preamble(opened.token))
+    wrong[position] ^= 0x40
+    nonsense = connected(opened.port)
+    nonsense.sendall(wrong)
+    assert has_ended(nonsense)
+    kind = "preamble" if position < 8 else "token"
+    assert counters(lane.peer)[f"lanes_refused_{kind}"] == 1
+    assert lane.put([position]).created == 1
+    right = connected(opened.port)
+    right.sendall(preamble(opened.token))
+    assert read(right, 8)[:4] == b"KVFL", "its token is still good"
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 23])
+def test_a_preamble_that_ends_early_is_refused(lane, length):
+    early = connected(lane.opened.port)
+    early.sendall(preamble(bytes(16))[:length])
+    early.shutdown(socket.SHUT_WR)
+    assert has_ended(early)
+    assert counters(lane.peer)["lanes_refused_preamble"] == 1
+
+
+def test_a_preamble_may_come_byte_by_byte(lane_peer):
+    opened = WireLane.announce(lane_peer)
+    slow = connected(opened.port)
+    slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in preamble(opened.token):
+        slow.sendall(bytes([byte]))
+        lane_peer.stats()  # the server has taken a turn
+    assert read(slow, 8) == b"KVFL" + opened.number.to_bytes(4, "little")
+
+
+def test_a_silent_connection_is_closed_after_two_seconds(lane, lane_clock: LaneClock):
+    silent = connected(lane.opened.port)
+    silent.sendall(b"KVFL")
+    lane.peer.stats_once(lambda _: lane_clock_moves(lane_clock))
+    assert has_ended(silent)
+    assert counters(lane.peer)["lanes_refused_unfinished"] == 1
+    assert lane.put([1]).created == 1
+
+
+def lane_clock_moves(clock: LaneClock) -> bool:
+    """Time passes only a little, until the connection has been accepted."""
+    clock.now += 0.05
+    return clock.now > 1003.0
+
+
+def test_of_too_many_silent_connections_the_oldest_are_closed(lane, monkeypatch):
+    silent = [connected(lane.opened.port) for _ in range(lane_listener.MAX_PENDING + 5)]
+    lane.peer.stats_once(lambda stats: stats.counters["lanes_refused_unfinished"] == 5)
+    assert all(map(has_ended, silent[:5]))
+    assert WireLane(lane.peer).put([1]).created == 1, "a correct client is served meanwhile"
+    for one in silent:
+        one.close()
+
+
+# ── limits and settings ──────────────────────────────────────────────────────────────────
+
+
+def test_lanes_take_places_among_the_connections(start_lanes, context):
+    server = start_lanes(max_connections=3)
+    peer = Peer(context, server.endpoint)
+    peer.hello()
+    lanes = [WireLane(peer), WireLane(peer)]
+    refused = peer.ask(OpenLane(request_id=peer.next_id()))
+    assert isinstance(refused, Error)
+    assert refused.code == "too_much_in_flight"
+    lanes[0].close()
+    peer.stats_once(lambda stats: stats.counters["lanes_ended_closed"] == 1)
+    assert WireLane(peer).put([1]).created == 1
+
+
+def test_a_client_has_eight_lanes_at_most(lane_peer):
+    lanes = [WireLane(lane_peer) for _ in range(LANES_PER_CONNECTION)]
+    assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
+    assert [lane.put([n]).created for n, lane in enumerate(lanes)] == [1] * 8
+
+
+def test_a_server_without_lanes_offers_none_and_refuses_them(start_lanes, context):
+    peer = Peer(context, start_lanes(lanes="off").endpoint)
+    assert peer.hello().max_lanes == 0
+    assert peer.ask(OpenLane(request_id=peer.next_id())).code == "bad_request"
+    assert peer.stats().lanes == "none: off"
+
+
+def test_with_auto_there_are_lanes_where_there_is_a_library(start_lanes, context, lane_engine):
+    peer = Peer(context, start_lanes(lanes="auto").endpoint)
+    welcome = peer.hello()
+    if lane_engine == "native":
+        assert welcome.max_lanes
+        assert WireLane(peer).put([1]).created == 1
+    else:
+        assert welcome.max_lanes == 0
+        assert "without the C library" in peer.stats().lanes
+
+
+def test_a_server_with_keys_has_no_lanes_and_logs_why(tenancy, caplog):
+    with caplog.at_level(logging.INFO):
+        server = tenancy.start()
+    peer = tenancy.peer("a")
+    assert peer.hello().max_lanes == 0
+    assert str(server.lanes) == "none: connections have keys, and lanes are not encrypted"
+    assert [record.getMessage() for record in caplog.records if "lanes" in record.getMessage()] == [
+        "no lanes, blocks go through ZeroMQ: connections have keys, and lanes are not encrypted"
+    ]
+
+
+def test_an_address_that_is_taken_is_an_error_of_the_setting(start_lanes):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"lanes: {address}: Address already in use"):
+            Server(ServerConfig(bind="tcp://127.0.0.1:*", lanes=address)).start()
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [
+        ("5759", "not an address"), ("host", "not an address"), (":5759", "not an address"),
+        ("127.0.0.1:0", "not an address"), ("127.0.0.1:70000", "not an address"),
+        ("::1:5759", "not an address"), ("10.0.0.7:5759", "other machines"),
+        ("*:*", "other machines"),
+    ],
+)  # fmt: skip
+def test_a_wrong_address_is_refused_by_its_name(setting, wrong):
+    with pytest.raises(ConfigError, match=f"^lanes: .*{wrong}"):
+        ServerConfig(lanes=setting)
+
+
+def test_an_address_cannot_be_set_beside_keys():
+    with pytest.raises(ConfigError, match="not encrypted"):
+        ServerConfig(lanes="127.0.0.1:*", keys="server.key", tenants="tenants.toml")
+
+
+def test_addresses_are_read():
+    assert lanes_address("auto") is None
+    assert tuple(lanes_address("[::1]:5759") or ()) == ("::1", 5759)
+    assert tuple(lanes_address("*:*") or ()) == ("", 0)
+    assert tuple(lanes_beside("tcp://10.0.0.7:5757")) == ("10.0.0.7", 0)
+    assert tuple(lanes_beside("tcp://0.0.0.0:5757")) == ("0.0.0.0", 0)
+    assert tuple(lanes_beside("tcp://[::1]:5757")) == ("::1", 0)
+
+
+def test_a_host_that_was_set_is_named_to_clients(start_lanes, context):
+    peer = Peer(context, start_lanes().endpoint)
+    assert WireLane.announce(peer).host == "127.0.0.1"
+
+
+def test_threads_follow_the_cores():
+    assert [num_threads(cores) for cores in (1, 2, 4, 8, 16, 64)] == [2, 2, 2, 4, 8, 8]
+
+
+def test_lanes_over_ipv6_and_on_all_addresses(start_lanes, context):
+    for lanes in ("[::1]:*", "*:*", "0.0.0.0:*", "[::]:*"):
+        peer = Peer(context, start_lanes(lanes=lanes, insecure=True).endpoint)
+        opened = WireLane.announce(peer)
+        assert opened.host == ("::1" if "::1" in lanes else ""), lanes
+        connection = socket.create_connection((opened.host or "127.0.0.1", opened.port), 10)
+        connection.sendall(preamble(opened.token))
+        assert read(connection, 8)[:4] == b"KVFL"
+
+
+def test_a_connection_of_zeromq_that_comes_to_the_lanes_is_refused(lane, context):
+    stray = context.socket(zmq.DEALER)
+    stray.linger = 0
+    stray.connect(f"tcp://127.0.0.1:{lane.opened.port}")
+    lane.peer.stats_once(lambda stats: stats.counters["lanes_refused_preamble"] >= 1)
+    stray.close()
+    assert lane.put([1]).created == 1

@@ -1,0 +1,165 @@
+"""Streams on lanes: from disk, of many sizes, to several clients at a time."""
+
+import threading
+
+import pytest
+import zmq
+from disk_server import COUNT, IN_MEMORY, LENGTH, Permits, put_all, whole
+from lane_peer import WireLane
+from wire_peer import Peer, block, key
+
+from remote_server import protocol
+from remote_server.protocol import Blocks, Got
+from remote_server.server.lane_transfers import FIRST_BYTES, MOST_BYTES
+from remote_server.server.server import Server
+from remote_server.values import KiB, MiB
+
+pytest_plugins = ["lane_fixtures"]
+
+
+@pytest.fixture
+def on_disk(start_lanes, context, tmp_path):
+    """A lane of a server with a memory of sixteen blocks and four times as many on its disk."""
+    server = start_lanes(
+        memory=MiB, disk=str(tmp_path / "disk"), disk_bytes=64 * MiB, max_inflight=0
+    )
+    peer = Peer(context, server.endpoint)
+    put_all(peer, COUNT)
+    lane = WireLane(peer)
+    yield server, lane
+    lane.close()
+
+
+def stream(lane: WireLane, numbers) -> list[tuple[int, bytes]]:
+    got, arrived = lane.get(numbers, namespace="big")
+    assert got.hit == len(numbers)
+    for index, data, checksum in arrived:
+        assert checksum == protocol.checksum("big", key(numbers[index]), data)
+    return [(index, data) for index, data, _ in arrived]
+
+
+def test_a_get_of_four_memories_brings_every_block_in_order(on_disk):
+    _, lane = on_disk
+    for _ in range(2):
+        assert stream(lane, range(COUNT)) == whole(range(COUNT))
+    stats = lane.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+    assert stats.counters["disk_lost"] == stats.counters["disk_promote_no_slot"] == 0
+    assert stats.counters["lane_bytes_out"] == 2 * COUNT * LENGTH
+
+
+def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
+    """The stream reads no further than its window, and all of it has been read in the end."""
+    server, lane = on_disk
+    other = Peer(context, server.endpoint)
+    slow = WireLane(other)
+    request = slow.send_get(range(COUNT), namespace="big")
+    lane.peer.stats_once(lambda stats: stats.counters["get_total"] == COUNT)
+    for number in range(COUNT, COUNT + 4):
+        assert lane.put([number], namespace="big", length=LENGTH).created == 1
+    assert len(slow.read_stream(request)[1]) == COUNT
+    lane.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+
+
+def test_a_lane_that_ends_while_the_disk_is_read_gives_everything_back(on_disk, context):
+    server, lane = on_disk
+    permits = Permits(server.tenants[""].disk.pool)
+    other = Peer(context, server.endpoint)
+    theirs = WireLane(other)
+    theirs.send_get(range(COUNT), namespace="big")
+    assert isinstance(other.receive()[0], Got)
+    theirs.close()
+    lane.peer.stats_once(lambda stats: sum(ended(stats)) == 1)
+    permits.open_for_good()
+    lane.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+    assert stream(lane, range(IN_MEMORY)) == whole(range(IN_MEMORY))
+
+
+def ended(stats: protocol.StatsReply) -> list[int]:
+    return [count for name, count in stats.counters.items() if name.startswith("lanes_ended_")]
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_message_on_an_idle_lane_is_small_and_others_have_a_limit(start_lanes, context):
+    peer = Peer(context, start_lanes(memory=64 * MiB).endpoint)
+    length = 128 * KiB
+    peer.hello(block_bytes=length)
+    lane = WireLane(peer)
+    for first in range(0, 240, 80):
+        lane.put(range(first, first + 80), length=length)
+    lane.send_get(range(240))
+    assert isinstance(peer.receive()[0], Got)
+    sizes: list[int] = []
+    more = True
+    while more:
+        blocks = peer.receive()[0]
+        assert isinstance(blocks, Blocks)
+        lane.read_blocks(blocks)
+        sizes.append(sum(blocks.lengths))
+        more = blocks.more
+    assert sizes[0] == FIRST_BYTES
+    assert FIRST_BYTES < max(sizes) <= MOST_BYTES
+
+
+def test_gets_of_one_lane_follow_one_another_in_the_order_of_their_messages(start_lanes, context):
+    peer = Peer(context, start_lanes().endpoint)
+    peer.hello(block_bytes=256 * KiB)
+    lane = WireLane(peer)
+    lane.put(range(12), length=256 * KiB)
+    requests = [lane.send_get(range(first, first + 4)) for first in (0, 4, 8)]
+    arrived: dict[int, list[bytes]] = {request: [] for request in requests}
+    while sum(map(len, arrived.values())) < 12:
+        reply = peer.receive()[0]
+        if isinstance(reply, Blocks):
+            arrived[reply.request_id] += [data for _, data, _ in lane.read_blocks(reply)]
+    assert [*arrived.values()] == [
+        [block(n, 256 * KiB) for n in range(first, first + 4)] for first in (0, 4, 8)
+    ]
+
+
+def test_a_timed_get_has_its_times(start_lanes, context):
+    peer = Peer(context, start_lanes().endpoint)
+    peer.hello()
+    lane = WireLane(peer)
+    lane.put([1])
+    assert lane.get([1], timed=True)[0].server_us >= 1
+
+
+# ── several clients ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_client_that_asks_for_much_leaves_another_its_share(start_lanes, context):
+    """Three lanes have 192 MiB to send when a fourth one's 8 MiB are asked for."""
+    server = start_lanes(memory=32 * MiB)
+    greedy = [filled_lane(server, context) for _ in range(3)]
+    other = filled_lane(server, context)
+    requests = [[lane.send_get(range(8)) for _ in range(8)] for lane in greedy]
+
+    def read(lane: WireLane, own: list[int]) -> None:
+        left = len(own)
+        while left:
+            reply = lane.peer.receive()[0]
+            if isinstance(reply, Blocks):
+                lane.read_blocks(reply)
+                left -= not reply.more
+
+    readers = [
+        threading.Thread(target=read, args=pair) for pair in zip(greedy, requests, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    assert len(other.get(range(8))[1]) == 8
+    num_at_work = sum(reader.is_alive() for reader in readers)
+    for reader in readers:
+        reader.join(60)
+    assert num_at_work == 3
+
+
+def filled_lane(server: Server, context: zmq.Context) -> WireLane:
+    """A lane of a new connection, to a server with eight blocks of a MiB."""
+    peer = Peer(context, server.endpoint)
+    peer.hello(block_bytes=MiB)
+    lane = WireLane(peer)
+    lane.put(range(8), length=MiB)
+    return lane
