@@ -168,6 +168,7 @@ class Declined(StrEnum):
     DRAINING = auto()  # the server is shutting down
     WITHDRAWN = auto()  # shared memory: the sender withdrew its rows while they were being read
     QUOTA = auto()  # its namespace is at its quota, and everything in it is pinned
+    UNLIKELY = auto()  # all blocks that it could replace are likelier to be wanted again
 
 
 class ErrorCode(StrEnum):

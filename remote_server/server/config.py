@@ -27,6 +27,7 @@ from remote_server.values import (
 )
 
 _ADMIT = ("all", "twice")
+_EVICTION = ("learned", "lru")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Sixteen slabs of a page each would be 64 KiB; a smaller cache than this is a mistake.
@@ -66,6 +67,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_admit: str = "all"
     """`all`: every new block is written, soon after its put. `twice`: only those that are put or
     got again, which wears the device less; a killed server loses the other blocks."""
+
+    eviction: str = "learned"
+    """`learned`: the blocks stay that are likeliest to be wanted again, as this server's requests
+    show; the least recently used ones go first while that finds more. `lru`: these always."""
 
     bucket: str = ""
     """An object store below memory and disk, which servers share: `s3://bucket/prefix`, `gs://…`,
@@ -157,7 +162,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("disk_write_rate", "bucket_write_rate"):
             if (rate := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}: {rate} bytes per second; 0 means no limit")
-        words = {"disk_admit": _ADMIT, "bucket_admit": _ADMIT, "log_level": _LOG_LEVELS}
+        words = {"disk_admit": _ADMIT, "bucket_admit": _ADMIT, "eviction": _EVICTION,
+                 "log_level": _LOG_LEVELS}  # fmt: skip
         for name, known in words.items():
             if (word := getattr(self, name)) not in known:
                 raise ConfigError(f"{name}: {word!r} is none of {', '.join(known)}")

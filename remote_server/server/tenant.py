@@ -36,6 +36,7 @@ from remote_server.store.bucket.writer import PacksBelow, PackWriter
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Store
@@ -83,13 +84,16 @@ class Tenant:
         self.drain: PackWalk | None = None
         """The last drain into the bucket."""
         self._bucket_calls = CallMeter(clock)
+        self.learner = Learner(clock) if server_config.eviction == "learned" else None
         self.disk = self._open_disk(server_config, wake, threads)
         try:
             self.arena = self._map()
         except BaseException:
             self._close_tiers()
             raise
-        tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory, clock=clock)
+        tier = MemoryTier(
+            self.arena, namespace_bytes=config.namespace_memory, clock=clock, learner=self.learner
+        )
         disk = self.disk.tier if self.disk is not None else None
         below: list[Below | PacksBelow] = []
         if disk is not None:
@@ -310,7 +314,7 @@ class Tenant:
         if self.config.name:
             os.close(make_private(path))
             path /= f"tenant-{self.config.name}"
-        return OpenDisk(path, self.config.disk, wake, self._guard, threads)
+        return OpenDisk(path, self.config.disk, wake, self._guard, threads, learner=self.learner)
 
     def _admission(self, server_config: ServerConfig, disk: DiskTier) -> Admission:
         budget, found = self.config.disk, sum(s.num_bytes for s in disk.segments.all)

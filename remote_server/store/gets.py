@@ -106,7 +106,8 @@ class Gets:
             states += found.states
             if explain:
                 explained += [self._tier_stack.explain(namespace, key) for key in part]
-        self._tier_stack.looked_up(namespace, keys, chain, packs, states)
+        if not explain:
+            self._tier_stack.looked_up(namespace, keys, chain, packs, states)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, Stretch, TierStats
-from remote_server.shm.mapping import WORD_BYTES, Arena
-from remote_server.store.policies import POLICIES, OperatorPins, PinCount
+from remote_server.shm.mapping import Arena
+from remote_server.store.block_bytes import BlockBytes
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.policy import policy_maker
+from remote_server.store.policies import OperatorPins, PinCount
+from remote_server.store.reclaim import SlotReclaim
 from remote_server.store.slabs import (
     Block,
     BlockState,
     PendingWrites,
     SizeClass,
     Slabs,
-    SlotReclaim,
     slot_bytes_for,
 )
 from remote_server.store.use_times import UseTimes
@@ -23,7 +26,7 @@ _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 
 
-class MemoryTier:
+class MemoryTier(BlockBytes):
     """Blocks in the slots of an arena, from which every request is served.
 
     Blocks that are not pinned are evicted for new ones as `SlotReclaim` decides; within a quota
@@ -47,15 +50,20 @@ class MemoryTier:
         namespace_bytes: int = 0,
         policy: str = "lru",
         clock: Callable[[], float] = time.monotonic,
+        learner: Learner | None = None,
     ) -> None:
         """`namespace_bytes` limits the blocks of one namespace; 0 for no limit. `policy` is a name
-        in `POLICIES`."""
+        in `POLICIES`, for a tier without a `learner`."""
+        super().__init__(arena)
         self._namespace_bytes = namespace_bytes
-        self.slabs = Slabs(arena.num_bytes, slab_bytes, POLICIES[policy])
+        self.learner = learner
+        make = policy_maker(policy, learner, self._find)
+        self.slabs = Slabs(arena.num_bytes, slab_bytes, make)
         self._reclaim = SlotReclaim(self.slabs, self._evict)
         self.operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._evicted = 0
-        self._arena = arena
+        self.refused = False
+        """Whether the policy is why the last `begin_puts` had no room for all."""
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
         self._writing = PendingWrites()
         self._detached: set[Block] = set()
@@ -87,9 +95,12 @@ class MemoryTier:
         lengths: Sequence[int],
         checksums: Sequence[int | None],
         chain: Sequence[Stretch] = (),
+        *,
+        may_refuse: bool = False,
     ) -> list[Block]:
         """A slot for each of the first keys, as many as there is room for now, after evictions. The
-        namespace has blocks of at most `block_bytes`. `chain` has the stretches of all keys.
+        namespace has blocks of at most `block_bytes`. `chain` has the stretches of all keys. With
+        `may_refuse` there is no room for those that rank below all that would be evicted.
 
         The caller fills `view(block)` of each, and ends it once, with `complete_puts` or
         `fail_put`. Until then readers see the previous copy, or nothing.
@@ -97,17 +108,22 @@ class MemoryTier:
         size_class = self.slabs.size_class(block_bytes)
         if self._namespace_bytes:
             quota = self._namespace_bytes // size_class.slot_bytes
-            longest_published_first = self._index.get(namespace, {}).values()
+            oldest_first = self._index.get(namespace, {}).values()
             taken = self._num_slots_of(namespace)
-            room = self._reclaim.room_in_quota(longest_published_first, taken, quota, len(keys))
+            room = self._reclaim.room_in_quota(oldest_first, taken, quota, len(keys))
             keys, lengths, checksums = keys[:room], lengths[:room], checksums[:room]
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
+        policy = size_class.policy
+        if may_refuse and keys:
+            policy.arrive(namespace, keys[0])
         while (missing := len(keys) - len(blocks)) and self._reclaim.has_slot(size_class, missing):
-            blocks += self.slabs.place(
-                size_class, namespace, wanted, missing, tick, chain, len(blocks)
-            )
+            at = len(blocks)
+            blocks += self.slabs.place(size_class, namespace, wanted, missing, tick, chain, at)
+        self.refused = len(blocks) < len(keys) and policy.refuses
+        policy.arrived()
+        policy.reserve(blocks)
         self._writing.add(namespace, blocks)
         return blocks
 
@@ -155,31 +171,9 @@ class MemoryTier:
             self._set_detached(block)
         self.unpin_all((block,))
 
-    def view(self, block: Block) -> memoryview:
-        """The bytes of `block`: valid while it is being written or pinned."""
-        return self._arena.view[block.offset : block.offset + block.length]
-
-    def address_of(self, block: Block) -> int:
-        """Where the bytes of `block` begin."""
-        return self._arena.address + block.offset
-
-    def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
-        """The bytes of `blocks` as one view, when they are adjacent in this order."""
-        end = blocks[0].offset
-        for block in blocks:
-            if block.offset != end:
-                return None
-            end += block.length
-        return self._arena.view[blocks[0].offset : end]
-
-    def word_offsets(self, blocks: Iterable[Block]) -> list[int]:
-        """Where in the arena's file the generation word of each is."""
-        start = self._arena.words_offset
-        return [start + (b.slab.first_word + b.slot) * WORD_BYTES for b in blocks]
-
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
         """The readable block of each key or None, used now, and not evicted until `unpin_all`: the
-        last one is the most recently used."""
+        last one is the most recently used. Keys of a prompt come from its last to its first."""
         index = self._index.get(namespace)
         if index is None:
             return [None] * len(keys)
@@ -190,10 +184,10 @@ class MemoryTier:
                 slab = block.slab
                 slab.tick_sum += tick - block.tick
                 block.tick = tick
-                self.slabs.classes[slab.slot_bytes].policy.use(block)
                 if block.pins == 0:
                     slab.num_pinned += 1
                 block.pins += 1
+        self._use([block for block in blocks if block is not None])
         return blocks
 
     def unpin_all(self, blocks: Iterable[Block]) -> None:
@@ -219,7 +213,7 @@ class MemoryTier:
         for block in blocks:
             block.slab.tick_sum += tick - block.tick
             block.tick = tick
-            self._class_of(block).policy.use(block)
+        self._use(blocks)
         return len(blocks)
 
     def pin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
@@ -232,11 +226,9 @@ class MemoryTier:
 
     def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
-        blocks = [block for block in self._readable(namespace, keys) if block in self.operator_pins]
-        for block in blocks:
-            self.operator_pins.remove(block)
+        blocks, count = self.operator_pins.unpin(self._readable(namespace, keys))
         self.unpin_all(blocks)
-        return PinCount(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
+        return count
 
     def readable_keys(self, namespace: str) -> list[bytes]:
         """The keys of all readable blocks, the longest published first."""
@@ -288,7 +280,7 @@ class MemoryTier:
     @property
     def pinned_bytes(self) -> int:
         """The size of all slots whose blocks are pinned or being written."""
-        return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs.slabs)
+        return self.slabs.pinned_bytes
 
     def is_empty(self, namespace: str) -> bool:
         """Whether no block of it is readable or being written."""
@@ -334,21 +326,19 @@ class MemoryTier:
     def check(self) -> None:
         """Every slot is free or holds exactly one block, and every block is in one place."""
         readable = [block for blocks in self._index.values() for block in blocks.values()]
-        writing = [*self._writing]
-        self.slabs.check([*readable, *writing, *self._detached])
+        self.slabs.check([*readable, *self._writing, *self._detached])
         assert all(block.state is BlockState.READABLE for block in readable)
-        assert all(block.state is BlockState.WRITING and block.pins == 1 for block in writing)
+        self._writing.check()
         assert all(b.state is BlockState.DETACHED and b.pins > 0 for b in self._detached)
         assert all(self._index[b.namespace][b.key] is b for b in readable)
         assert all(block in self._class_of(block).policy for block in readable)
-        in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
-        assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
+        assert sum(len(c.policy) for c in self.slabs.classes.values()) == len(readable)
         assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self.operator_pins)
         self.operator_pins.check()
         if not self._arena.closed:
             words = self._arena.words
             self.slabs.check_words(words, readable, [*self._detached])
-            assert all(words[block.word] == 0 for block in writing)
+            assert all(words[block.word] == 0 for block in self._writing)
 
     # ── accounting ───────────────────────────────────────────────────────────────────────
 
@@ -387,7 +377,17 @@ class MemoryTier:
         self._arena.words[block.word] = 0
         self.slabs.free_slot(block)
 
+    def _use(self, blocks: Sequence[Block]) -> None:
+        """A request used `blocks`, all of one namespace and so of one class."""
+        if blocks:
+            self._class_of(blocks[0]).policy.use_all(blocks)
+
+    def _find(self, namespace: str, key: bytes) -> Block | None:
+        """The block of `key`, also one that is being written."""
+        return self.peek(namespace, key) or self._writing.newest(namespace, key)
+
     def _set_detached(self, block: Block) -> None:
+        self._class_of(block).policy.abandon(block)
         block.state = BlockState.DETACHED
         self._detached.add(block)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,11 +25,26 @@ class EvictionPolicy(Protocol[Block]):
     A pinned block may be used or unpinned while it is in the policy; `victim` never returns it.
     """
 
+    refuses: bool
+    """Whether the last `victim` was None because the blocks of `arrive` rank below all others."""
+
+    def arrive(self, namespace: str, key: bytes) -> None:
+        """A put wants room for `key` and keys behind it, which may be refused, until `arrived`."""
+
+    def arrived(self) -> None:
+        """The put has its room."""
+
+    def reserve(self, blocks: Sequence[Block]) -> None:
+        """`blocks` are being written, in the order of their put. They are pinned."""
+
+    def abandon(self, block: Block) -> None:
+        """`block` was reserved perhaps, and did not become readable."""
+
     def add(self, block: Block) -> None:
         """`block` became readable."""
 
-    def use(self, block: Block) -> None:
-        """`block` was read or touched."""
+    def use_all(self, blocks: Sequence[Block]) -> None:
+        """`blocks` were read or touched, the last of a prompt first."""
 
     def unpin(self, block: Block) -> None:
         """The last pin of `block` was released: it may be a victim again."""
@@ -38,14 +53,50 @@ class EvictionPolicy(Protocol[Block]):
         """`block` was evicted or removed."""
 
     def victim(self) -> Block | None:
-        """The next block to evict, still in the policy; None when every block is pinned."""
+        """The next block to evict, still in the policy; None when every block is pinned, or it
+        `refuses`."""
+
+    def oldest(self) -> Block | None:
+        """The least recently used block that is not pinned."""
 
     def __len__(self) -> int: ...
 
     def __contains__(self, block: object) -> bool: ...
 
 
-class LRU(Generic[Block]):
+class PlainPolicy(Generic[Block]):
+    """The parts of a policy that knows nothing of prompts, and refuses nothing."""
+
+    refuses = False
+
+    def arrive(self, namespace: str, key: bytes) -> None:
+        pass
+
+    def arrived(self) -> None:
+        pass
+
+    def reserve(self, blocks: Sequence[Block]) -> None:
+        pass
+
+    def abandon(self, block: Block) -> None:
+        pass
+
+    def use(self, block: Block) -> None:
+        """`block` was read or touched."""
+        raise NotImplementedError
+
+    def use_all(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self.use(block)
+
+    def victim(self) -> Block | None:
+        raise NotImplementedError
+
+    def oldest(self) -> Block | None:
+        return self.victim()
+
+
+class LRU(PlainPolicy[Block]):
     """Evicts the least recently used block first. Every operation is O(1), amortised.
 
     `victim` sets a pinned block aside when it meets one, rather than step over it each time: a slow
@@ -92,7 +143,7 @@ class LRU(Generic[Block]):
 MakePolicy = Callable[[], EvictionPolicy[Any]]
 
 POLICIES: dict[str, MakePolicy] = {"lru": LRU}
-"""By name. A tier makes one for each size class."""
+"""By name, those that know nothing of prompts. A tier makes one for each size class."""
 
 
 class PinCount(NamedTuple):
@@ -157,6 +208,13 @@ class OperatorPins:
         block.slab.num_pinned += block.pins == 0
         block.pins += 1
         return True
+
+    def unpin(self, blocks: Iterable["slabs.Block"]) -> tuple[list["slabs.Block"], PinCount]:
+        """Remove those of `blocks` that are pinned here. Returns them: the caller unpins each."""
+        pinned = [block for block in blocks if block in self]
+        for block in pinned:
+            self.remove(block)
+        return pinned, PinCount(len(pinned), sum(b.slab.slot_bytes for b in pinned), 0)
 
     def remove(self, block: "slabs.Block") -> None:
         """`block` must be pinned here."""

@@ -1,6 +1,5 @@
-"""The division of the arena: equal slabs, each cut into equal slots for one size class; the blocks
-in them, pending ones by key; and slot reclaim, which picks the block or slab to evict when a size
-class is full.
+"""The division of the arena: equal slabs, each cut into equal slots for one size class; and the
+blocks in them, pending ones by key.
 
 Each slot has a generation word. The words are in a table behind all slabs. A word behind each block
 would separate blocks that one copy moves, and one frame carries, as a run of neighbours. Words at
@@ -9,10 +8,10 @@ slab would not fit. The table has room for the smallest slots, so the words of a
 place when it is cut anew.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -70,6 +69,7 @@ class Block(msgspec.Struct, eq=False, gc=False):
     pins: int = 1  # the writer's
     state: BlockState = BlockState.WRITING
     generation: int = 0  # the value of its word while it is readable
+    branch: Any = None  # its segment in the tree of a policy that learns
     created_at: float = 0.0  # when it was first published, by the store's clock; 0 without a TTL
 
     @property
@@ -102,6 +102,14 @@ class PendingWrites:
         for by_key in self.of.values():
             for same_key in by_key.values():
                 yield from same_key
+
+    def newest(self, namespace: str, key: bytes) -> Block | None:
+        """The last one of `key`."""
+        same_key = self.of.get(namespace, {}).get(key)
+        return same_key[-1] if same_key else None
+
+    def check(self) -> None:
+        assert all(block.state is BlockState.WRITING and block.pins == 1 for block in self)
 
     def add(self, namespace: str, blocks: Sequence[Block]) -> None:
         if blocks:
@@ -192,6 +200,17 @@ class Slabs:
         unused sizes take no memory."""
         slot_bytes = slot_bytes_for(block_bytes)
         return self.classes.get(slot_bytes) or SizeClass(slot_bytes, self._make_policy())
+
+    def num_places(self, block_bytes: int) -> int:
+        """Slots, if free slabs are cut for blocks of that size."""
+        per_slab = self.slab_bytes // slot_bytes_for(block_bytes)
+        cut = sum(len(c.slabs) * c.slabs[0].num_slots for c in self.classes.values())
+        return len(self.free) * per_slab + cut
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The size of all slots whose blocks are pinned or being written."""
+        return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs)
 
     def cut(self, size_class: SizeClass) -> None:
         """Give a free slab to `size_class`. There must be one."""
@@ -303,84 +322,3 @@ class Slabs:
         assert all(words[block.word] == block.generation for block in detached)
         for slab in self.slabs:
             assert not any(words[slab.first_word + slot] for slot in slab.free)
-
-
-class SlotReclaim:
-    """Makes free slots from blocks that are not pinned.
-
-    A size class without a free slot gets, in this order: a free slab; another class's coldest slab,
-    emptied and cut anew, if it has no slab itself or if that slab has been idle for longer than its
-    own oldest block; its own oldest block's slot; and, when its own blocks are all pinned, another
-    class's coldest slab after all. So memory follows use: a namespace that arrives second takes
-    idle slabs from the first, and neither can starve the other.
-    """
-
-    def __init__(self, slabs: Slabs, evict: Callable[[Block], None]) -> None:
-        """`evict` removes a readable block that is not pinned from the index and frees its slot."""
-        self._slabs = slabs
-        self._evict_block = evict
-        self.slabs_recut = 0
-        """Slabs that were taken from another size class."""
-
-    def has_slot(self, size_class: SizeClass, wanted: int) -> bool:
-        """Give `size_class` a free slot; False when every slot is in use.
-
-        Evicts `wanted` blocks at once where it can: blocks that were put together are neighbours,
-        and make room for a run of new neighbours.
-        """
-        if size_class.open:
-            return True
-        victim = size_class.policy.victim()
-        if not self._slabs.free:
-            slab = self._slab_to_take(size_class, victim)
-            if slab is not None:
-                for block in [*slab.blocks]:  # none is pinned, so all are readable
-                    self._evict_block(block)
-                self.slabs_recut += 1
-            elif victim is not None:
-                self._evict_own(size_class, victim, wanted)
-            else:
-                return False
-        if not size_class.open:
-            self._slabs.cut(size_class)
-        return True
-
-    def room_in_quota(
-        self, blocks: Iterable[Block], num_taken: int, quota: int, wanted: int
-    ) -> int:
-        """How many of `wanted` slots a namespace may have beside `num_taken`, with `quota` in all,
-        after the eviction of the first of its `blocks` that are not pinned."""
-        wanted = min(wanted, quota)
-        too_many = num_taken + wanted - quota
-        if too_many <= 0:
-            return wanted
-        leaving = [*islice((block for block in blocks if not block.pins), too_many)]
-        for block in leaving:
-            self._evict_block(block)
-        return max(0, wanted - too_many + len(leaving))
-
-    def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
-        """Another class's slab that is better used here.
-
-        The search passes over all slabs. It is repeated at once when the last search found a slab,
-        and otherwise after a slab's worth of own evictions.
-        """
-        if victim is None:
-            return self._slabs.coldest_of_others(size_class)
-        if size_class.evictions_until_check > 0:
-            return None
-        slab = self._slabs.coldest_of_others(size_class)
-        if slab is not None and slab.mean_tick < victim.tick:
-            return slab
-        size_class.evictions_until_check = self._slabs.slab_bytes // size_class.slot_bytes
-        return None
-
-    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
-        """Up to `wanted` of the oldest blocks, or until the next search in other classes."""
-        while victim is not None:
-            self._evict_block(victim)
-            size_class.evictions_until_check -= 1
-            wanted -= 1
-            if wanted == 0 or size_class.evictions_until_check <= 0:
-                return
-            victim = size_class.policy.victim()

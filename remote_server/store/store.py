@@ -28,7 +28,7 @@ COUNTERS = (
     "get_total", "get_hit", "get_miss", "get_duplicate", "hits_memory", "hits_disk",
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
-    "put_declined_withdrawn", "put_declined_quota",
+    "put_declined_withdrawn", "put_declined_quota", "put_declined_unlikely",
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "lane_bytes_in", "lane_bytes_out",
     "regions_attached", "regions_gone",
@@ -240,11 +240,16 @@ class Puts:
         if seen is not None:
             seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
-        blocks = self._memory.begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
+        self._tier_stack.arriving(namespace, keys, chain, block_bytes)
+        blocks = self._memory.begin_puts(
+            namespace, keys, block_bytes, lengths, checksums, chain,
+            may_refuse=not self._tier_stack.below,
+        )  # fmt: skip
         self._tier_stack.reserved(namespace, blocks, chain)
         if refused := indices[len(blocks) :]:
             at_quota = self._memory.at_quota(namespace, block_bytes)
-            reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)
+            reason = Declined.QUOTA if at_quota else Declined.NO_SLOT
+            reasons[Declined.UNLIKELY if self._memory.refused else reason] += len(refused)
             for index in refused:
                 outcomes[index] = PutOutcome.DECLINED
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)

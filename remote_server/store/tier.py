@@ -95,6 +95,9 @@ class Tier(Protocol[B]):
     def namespaces(self) -> Mapping[str, int]:
         """The namespaces that have room here, also of earlier servers; their `block_bytes`."""
 
+    def num_places(self, block_bytes: int) -> int:
+        """About how many blocks of that size there is room for; 0: no limit of its own."""
+
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         """Whether the oldest blocks of `namespace` can make room for its new ones. What was
         declined before is offered again then."""

@@ -93,6 +93,9 @@ class TierStack:
         states: bytes,
     ) -> None:  # fmt: skip
         """The lookup of `keys` found `states`: puts may bring those that are not readable."""
+        if (learner := self.memory.learner) is not None:
+            held = self.memory.lookup_all(namespace, keys) if self.tiers else states
+            learner.looked_up(namespace, keys, chain, len(held) - len(held.lstrip(_READABLE)))
         for each, groups in packs:
             if groups:
                 each.looked_up(namespace, groups, states)
@@ -174,6 +177,8 @@ class TierStack:
     def touch(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:
         """Mark as used now in all tiers, the last one last. Returns those that are readable."""
         states = self.lookup_all(namespace, keys)
+        if self.memory.learner is not None:
+            self.memory.learner.touched(namespace, keys)
         self.memory.touch_all(namespace, keys)
         for each in self.below:
             each.recency.flush()
@@ -227,6 +232,15 @@ class TierStack:
 
         for tier in self.tiers:
             tier.when_gone(one_is_gone)
+
+    def arriving(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], block_bytes: int
+    ) -> None:
+        """A put brings `keys`, with these chain fields, or none."""
+        if (learner := self.memory.learner) is not None:
+            places = [tier.num_places(block_bytes) for tier in self.tiers]
+            learner.num_blocks = max(self.memory.slabs.num_places(block_bytes), *places, 0)
+            learner.arriving(namespace, keys, chain)
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
         """A put has room in memory for `blocks`, the first of those that `chain` describes."""

@@ -69,6 +69,9 @@ class DictTier:
     def peek(self, namespace: str, key: bytes) -> DictBlock | None:
         return self._blocks.get((namespace, key))
 
+    def num_places(self, block_bytes: int) -> int:
+        return 0
+
     def namespaces(self) -> Mapping[str, int]:
         return {block.namespace: block.block_bytes for block in self._blocks.values()}
 

@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Generic
 
-from remote_server.store.policies import Block
+from remote_server.store.policies import Block, PlainPolicy
 
 
-class LFU(Generic[Block]):
+class LFU(PlainPolicy[Block], Generic[Block]):
     """Evicts the block with the fewest uses first; of these the longest in the policy."""
 
     def __init__(self) -> None:

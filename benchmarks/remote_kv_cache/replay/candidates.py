@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
-from remote_server.store.policies import LRU, EvictionPolicy
+from remote_server.store.policies import LRU, EvictionPolicy, PlainPolicy
 
 
 class Named(Protocol):
@@ -30,7 +30,7 @@ class FIFO(LRU[Block], Generic[Block]):
         pass
 
 
-class S3FIFO(Generic[Block]):
+class S3FIFO(PlainPolicy[Block], Generic[Block]):
     """Three queues: new blocks pass a small one, and only those used there reach the main one.
 
     A tenth of the blocks may be in the small queue. A block evicted from it unused is remembered,

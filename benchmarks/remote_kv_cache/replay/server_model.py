@@ -46,7 +46,7 @@ class Level:
         """Record a read of `key`, which must be present."""
         place = self._places[key]
         place.used_at = self.now
-        self._policy.use(place)
+        self._policy.use_all((place,))
 
     def add(self, key: Hashable) -> None:
         """Add `key`, which must be absent, and evict for it."""

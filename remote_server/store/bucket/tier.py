@@ -132,6 +132,9 @@ class BucketTier:
     def peek(self, namespace: str, key: bytes) -> BucketBlock | None:
         return self._index.row(namespace, key)
 
+    def num_places(self, block_bytes: int) -> int:
+        return 0
+
     def namespaces(self) -> Mapping[str, int]:
         return self._index.namespaces()
 

@@ -170,7 +170,7 @@ class Writing:
         if previous is not None:
             self._removal.discard(previous)
         self._index.publish(block)
-        self._segments.use(block, self._segments.next_tick())
+        self._segments.set_tick(block, self._segments.next_tick())
 
 
 class Reading:
@@ -194,18 +194,16 @@ class Reading:
         index = self._index.readable.get(namespace, {})
         tick = self._segments.next_tick()
         blocks = [*map(index.get, keys)]
-        for block in blocks:
-            if block is not None:
-                self._segments.use(block, tick)
-                self._segments.pin(block)
+        found = [block for block in blocks if block is not None]
+        self._segments.use_all(found, tick)
+        for block in found:
+            self._segments.pin(block)
         return blocks
 
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
         index = self._index.readable.get(namespace, {})
-        tick, use = self._segments.next_tick(), self._segments.use
         blocks = [block for block in map(index.get, keys) if block is not None]
-        for block in blocks:
-            use(block, tick)
+        self._segments.use_all(blocks, self._segments.next_tick())
         return len(blocks)
 
     def read(

@@ -50,6 +50,13 @@ class Index:
                 return block
         return None
 
+    def find_any(self, namespace: str, key: bytes) -> DiskBlock | None:
+        """The block of `key`, also one that is being written."""
+        if (block := self.find(namespace, key)) is not None:
+            return block
+        writing = self._writing.get(namespace, {}).get(key)
+        return writing[-1] if writing else None
+
     @property
     def num_readable(self) -> int:
         return sum(map(len, self.readable.values()))
@@ -67,6 +74,7 @@ class Index:
 
     def begin(self, block: DiskBlock) -> None:
         """A new block is being written."""
+        block.segment.slot_class.policy.reserve((block,))
         self._writing.setdefault(block.namespace, {}).setdefault(block.key, []).append(block)
 
     def end_writing(self, block: DiskBlock) -> None:
@@ -105,6 +113,7 @@ class Index:
 
     def set_gone(self, block: DiskBlock) -> None:
         """From no place to gone: its slot is still in use."""
+        block.segment.slot_class.policy.abandon(block)
         block.state = BlockState.GONE
         self.gone.add(block)
 

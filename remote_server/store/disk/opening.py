@@ -28,6 +28,7 @@ from remote_server.store.disk.layout import (
 from remote_server.store.disk.pool import ThreadPool, Threads
 from remote_server.store.disk.segments import largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.eviction.learner import Learner
 from remote_server.turns import Guard
 from remote_server.values import format_bytes
 
@@ -293,6 +294,7 @@ class OpenDisk:
         wake: Callable[[], None],
         guard: Guard | None = None,
         threads: Threads | None = None,
+        learner: Learner | None = None,
     ) -> None:
         if budget < MIN_DISK_BYTES:
             raise ConfigError(
@@ -317,7 +319,7 @@ class OpenDisk:
         self.tier = DiskTier(
             files, found, self.pool, room, unusable=unusable,
             segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
-            on_recovered=self._store_clock,
+            on_recovered=self._store_clock, learner=learner,
         )  # fmt: skip
         log.info(
             "disk: %s in %s, blocks up to %s, %s",

@@ -114,7 +114,7 @@ class DiskRecoveryIndex:
         readable = [b for by_key in self._index.readable.values() for b in by_key.values()]
         fresh = [block for block in readable if block.tick >= FIRST_TICK]
         for block in sorted(fresh, key=lambda block: block.tick):
-            block.segment.slot_class.policy.use(block)
+            block.segment.slot_class.policy.use_all((block,))
         used = sum(slot_class.used_bytes for slot_class in self._segments.classes.values())
         log.info(
             "disk: %d blocks found, %s; checking their bytes in the background",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import msgspec
 
@@ -64,6 +65,7 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
     tick: int
     pins: int = 1
     state: BlockState = BlockState.WRITING
+    branch: Any = None  # its segment in the tree of a policy that learns
 
     @property
     def offset(self) -> int:
@@ -181,6 +183,10 @@ class Segments:
         """The time in units of generations: never before those found on disk."""
         return self._age_clock_ns() + self.ahead_ns
 
+    def cutoff(self, max_age_s: float) -> int:
+        """The generation of blocks written that long ago."""
+        return self.now_ns() - int(max_age_s * 1e9)
+
     def next_generation(self) -> int:
         """Higher than all before, those of earlier servers included once they were seen."""
         self._generation = max(self._generation + 1, self.now_ns())
@@ -264,6 +270,7 @@ class Segments:
     def free_slot(self, block: DiskBlock) -> None:
         """Free the slot of `block`, which must have no users."""
         segment = block.segment
+        segment.slot_class.policy.abandon(block)
         segment.blocks.remove(block)
         segment.tick_sum -= block.tick
         self.add_free(segment, [block.slot])
@@ -273,11 +280,19 @@ class Segments:
         if segment.free and not segment.retired:
             segment.slot_class.open[segment] = None
 
-    def use(self, block: DiskBlock, tick: int) -> None:
-        """`block` was written, read or touched at `tick`."""
+    def use_all(self, blocks: Sequence[DiskBlock], tick: int) -> None:
+        """`blocks` of one namespace were read or touched at `tick`."""
+        by_class: dict[SlotClass, list[DiskBlock]] = {}
+        for block in blocks:
+            self.set_tick(block, tick)
+            by_class.setdefault(block.segment.slot_class, []).append(block)
+        for slot_class, used in by_class.items():
+            slot_class.policy.use_all(used)
+
+    def set_tick(self, block: DiskBlock, tick: int) -> None:
+        """Its last use is `tick`, for the age of its segment."""
         block.segment.tick_sum += tick - block.tick
         block.tick = tick
-        block.segment.slot_class.policy.use(block)
 
     def pin(self, block: DiskBlock) -> None:
         block.segment.num_busy += block.pins == 0

@@ -12,7 +12,7 @@ from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.index import Index, Removal
-from remote_server.store.disk.layout import PAGE, padded, segment_name
+from remote_server.store.disk.layout import PAGE, padded, segment_name, slot_bytes_for
 from remote_server.store.disk.pool import Pool
 from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
 from remote_server.store.disk.segments import (
@@ -22,7 +22,8 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
-from remote_server.store.policies import POLICIES
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.policy import policy_maker
 from remote_server.store.tier import OnRead, OnWritten, Together
 
 log = logging.getLogger(__name__)
@@ -68,22 +69,24 @@ class DiskTier:
         clock: Callable[[], float] = time.monotonic,
         age_clock_ns: Callable[[], int] = time.time_ns,
         policy: str = "lru",
+        learner: Learner | None = None,
         on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
         """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns`
-        makes generations, and continues over restarts. `policy` is a name in `POLICIES`.
-        `on_recovered` is called once, from `finish_jobs`, if any segment was `found`.
+        makes generations, and continues over restarts. `policy` is a name in `POLICIES`,
+        without a `learner`. `on_recovered` is called once, from `finish_jobs`, if any was `found`.
 
         Ends with `close`; `files` and `pool` are the caller's.
         """
+        self._index = Index()
+        make = policy_maker(policy, learner, self._index.find_any)
         size = segment_bytes or segment_bytes_for(budget)
-        self.segments = Segments(budget, size, age_clock_ns, POLICIES[policy], clock)
+        self.segments = Segments(budget, size, age_clock_ns, make, clock)
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         unusable = unusable or Report()
         self._counters["segments_damaged"] = len(unusable.deleted)
         self._counters["segments_set_aside"] = len(unusable.aside)
-        self._index = Index()
         self._removal = Removal(
             self._index, self.segments, pool, self._counters,
             lambda segment: self._allocator.dispose_when_idle(segment),
@@ -197,16 +200,19 @@ class DiskTier:
         """`free_slabs` are the segments that can still be made."""
         writing = [*self._index.writing()]
         held = (*writing, *self._index.gone)
+        used = sum(c.used_bytes for c in self.segments.classes.values())
         return TierStats(
             budget_bytes=self.segments.budget,
-            used_bytes=sum(c.used_bytes for c in self.segments.classes.values())
-            + sum(block.segment.slot_bytes for block in held),
+            used_bytes=used + sum(block.segment.slot_bytes for block in held),
             blocks=self._index.num_readable,
             pending=len(writing) + self.num_unverified(),
             pinned=sum(segment.num_busy for segment in self.segments.all),
             free_slabs=self.segments.num_to_make,
             evicted_age_s=self.segments.use_times.evicted_age_s,
         )
+
+    def num_places(self, block_bytes: int) -> int:
+        return self.segments.budget // slot_bytes_for(block_bytes)
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)
@@ -305,20 +311,16 @@ class DiskTier:
 
     def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
         """Remove those of `keys`, verified or not, that are as old or older."""
-        cutoff_generation = self._cutoff_generation(max_age_s)
+        cutoff_generation = self.segments.cutoff(max_age_s)
         found = (self._index.find(namespace, key) for key in {*keys})
         self._expire([b for b in found if b is not None and b.generation <= cutoff_generation])
-
-    def _cutoff_generation(self, max_age_s: float) -> int:
-        return self.segments.now_ns() - int(max_age_s * 1e9)
 
     def expire_some(self, max_age_s: float, at_most: int) -> None:
         """Remove up to `at_most` such blocks from one segment; the next call takes the next
         segment."""
-        segments = [*self.segments.all]
-        if not segments:
+        cutoff_generation = self.segments.cutoff(max_age_s)
+        if not (segments := [*self.segments.all]):
             return
-        cutoff_generation = self._cutoff_generation(max_age_s)
         segment = segments[self._next_to_sweep % len(segments)]
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         old = [
@@ -373,11 +375,10 @@ class DiskTier:
         if self.recovery.done:
             self._recovery_logged = True
             self._on_recovered()
+            names = ("recovered", "recovered_damaged", "recovered_older")
             log.info(
                 "disk: %d blocks recovered; %d were damaged, %d older copies",
-                self._counters["recovered"],
-                self._counters["recovered_damaged"],
-                self._counters["recovered_older"],
+                *(self._counters[name] for name in names),
             )
 
     def check(self) -> None:
@@ -385,15 +386,14 @@ class DiskTier:
         blocks = self._index.check()
         self.segments.check(blocks)
         in_policies = sum(len(c.policy) for c in self.segments.classes.values())
-        assert in_policies == self._index.num_readable + self._index.num_unverified
+        assert in_policies == self._index.num_readable + self.num_unverified()
         assert self._writing.num_bytes >= sum(block.length for block in self._index.writing())
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _verify_soon(self, namespace: str, keys: Sequence[bytes]) -> None:
         unverified = self._index.unverified.get(namespace, {})
-        wanted = [unverified[key] for key in keys if key in unverified]
-        for block in wanted:
+        for block in (wanted := [unverified[key] for key in keys if key in unverified]):
             self.recovery.verify_soon(block)
         if wanted:
             self._pool.wake()

@@ -1,0 +1,134 @@
+"""A cache of one level without bytes, for judging its eviction: the policy as in a server's memory,
+and requests that find, use and put as a client does."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from remote_server.protocol import Stretch
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.policy import LearnedPolicy
+from remote_server.store.eviction.victims import Rule
+from remote_server.store.policies import LRU, EvictionPolicy
+
+NAMESPACE = "trace"
+
+RULES: dict[str, Rule | None] = {"learned": None, "learned, no floor": Rule.LEARNED}
+"""The policies that learn, and the rule that reigns always."""
+
+POLICIES = ("lru", *RULES)
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A block that is resident."""
+
+    namespace: str
+    key: bytes
+    pins: int = 1
+    branch: object = None
+
+
+@dataclass
+class Result:
+    """Counts of one replay, in blocks."""
+
+    policy: str
+    capacity: int
+    requested: int = 0
+    found: int = 0
+    written: int = 0
+    seconds: float = 0.0
+    """Of CPU, in the policy and the index."""
+
+    reigned: dict[str, int] = field(default_factory=dict)
+    """Requests under each rule."""
+
+    @property
+    def found_percent(self) -> float:
+        return 100 * self.found / self.requested if self.requested else 0.0
+
+    @property
+    def written_percent(self) -> float:
+        return 100 * self.written / self.requested if self.requested else 0.0
+
+
+class OneLevel:
+    """`capacity` blocks under a policy. Requests follow each other, at times that they bring."""
+
+    def __init__(self, capacity: int, policy: str) -> None:
+        self.capacity = capacity
+        self.now = 0.0
+        self.learner: Learner | None = None
+        self._index: dict[bytes, Place] = {}
+        self._policy: EvictionPolicy[Place] = LRU()
+        if policy in RULES:
+            self.learner = Learner(lambda: self.now, RULES[policy])
+            self._policy = LearnedPolicy(self.learner, lambda _, key: self._index.get(key))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def request(self, now: float, keys: Sequence[bytes]) -> tuple[int, int]:
+        """A request for a prompt. Returns how many of its first blocks were found, and how many of
+        the others are written."""
+        self.now = now
+        index, policy, learner = self._index, self._policy, self.learner
+        found = 0
+        for key in keys:
+            if key not in index:
+                break
+            found += 1
+        chain = [Stretch(len(keys), 0, 0, TOKENS_PER_BLOCK)] if keys else []
+        if learner is not None:
+            learner.looked_up(NAMESPACE, keys, chain, found)
+        policy.use_all([index[key] for key in keys[found - 1 :: -1]] if found else [])
+        new = [key for key in keys[found:] if key not in index]
+        if not new:
+            return found, 0
+        if learner is not None:
+            learner.num_blocks = self.capacity
+        policy.arrive(NAMESPACE, new[0])
+        room = self.capacity - len(index)
+        while room < len(new) and (victim := policy.victim()) is not None:
+            policy.remove(victim)
+            del index[victim.key]
+            room += 1
+        policy.arrived()
+        places = [Place(NAMESPACE, key) for key in new[:room]]
+        policy.reserve(places)
+        for place in reversed(places):
+            index[place.key] = place
+            policy.add(place)
+            place.pins = 0
+        return found, len(places)
+
+    def check(self) -> None:
+        """Assert that index and policy agree and that the capacity is kept."""
+        assert len(self._index) == len(self._policy) <= self.capacity
+        assert all(place in self._policy for place in self._index.values())
+
+
+def key_of(block: int) -> bytes:
+    """A key as random as those of an engine."""
+    mixed = (block + 1) * 0x9E3779B97F4A7C15F39CC0605CEDC835
+    return (mixed & (1 << 128) - 1).to_bytes(16, "little")
+
+
+def replay(requests: Sequence[Request], capacity: int, policy: str) -> Result:
+    """What `requests` find."""
+    level, result = OneLevel(capacity, policy), Result(policy, capacity)
+    keys_of = [[key_of(block) for block in request.blocks] for request in requests]
+    began = time.process_time()
+    for request, keys in zip(requests, keys_of, strict=True):
+        found, written = level.request(request.arrival_s, keys)
+        result.requested += len(keys)
+        result.found += found
+        result.written += written
+        if level.learner is not None:
+            rule = level.learner.rule
+            result.reigned[rule] = result.reigned.get(rule, 0) + 1
+    result.seconds = time.process_time() - began
+    level.check()
+    return result

@@ -1,0 +1,1 @@
+"""Eviction that learns which prompts come back, with LRU as its floor."""

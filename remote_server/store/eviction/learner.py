@@ -1,0 +1,145 @@
+"""Learning from one tenant's requests: turns, hazards, and the rule that reigns."""
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import xxhash
+
+from remote_server.protocol import Stretch
+from remote_server.store.bucket.packs import joined
+from remote_server.store.eviction.floor import Floor
+from remote_server.store.eviction.hazard import MARKS, TURNS, UNKNOWN, Hazards, class_of
+from remote_server.store.eviction.paths import Path, Paths, Turns
+from remote_server.store.eviction.victims import Rule
+
+AGAIN_S = 1.0
+"""A lookup of the same prompt within this time is the same request."""
+
+MAX_GETS = 4096
+"""Lookups whose gets are expected."""
+
+SEED = 20
+
+KINDS = [
+    [tuple(class_of(max(turn, uses), mark) for uses in range(TURNS)) for mark in range(MARKS)]
+    for turn in range(TURNS)
+]
+"""By turn and mark of a request: the classes of its blocks, by the number of their uses before."""
+
+_BY_USES = KINDS[0][0]
+_ALONE = (UNKNOWN,)
+
+
+class Learner:
+    """Learns from the keys that requests name. One thread, one tenant.
+
+    Tiers ask it for the paths of new blocks, for the classes of used ones, and for the rule.
+    """
+
+    def __init__(self, clock: Callable[[], float], rule: Rule | None = None) -> None:
+        """`rule` reigns always; None for the better one."""
+        self.clock = clock
+        self.hazards = Hazards()
+        self.floor = Floor(self.hazards, SEED)
+        self.paths = Paths()
+        self.num_blocks = 0
+        """The places of the largest tier of this server; the owner sets it."""
+        self._fixed = rule
+        self._turns = Turns()
+        self._num_paths = 0
+        self._gets: dict[tuple[str, bytes], Sequence[int]] = {}
+        self._salts: dict[str, int] = {}
+
+    @property
+    def rule(self) -> Rule:
+        """The one that reigns."""
+        return self._fixed or self.floor.reigning
+
+    # ── events ───────────────────────────────────────────────────────────────────────────
+
+    def looked_up(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], num_held: int
+    ) -> None:
+        """A request looked `keys` up, with these chain fields, or none. Memory has the first
+        `num_held` of them."""
+        now = self.clock()
+        self.hazards.fit(self.num_blocks)
+        self.floor.fit(self.num_blocks)
+        begin = 0
+        for stretch in joined(chain):
+            end = begin + stretch.rows
+            if stretch.tokens:
+                held = max(0, min(num_held - begin, stretch.rows))
+                self._one_prompt(namespace, keys[begin:end], held, stretch.backwards, now)
+            else:
+                self._alone(namespace, keys[begin:end], now)
+            begin = end
+        self._alone(namespace, keys[begin:], now)
+
+    def arriving(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> None:
+        """A put brings `keys`: those that no lookup named have the order of its chain fields."""
+        begin = 0
+        for stretch in joined(chain):
+            end = begin + stretch.rows
+            if stretch.tokens and self.paths.of(namespace, keys[begin]) is None:
+                now = self.clock()
+                self._one_prompt(namespace, keys[begin:end], 0, stretch.backwards, now)
+            begin = end
+
+    def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """A level above used `keys`."""
+        now = self.clock()
+        sampled, shadowed = self._sampled(self._hashes(namespace, keys))
+        self.hazards.use(sampled, _BY_USES, now)
+        self.floor.touch(shadowed, _BY_USES, now)
+
+    def kinds_of_get(self, namespace: str, last: bytes) -> Sequence[int]:
+        """The classes of blocks that a get up to `last` reads."""
+        return self._gets.get((namespace, last), _BY_USES)
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _one_prompt(
+        self, namespace: str, keys: Sequence[bytes], num_held: int, backwards: bool, now: float
+    ) -> None:
+        if backwards:
+            keys, num_held = keys[::-1], 0
+        before = self.paths.of(namespace, keys[-1])
+        if before is not None and before.keys[-1] == keys[-1] and now - before.at < AGAIN_S:
+            return
+        hashes = self._hashes(namespace, keys)
+        kinds = KINDS[min(self._turns.turn_of(hashes), TURNS - 1)][0]
+        self._num_paths += 1
+        self.paths.add(namespace, Path(self._num_paths, keys, kinds, now), num_held)
+        if num_held:
+            last = namespace, keys[num_held - 1]
+            self._gets.pop(last, None)
+            self._gets[last] = kinds
+            if len(self._gets) > MAX_GETS:
+                del self._gets[next(iter(self._gets))]
+        sampled, shadowed = self._sampled(hashes)
+        self.hazards.use(sampled, kinds, now)
+        self.floor.request(shadowed, kinds, self._num_paths, now, self.num_blocks)
+
+    def _alone(self, namespace: str, keys: Sequence[bytes], now: float) -> None:
+        if keys:
+            sampled, shadowed = self._sampled(self._hashes(namespace, keys))
+            self.hazards.use(sampled, _ALONE, now)
+            self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
+
+    def _hashes(self, namespace: str, keys: Sequence[bytes]) -> list[int]:
+        """Numbers of 60 bits."""
+        salt = self._salts.get(namespace)
+        if salt is None:
+            if len(self._salts) >= MAX_GETS:
+                self._salts.clear()
+            salt = self._salts[namespace] = zlib.crc32(namespace.encode()) * 0x10001
+        return [one >> 4 ^ salt for one in map(xxhash.xxh3_64_intdigest, keys)]
+
+    def _sampled(self, hashes: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Those of which hazards are learned, and those in the shadows."""
+        mask, sampled = self.hazards.mask, self.floor.mask
+        return (
+            [one for one in hashes if not one & mask],
+            [one for one in hashes if not one >> 20 & sampled],
+        )

@@ -1,0 +1,99 @@
+"""Prompts in order: which key is before each that a put will bring, and which turn it is."""
+
+from array import array
+from collections.abc import Sequence
+
+MAX_EXPECTED = 1 << 16
+"""Keys that requests named and that are not resident: so many are kept, and up to as many more."""
+
+TABLE = 1 << 17
+"""Ends of prompts that are remembered, resident or not, 8 bytes each. A newer one takes the place
+of an older one by chance."""
+
+SHARED = 2
+"""An end that more prompts than these continue is a common beginning, not a conversation."""
+
+_MOST = 15
+
+
+class Path:
+    """The keys of one request's prompt, in its order, from any block on.
+
+    `kinds` are the classes of its blocks, by the number of uses before. `number` is unique.
+    """
+
+    __slots__ = ("at", "keys", "kinds", "number", "upcoming")
+
+    def __init__(self, number: int, keys: Sequence[bytes], kinds: Sequence[int], at: float) -> None:
+        self.number = number
+        self.keys = keys
+        self.kinds = kinds
+        self.at = at
+        self.upcoming = 0  # the next key that a put will bring, if they come in order
+
+    def place(self, key: bytes) -> int:
+        """The index of `key`, which is one of its keys."""
+        upcoming = self.upcoming
+        if upcoming < len(self.keys) and self.keys[upcoming] == key:
+            return upcoming
+        return self.keys.index(key)
+
+
+class Paths:
+    """The paths of keys that are not resident and that puts are expected to bring."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, dict[bytes, Path]] = {}
+        self._old: dict[str, dict[bytes, Path]] = {}
+        self._num_new = 0
+
+    def add(self, namespace: str, path: Path, first: int) -> None:
+        """Puts may bring the keys of `path` from number `first` on."""
+        missing = path.keys[first:]
+        self._new.setdefault(namespace, {}).update(dict.fromkeys(missing, path))
+        self._num_new += len(missing)
+        if self._num_new > MAX_EXPECTED:
+            self._new, self._old, self._num_new = {}, self._new, 0
+
+    def of(self, namespace: str, key: bytes) -> Path | None:
+        """The path of `key`, by the last request that named it."""
+        for generation in (self._new, self._old):
+            if (path := generation.get(namespace, {}).get(key)) is not None:
+                return path
+        return None
+
+
+class Turns:
+    """The turn of each prompt in its conversation: one more than that of the prompt it continues.
+
+    A prompt that is sent again as it was counts as a turn too. A bounded table of ends, so that a
+    conversation whose blocks were evicted goes on.
+    """
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * TABLE))  # 44 bits of a hash, turn, branches, uses
+
+    def turn_of(self, hashes: Sequence[int]) -> int:
+        """The turn of the prompt whose keys have these hashes of 60 bits, from 0; recorded."""
+        table = self._table
+        end = len(hashes) - 1
+        turn = 0
+        for index in range(end, -1, -1):
+            one = hashes[index]
+            entry = table[one % TABLE]
+            if entry >> 12 == one >> 12 and entry & 0xF:
+                turn, branches, uses = entry >> 8 & 0xF, entry >> 4 & 0xF, entry & 0xF
+                if index == end:
+                    table[one % TABLE] = _entry(one, turn, branches, uses + 1)
+                    return max(turn, uses)
+                table[one % TABLE] = _entry(one, turn, branches + 1, uses)
+                turn = turn + 1 if branches < SHARED else 0
+                break
+        if hashes:
+            table[hashes[-1] % TABLE] = _entry(hashes[-1], turn, 0, 1)
+        return turn
+
+
+def _entry(one: int, turn: int, branches: int, uses: int) -> int:
+    kept = min(turn, _MOST) << 8 | min(branches, _MOST) << 4 | min(uses, _MOST)
+    return one >> 12 << 12 | kept

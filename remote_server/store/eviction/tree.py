@@ -1,0 +1,268 @@
+"""The tree of resident blocks: segments of neighbours in prompts, evicted from the ends of leaves.
+
+A block is of use only with all blocks before it in its prompt. So a segment loses blocks at its end
+alone, and only while no other segment continues it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+ALONE = -1
+"""The origin of a block whose place in a prompt is not known."""
+
+
+class InTree(Protocol):
+    """The part of a block that the tree reads and sets. Compared by identity."""
+
+    pins: int
+    branch: Any  # its `Segment`, or None
+
+
+class Segment:
+    """Neighbours of one prompt that one request put, and the same requests used since.
+
+    `kind` is the class of the request that used it last, `used_at` its time, `uses` the number of
+    such requests, and `origin` the number of the request that put it.
+    """
+
+    __slots__ = (
+        "aside", "blocks", "kids", "kind", "newer", "older", "origin", "parent", "place",
+        "used_at", "uses",
+    )  # fmt: skip
+
+    def __init__(self, kind: int, used_at: float, origin: int) -> None:
+        self.blocks: list[Any] = []
+        self.parent: Segment | None = None
+        self.kids = 0  # segments that continue it
+        self.kind = kind
+        self.used_at = used_at
+        self.uses = 1
+        self.origin = origin
+        self.place = -1  # its index in `Tree.leaves`; -1: not there
+        self.aside = False  # out of leaves and order: a pin keeps its end, or one behind it
+        self.older = self.newer = self
+
+
+class Tree:
+    """The segments in the order of their use, and the leaves among them.
+
+    A segment is always newer than those that continue it: a request that uses these uses it too.
+    Each call takes a step for each block that it names, and for each segment above them.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: list[Segment] = []
+        """Those that nothing continues, in no order; without blocks that are alone."""
+        self.num_blocks = 0
+        self.steps = 0
+        """Segments and blocks that calls passed over, since the start."""
+        self._order = Segment(0, 0.0, 0)  # the head of a ring: `newer` of it is the oldest
+        self._alone = Segment(0, 0.0, ALONE)  # the same for blocks that are alone
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Those that are in an order, the least recently used first."""
+        for head in (self._alone, self._order):
+            segment = head.newer
+            while segment is not head:
+                yield segment
+                segment = segment.newer
+
+    # ── changes ──────────────────────────────────────────────────────────────────────────
+
+    def attach(
+        self, parent: InTree | None, blocks: Sequence[InTree], kind: int, now: float, origin: int
+    ) -> None:
+        """Add `blocks`, neighbours in the order of their prompt, behind `parent`, which is in the
+        tree. They continue its segment if the same request put it."""
+        above: Segment | None = None
+        if parent is not None:
+            above = parent.branch
+            assert above is not None, "the parent is not in the tree"
+            if above.blocks[-1] is not parent:
+                above = self._split(above, above.blocks.index(parent) + 1)
+        if above is not None and not above.kids and above.origin == origin != ALONE:
+            segment = above
+        else:
+            segment = Segment(kind, now, origin)
+            segment.parent = above
+            if above is not None:
+                self._drop_leaf(above)
+                above.kids += 1
+            self._add_leaf(segment)
+        segment.blocks += blocks
+        for block in blocks:
+            block.branch = segment
+        self.num_blocks += len(blocks)
+        self.steps += len(blocks)
+        self._raise(segment)
+
+    def attach_alone(self, block: InTree, kind: int, now: float) -> None:
+        """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
+        segment = Segment(kind, now, ALONE)
+        segment.blocks.append(block)
+        block.branch = segment
+        self.num_blocks += 1
+        self.steps += 1
+        self._raise(segment)
+
+    def use(self, last: InTree, kinds: Sequence[int], now: float) -> None:
+        """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
+        the number of its uses so far, or of the last one."""
+        segment: Segment | None = last.branch
+        assert segment is not None, "the block is not in the tree"
+        if segment.blocks[-1] is not last:
+            segment = self._split(segment, segment.blocks.index(last) + 1)
+        self._raise(segment)
+        most = len(kinds) - 1
+        while segment is not None:
+            segment.kind = kinds[segment.uses if segment.uses < most else most]
+            segment.uses += 1
+            segment.used_at = now
+            segment = segment.parent
+
+    def remove(self, block: InTree) -> None:
+        """Take `block` out. What is behind it stays, and is evicted before what is above it."""
+        segment: Segment | None = block.branch
+        assert segment is not None, "the block is not in the tree"
+        self.steps += 1
+        if segment.blocks[-1] is not block:
+            segment = self._split(segment, segment.blocks.index(block) + 1)
+        segment.blocks.pop()
+        block.branch = None
+        self.num_blocks -= 1
+        while segment is not None and not segment.blocks and not segment.kids:
+            self._unlink(segment)
+            self._drop_leaf(segment)
+            above = segment.parent
+            if above is not None:
+                above.kids -= 1
+                if above.aside:
+                    self.back(above)
+                elif not above.kids and above.blocks:
+                    self._add_leaf(above)
+            segment = above
+            self.steps += 1
+        if segment is not None and segment.aside:
+            self.back(segment)
+
+    # ── the ends that may go ─────────────────────────────────────────────────────────────
+
+    def oldest(self) -> Segment | None:
+        """The least recently used leaf whose end is not pinned; without blocks that are alone."""
+        return self._oldest_of(self._order)
+
+    def oldest_alone(self) -> Segment | None:
+        """The least recently used block that is alone and not pinned."""
+        return self._oldest_of(self._alone)
+
+    def _oldest_of(self, head: Segment) -> Segment | None:
+        segment = head.newer
+        while segment is not head:
+            self.steps += 1
+            if not segment.kids and not segment.blocks[-1].pins:
+                return segment
+            after = segment.newer
+            self.set_aside(segment)
+            segment = after
+        return None
+
+    def set_aside(self, segment: Segment) -> None:
+        """A pin keeps the end of `segment`, or all that continue it are aside: it is passed over no
+        more, until it is used or `back`."""
+        segment.aside = True
+        self._unlink(segment)
+        self._drop_leaf(segment)
+
+    def back(self, segment: Segment) -> None:
+        """The pin was released: it and those above it are the most recently used."""
+        if segment.aside:
+            self._raise(segment)
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _split(self, segment: Segment, count: int) -> Segment:
+        """Make the first `count` blocks of `segment` a segment of their own, and return it. The
+        caller names so many blocks, so that is the cost."""
+        front = Segment(segment.kind, segment.used_at, segment.origin)
+        front.blocks = segment.blocks[:count]
+        front.uses = segment.uses
+        front.parent = segment.parent
+        front.kids = 1
+        front.aside = segment.aside
+        segment.blocks = segment.blocks[count:]
+        segment.parent = front
+        for block in front.blocks:
+            block.branch = front
+        self.steps += count
+        if not front.aside:
+            self._link(front, segment.newer)
+        return front
+
+    def _raise(self, segment: Segment) -> None:
+        """Make it and those above it the most recently used, the highest last."""
+        head = self._alone if segment.origin == ALONE else self._order
+        one: Segment | None = segment
+        while one is not None:
+            if one.aside:
+                one.aside = False
+                if not one.kids and one.origin != ALONE:
+                    self._add_leaf(one)
+            else:
+                self._unlink(one)
+            self._link(one, head)
+            self.steps += 1
+            one = one.parent
+
+    def _add_leaf(self, segment: Segment) -> None:
+        if segment.place < 0:
+            segment.place = len(self.leaves)
+            self.leaves.append(segment)
+
+    def _drop_leaf(self, segment: Segment) -> None:
+        place = segment.place
+        if place >= 0:
+            last = self.leaves.pop()
+            if last is not segment:
+                self.leaves[place] = last
+                last.place = place
+            segment.place = -1
+
+    @staticmethod
+    def _link(segment: Segment, before: Segment) -> None:
+        """Put it into a ring, just older than `before`."""
+        older = before.older
+        segment.older, segment.newer = older, before
+        older.newer = before.older = segment
+
+    @staticmethod
+    def _unlink(segment: Segment) -> None:
+        segment.older.newer, segment.newer.older = segment.newer, segment.older
+        segment.older = segment.newer = segment
+
+    def check(self) -> None:
+        """Assert that counts agree and that the order is as promised."""
+        kids: dict[Segment, int] = {}
+        seen: set[Segment] = set()
+        for segment in self:
+            assert not segment.aside
+            seen.add(segment)
+        place = {segment: number for number, segment in enumerate(self)}
+        everything = set(seen)
+        for segment in seen:
+            one = segment.parent
+            while one is not None and one not in everything:
+                everything.add(one)
+                one = one.parent
+            if segment.parent is not None and segment.parent in place:
+                assert place[segment.parent] > place[segment], "older than one that continues it"
+        for segment in everything:
+            if segment.parent is not None:
+                kids[segment.parent] = kids.get(segment.parent, 0) + 1
+            assert all(block.branch is segment for block in segment.blocks)
+        for number, leaf in enumerate(self.leaves):
+            assert leaf.place == number and not leaf.kids and leaf.blocks and not leaf.aside
+            assert leaf in seen
+        for segment in seen:
+            is_leaf = not segment.kids and segment.origin != ALONE
+            assert is_leaf == (segment.place >= 0), "a leaf that is not among the leaves"
+            assert kids.get(segment, 0) <= segment.kids

@@ -1,0 +1,100 @@
+"""Victims: the leaf that loses its end next, by the learned ranks or by LRU."""
+
+import random
+from enum import StrEnum, auto
+
+from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range
+from remote_server.store.eviction.tree import Segment, Tree
+
+TRIED = 32
+"""Random leaves of which the worst one is taken."""
+
+SPARE = 3
+"""The next ones of these that are taken before others are tried."""
+
+
+_Ranked = tuple[float, float, Segment]
+"""A leaf with its rank, and the time of its last use."""
+
+
+class Rule(StrEnum):
+    """How a victim is chosen."""
+
+    LRU = auto()
+    LEARNED = auto()
+
+
+class Victims:
+    """Chooses leaves of one tree, a chosen one until it has no blocks left or is used."""
+
+    def __init__(self, tree: Tree, hazards: Hazards, seed: int) -> None:
+        self._tree = tree
+        self._hazards = hazards
+        self._random = random.Random(seed).random
+        self._chosen: list[_Ranked] = []  # the next one is last
+
+    def by_use(self) -> Segment | None:
+        """The least recently used one."""
+        one, alone = self._tree.oldest(), self._tree.oldest_alone()
+        if one is None or alone is None:
+            return one or alone
+        return alone if alone.used_at < one.used_at else one
+
+    def by_rank(
+        self, now: float, own: float | None, parent: Segment | None
+    ) -> tuple[Segment | None, bool]:
+        """The one of the lowest rank, and whether the request for which there is to be room ranks
+        lower. Its blocks have the rank `own`, None if they may not lose; they continue `parent`."""
+        best = self._worst_leaf(now, parent)
+        alone = self._tree.oldest_alone()
+        if alone is not None:
+            rank = self._hazards.ranks[UNKNOWN][age_range(now - alone.used_at)]
+            if best is None or (rank, alone.used_at) < best[:2]:
+                best = rank, alone.used_at, alone
+        if best is None:
+            return None, False
+        if own is not None and own <= best[0]:
+            return None, True
+        return best[2], False
+
+    def _worst_leaf(self, now: float, parent: Segment | None) -> _Ranked | None:
+        chosen, leaves = self._chosen, self._tree.leaves
+        while chosen:
+            _, used_at, segment = chosen[-1]
+            usable = segment.place >= 0 and segment.used_at == used_at
+            if usable and segment is not parent and not segment.blocks[-1].pins:
+                return chosen[-1]
+            chosen.pop()
+        while leaves:
+            self._try(now, parent)
+            if chosen:
+                return chosen[-1]
+            if len(leaves) <= 1 and parent is not None and leaves and leaves[0] is parent:
+                return None
+        return None
+
+    def _try(self, now: float, parent: Segment | None) -> None:
+        """Choose among random leaves; those that a pin keeps are set aside."""
+        leaves, ranks, draw = self._tree.leaves, self._hazards.ranks, self._random
+        tried: list[_Ranked] = []
+        pinned: list[Segment] = []
+        number = len(leaves)
+        for _ in range(min(TRIED, number)):
+            segment = leaves[int(draw() * number)]
+            if segment.blocks[-1].pins:
+                pinned.append(segment)
+            elif segment is not parent:
+                used_at = segment.used_at
+                tried.append((ranks[segment.kind][age_range(now - used_at)], used_at, segment))
+        self._tree.steps += min(TRIED, number)
+        for segment in pinned:
+            if not segment.aside:
+                self._tree.set_aside(segment)
+        tried.sort(key=_by_rank)
+        for one in tried[: SPARE + 1][::-1]:
+            if not self._chosen or self._chosen[-1][2] is not one[2]:
+                self._chosen.append(one)
+
+
+def _by_rank(one: _Ranked) -> tuple[float, float]:
+    return one[:2]

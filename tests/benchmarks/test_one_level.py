@@ -1,0 +1,68 @@
+"""Eviction judged on one level: made-up workloads, and the trace where it is there."""
+
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay.one_level import POLICIES, replay
+from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
+from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+from remote_server.store.eviction import hazard
+
+CAPACITY = 3510
+TRACE = Path(__file__).parents[2] / "../shared/traces/conversation_trace.jsonl"
+SEEDS = {"uniform": range(1, 5)}
+"""Chance alone moves a rule of the uniform workload by half a point: the mean of four counts."""
+
+
+def found_by(name, policy):
+    seeds = SEEDS.get(name, [1])
+    made = [WORKLOADS[name](CAPACITY, seed) for seed in seeds]
+    return mean(replay(requests, CAPACITY, policy).found_percent for requests in made)
+
+
+@pytest.fixture
+def sabotaged(monkeypatch):
+    """Ranks upside down: the likeliest to return is the victim."""
+    gittins = hazard._gittins
+    monkeypatch.setattr(hazard, "_gittins", lambda chances: -gittins(chances))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_is_learned_is_never_half_a_point_below_lru(name):
+    assert found_by(name, "learned") > found_by(name, "lru") - 0.5
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_sabotaged_rule_costs_at_most_a_point_and_a_half(name, sabotaged):
+    assert found_by(name, "learned") > found_by(name, "lru") - 1.5
+
+
+def test_a_loop_that_is_larger_than_the_cache_is_mostly_found():
+    assert found_by("loop", "lru") == 0
+    assert found_by("loop", "learned") > 75
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_finds_more_than_the_optimum(policy):
+    made = WORKLOADS["zipf"](CAPACITY, 1)[:2000]
+    result = replay(made, CAPACITY, policy)
+    assert 0 < result.found <= optimum(made, CAPACITY, next_uses(made))
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason="the conversation trace is not here")
+def test_conversations_are_found_as_promised():
+    requests = trace_file.read(TRACE)
+    result = replay(requests, CAPACITY, "learned")
+    assert result.found_percent >= 13.5
+    assert result.written_percent <= 45
+
+
+def test_the_ranks_are_finite_numbers_before_anything_is_learned():
+    ranks = np.array(hazard.Hazards().ranks)
+    assert ranks.shape == (hazard.NUM_CLASSES, hazard.NUM_AGES)
+    assert np.isfinite(ranks).all()
+    assert (ranks > 0).all()

@@ -1,0 +1,163 @@
+"""The tree of prompts against a model of it that knows only sets of paths."""
+
+import random
+
+import pytest
+
+from remote_server.store.eviction.tree import Tree
+
+KINDS = (0, 1, 2)
+
+
+class Item:
+    def __init__(self, path):
+        self.path = path
+        self.pins = 0
+        self.branch = None
+
+    def __repr__(self):
+        return f"Item({self.path})"
+
+
+class Pair:
+    """A tree, and the items that it should have by their path."""
+
+    def __init__(self):
+        self.tree = Tree()
+        self.items: dict[tuple[int, ...], Item] = {}
+        self.number = 0
+
+    def put(self, path):
+        """A request for `path`: its resident beginning is used, what is missing is added."""
+        self.number += 1
+        now = float(self.number)
+        here = 0
+        while here < len(path) and path[: here + 1] in self.items:
+            here += 1
+        if here:
+            self.tree.use(self.items[path[:here]], KINDS, now)
+        while here < len(path):
+            new = []
+            while here < len(path) and path[: here + 1] not in self.items:
+                here += 1
+                new.append(Item(path[:here]))
+            if new:
+                before = self.items.get(new[0].path[:-1])
+                self.tree.attach(before, new, 0, now, self.number)
+                self.items.update((item.path, item) for item in new)
+            else:
+                here += 1
+
+    def remove(self, item):
+        self.tree.remove(item)
+        del self.items[item.path]
+
+    def ends(self):
+        """The items that no resident one continues."""
+        continued = {path[:-1] for path in self.items}
+        return {item for path, item in self.items.items() if path not in continued}
+
+    def check(self):
+        self.tree.check()
+        assert self.tree.num_blocks == len(self.items)
+        listed = [item for leaf in self.tree for item in leaf.blocks]
+        assert len(listed) == len({*listed})
+
+
+def random_path(chance):
+    return tuple(chance.randrange(3) for _ in range(chance.randint(1, 9)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_only_ends_of_prompts_are_evicted_and_no_prefix_ever_has_a_hole(seed):
+    chance, pair = random.Random(seed), Pair()
+    for _ in range(400):
+        pair.put(random_path(chance))
+        while len(pair.items) > 60:
+            by_rule = chance.random() < 0.5
+            leaf = pair.tree.oldest() if by_rule else chance.choice(pair.tree.leaves)
+            assert leaf.blocks[-1] in pair.ends()
+            pair.remove(leaf.blocks[-1])
+        assert {leaf.blocks[-1] for leaf in pair.tree.leaves} == pair.ends()
+        assert all(path[:-1] in pair.items for path in pair.items if len(path) > 1)
+        pair.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_oldest_one_is_that_of_lru_by_block(seed):
+    chance, pair = random.Random(seed), Pair()
+    used: dict[tuple[int, ...], tuple[int, int]] = {}
+    for number in range(300):
+        path = random_path(chance)
+        pair.put(path)
+        for end in range(1, len(path) + 1):
+            used[path[:end]] = number, -end  # the head of a prompt is the most recently used
+        while len(pair.items) > 40:
+            item = pair.tree.oldest().blocks[-1]
+            assert item.path == min(pair.items, key=lambda one: used[one])
+            pair.remove(item)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pinned_ends_are_passed_over_and_come_back(seed):
+    chance, pair = random.Random(seed), Pair()
+    for _ in range(300):
+        pair.put(random_path(chance))
+        for item in pair.items.values():
+            if item.pins and chance.random() < 0.2:
+                item.pins = 0
+                if item.branch.aside and item.branch.blocks[-1] is item:
+                    pair.tree.back(item.branch)
+            elif chance.random() < 0.02:
+                item.pins = 1
+        while len(pair.items) > 50:
+            leaf = pair.tree.oldest()
+            if leaf is None:
+                assert all(item.pins for item in pair.ends())
+                break
+            assert not leaf.blocks[-1].pins
+            pair.remove(leaf.blocks[-1])
+        pair.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_block_may_be_removed_and_the_rest_stays(seed):
+    chance, pair = random.Random(seed), Pair()
+    for _ in range(200):
+        pair.put(random_path(chance))
+        for item in chance.sample([*pair.items.values()], min(3, len(pair.items))):
+            pair.remove(item)
+        pair.check()
+    while pair.items:
+        pair.remove(pair.tree.oldest().blocks[-1])
+    pair.check()
+    assert [*pair.tree] == []
+    assert pair.tree.leaves == []
+
+
+def test_a_put_in_parts_is_one_segment_and_the_next_request_begins_another():
+    tree = Tree()
+    first, second, third = ([Item((part, number)) for number in range(4)] for part in range(3))
+    tree.attach(None, first, 0, 1.0, 1)
+    tree.attach(first[-1], second, 0, 1.5, 1)
+    assert len(tree.leaves) == 1
+    assert tree.leaves[0].blocks == [*first, *second]
+    tree.attach(second[-1], third, 0, 2.0, 2)
+    assert tree.leaves[0].blocks == third
+
+
+def test_a_request_costs_steps_for_its_own_blocks_however_many_there_are():
+    tree, chance = Tree(), random.Random(1)
+    system = [Item((0, number)) for number in range(30)]
+    tree.attach(None, system, 0, 0.0, 0)
+    worst = 0
+    for number in range(1, 3000):
+        items = [Item((number, place)) for place in range(20)]
+        before = tree.steps
+        tree.use(system[-1], KINDS, float(number))
+        tree.attach(system[-1], items, 0, float(number), number)
+        if number > 1000:
+            for _ in range(20):
+                tree.remove(chance.choice(tree.leaves).blocks[-1])
+        worst = max(worst, tree.steps - before)
+    assert worst < 8 * 20
