@@ -107,7 +107,7 @@ def test_pinned_ends_are_passed_over_and_come_back(seed):
             if item.pins and chance.random() < 0.2:
                 item.pins = 0
                 if item.branch.aside and item.branch.blocks[-1] is item:
-                    pair.tree.back(item.branch)
+                    pair.tree.refresh(item.branch)
             elif chance.random() < 0.02:
                 item.pins = 1
         while len(pair.items) > 50:

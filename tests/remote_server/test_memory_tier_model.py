@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from one_by_one import OneByOne
 
-from remote_server.protocol import KeyState
+from remote_server.protocol import KeyState, Stretch
 from remote_server.shm.mapping import Arena
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.victims import Rule
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import slot_bytes_for
 
@@ -26,7 +28,8 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.arena = Arena(NUM_SLABS * SLAB_BYTES)
-        self.tier = OneByOne(MemoryTier(self.arena, SLAB_BYTES))
+        self.learner = self.make_learner()
+        self.tier = OneByOne(MemoryTier(self.arena, SLAB_BYTES, learner=self.learner))
         self.readable = {}  # what the model expects, until it is evicted
         self.patterns = {}  # block -> bytes it must hold as long as it is writing or readable
         self.writing = []
@@ -34,6 +37,9 @@ class Machine(RuleBasedStateMachine):
         self.pinned = []
         self.evicted = 0
         self.copies = 0
+
+    def make_learner(self):
+        """None: the tier evicts by LRU."""
 
     def teardown(self):
         for block in self.writing:
@@ -153,7 +159,26 @@ class Machine(RuleBasedStateMachine):
                 assert slab in busy
 
 
-Machine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=60, deadline=None, derandomize=True
-)
+class LearningMachine(Machine):
+    """The same with prompts: the tier orders their blocks as the rule does that reigns."""
+
+    def make_learner(self):
+        self.now = 0.0
+        return Learner(lambda: self.now)
+
+    @rule(namespace=namespaces, prompt=st.lists(keys, min_size=1, max_size=8, unique=True))
+    def look_up(self, namespace, prompt):
+        self.now += 3.0
+        states = self.tier.lookup_all(namespace, prompt)
+        chain = [Stretch(len(prompt), 0, 0, 16)]
+        self.learner.looked_up(namespace, prompt, chain, len(states) - len(states.lstrip(b"\2")))
+
+    @rule(which=st.sampled_from(Rule))
+    def change_the_rule(self, which):
+        self.learner.floor.reigning = which
+
+
+TO_END = settings(max_examples=40, stateful_step_count=60, deadline=None, derandomize=True)
+Machine.TestCase.settings = LearningMachine.TestCase.settings = TO_END
 TestMemoryTierModel = pytest.mark.filterwarnings("ignore")(Machine.TestCase)
+TestLearningMemoryTier = pytest.mark.filterwarnings("ignore")(LearningMachine.TestCase)

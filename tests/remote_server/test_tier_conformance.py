@@ -10,6 +10,7 @@ from one_by_one import OneByOne
 from remote_server import protocol
 from remote_server.protocol import UNKNOWN, KeyState, Stretch
 from remote_server.shm.mapping import Arena
+from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import POLICIES
 
@@ -17,16 +18,21 @@ BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
 
 
-def memory_tier(_, policy="lru"):
+def memory_tier(_, policy="lru", learner=None):
     arena = Arena(CAPACITY * BLOCK_BYTES)
-    yield OneByOne(MemoryTier(arena, slab_bytes=4096, policy=policy))
+    yield OneByOne(MemoryTier(arena, slab_bytes=4096, policy=policy, learner=learner))
     arena.close()
 
 
-def disk_tier(folder, policy="lru"):
+def disk_tier(folder, policy="lru", learner=None):
     budget, segment_bytes = budget_for(CAPACITY // 4, 4, BLOCK_BYTES)
-    with RealDisk(folder, budget, segment_bytes, policy=policy) as disk:
+    with RealDisk(folder, budget, segment_bytes, policy=policy, learner=learner) as disk:
         yield Waiting(disk.tier, disk.drain)
+
+
+def learning(make):
+    """Without a lookup the prompts of its blocks are not known: it behaves like LRU."""
+    return lambda folder: make(folder, learner=Learner(lambda: 0.0))
 
 
 def dict_tier(_):
@@ -46,7 +52,8 @@ def bucket_tier(folder):
 
 BOUNDED = {
     "memory": memory_tier, "disk": disk_tier, "dict": dict_tier,
-    "at once": tier_that_answers_at_once,
+    "at once": tier_that_answers_at_once, "memory that learns": learning(memory_tier),
+    "disk that learns": learning(disk_tier),
 }  # fmt: skip
 
 

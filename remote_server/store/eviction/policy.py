@@ -7,7 +7,7 @@ from typing import Any
 from remote_server.store.eviction.hazard import UNKNOWN
 from remote_server.store.eviction.learner import SEED, Learner
 from remote_server.store.eviction.paths import Path
-from remote_server.store.eviction.tree import Segment, Tree
+from remote_server.store.eviction.tree import ALONE, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
 from remote_server.store.policies import POLICIES, MakePolicy
 
@@ -68,6 +68,8 @@ class LearnedPolicy:
         if block.branch is None:
             self.reserve((block,))
         self._num_readable += 1
+        if block.branch.aside or block.branch.origin == ALONE:
+            self._tree.refresh(block.branch)
 
     def use_all(self, blocks: Sequence[Any]) -> None:
         """A request used `blocks`, the last of its prompt first."""
@@ -88,7 +90,7 @@ class LearnedPolicy:
         """The last pin of `block` was released."""
         segment = block.branch
         if segment.aside and segment.blocks[-1] is block:
-            self._tree.back(segment)
+            self._tree.refresh(segment)
 
     def remove(self, block: Any) -> None:
         """`block` was evicted or removed."""

@@ -94,7 +94,7 @@ class Tree:
             block.branch = segment
         self.num_blocks += len(blocks)
         self.steps += len(blocks)
-        self._raise(segment)
+        self.refresh(segment)
 
     def attach_alone(self, block: InTree, kind: int, now: float) -> None:
         """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
@@ -103,7 +103,7 @@ class Tree:
         block.branch = segment
         self.num_blocks += 1
         self.steps += 1
-        self._raise(segment)
+        self.refresh(segment)
 
     def use(self, last: InTree, kinds: Sequence[int], now: float) -> None:
         """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
@@ -112,7 +112,7 @@ class Tree:
         assert segment is not None, "the block is not in the tree"
         if segment.blocks[-1] is not last:
             segment = self._split(segment, segment.blocks.index(last) + 1)
-        self._raise(segment)
+        self.refresh(segment)
         most = len(kinds) - 1
         while segment is not None:
             segment.kind = kinds[segment.uses if segment.uses < most else most]
@@ -137,13 +137,13 @@ class Tree:
             if above is not None:
                 above.kids -= 1
                 if above.aside:
-                    self.back(above)
+                    self.refresh(above)
                 elif not above.kids and above.blocks:
                     self._add_leaf(above)
             segment = above
             self.steps += 1
         if segment is not None and segment.aside:
-            self.back(segment)
+            self.refresh(segment)
 
     # ── the ends that may go ─────────────────────────────────────────────────────────────
 
@@ -168,15 +168,26 @@ class Tree:
 
     def set_aside(self, segment: Segment) -> None:
         """A pin keeps the end of `segment`, or all that continue it are aside: it is passed over no
-        more, until it is used or `back`."""
+        more, until it is used or refreshed."""
         segment.aside = True
         self._unlink(segment)
         self._drop_leaf(segment)
 
-    def back(self, segment: Segment) -> None:
-        """The pin was released: it and those above it are the most recently used."""
-        if segment.aside:
-            self._raise(segment)
+    def refresh(self, segment: Segment) -> None:
+        """Its end was published, or a pin of it released: it and those above it are the most
+        recently used, the highest last."""
+        head = self._alone if segment.origin == ALONE else self._order
+        one: Segment | None = segment
+        while one is not None:
+            if one.aside:
+                one.aside = False
+                if not one.kids and one.origin != ALONE:
+                    self._add_leaf(one)
+            else:
+                self._unlink(one)
+            self._link(one, head)
+            self.steps += 1
+            one = one.parent
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
@@ -197,21 +208,6 @@ class Tree:
         if not front.aside:
             self._link(front, segment.newer)
         return front
-
-    def _raise(self, segment: Segment) -> None:
-        """Make it and those above it the most recently used, the highest last."""
-        head = self._alone if segment.origin == ALONE else self._order
-        one: Segment | None = segment
-        while one is not None:
-            if one.aside:
-                one.aside = False
-                if not one.kids and one.origin != ALONE:
-                    self._add_leaf(one)
-            else:
-                self._unlink(one)
-            self._link(one, head)
-            self.steps += 1
-            one = one.parent
 
     def _add_leaf(self, segment: Segment) -> None:
         if segment.place < 0:
