@@ -81,9 +81,11 @@ class Victims:
         number = len(leaves)
         for _ in range(min(TRIED, number)):
             segment = leaves[int(draw() * number)]
+            if segment is parent:
+                continue
             if segment.blocks[-1].pins:
                 pinned.append(segment)
-            elif segment is not parent:
+            else:
                 used_at = segment.used_at
                 tried.append((ranks[segment.kind][age_range(now - used_at)], used_at, segment))
         self._tree.steps += min(TRIED, number)
