@@ -1,6 +1,7 @@
 """The tree of prompts against a model of it that knows only sets of paths."""
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -161,3 +162,16 @@ def test_a_request_costs_steps_for_its_own_blocks_however_many_there_are():
                 tree.remove(chance.choice(tree.leaves).blocks[-1])
         worst = max(worst, tree.steps - before)
     assert worst < 8 * 20
+
+
+def test_a_block_in_a_prompt_of_twenty_takes_at_most_thirty_bytes_in_the_tree():
+    prompts = [[Item((number, place)) for place in range(20)] for number in range(2000)]
+    tree = Tree()
+    tracemalloc.start()
+    try:
+        for number, items in enumerate(prompts):
+            tree.attach(None, items, 0, float(number), number)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes / tree.num_blocks < 30
