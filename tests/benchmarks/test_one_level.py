@@ -1,5 +1,6 @@
 """Eviction judged on one level: made-up workloads, and the trace where it is there."""
 
+import os
 from pathlib import Path
 from statistics import mean
 
@@ -13,7 +14,7 @@ from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.store.eviction import hazard
 
 CAPACITY = 3510
-TRACE = Path(__file__).parents[2] / "../shared/traces/conversation_trace.jsonl"
+TRACE = os.environ.get("KVFERRY_TRACE", "")
 SEEDS = {"uniform": range(1, 5)}
 """Chance alone moves a rule of the uniform workload by half a point: the mean of four counts."""
 
@@ -53,9 +54,9 @@ def test_no_policy_finds_more_than_the_optimum(policy):
     assert 0 < result.found <= optimum(made, CAPACITY, next_uses(made))
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="the conversation trace is not here")
+@pytest.mark.skipif(not TRACE, reason="KVFERRY_TRACE names no conversation_trace.jsonl")
 def test_conversations_are_found_as_promised():
-    requests = trace_file.read(TRACE)
+    requests = trace_file.read(Path(TRACE))
     result = replay(requests, CAPACITY, "learned")
     assert result.found_percent >= 13.5
     assert result.written_percent <= 45
