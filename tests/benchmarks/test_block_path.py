@@ -13,11 +13,11 @@ class Bound(NamedTuple):
 
 BOUNDS = {
     "lookup, tcp": Bound(22, 5, 1),
-    "put, tcp": Bound(33, 5, 1),
-    "get, tcp": Bound(33, 5, 1),
+    "put, tcp": Bound(38, 7, 1),
+    "get, tcp": Bound(42, 8, 1),
     "lookup, shm": Bound(22, 5, 1),
-    "put, shm": Bound(37, 5, 1),
-    "get, shm": Bound(38, 5, 2),
+    "put, shm": Bound(38, 5, 1),
+    "get, shm": Bound(40, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release."""
 
