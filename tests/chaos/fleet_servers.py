@@ -24,7 +24,8 @@ SLOW_S = 2.0
 
 
 class NamedServer:
-    """One server of a fleet. Its address is that of its proxy, and stays when it is restarted."""
+    """One server of a fleet. Its address is that of its proxy, and stays when it is restarted. It
+    has no lanes, which would pass by the proxy."""
 
     def __init__(
         self, name: str, folder: Path | None, memory: str, args: Sequence[str],
@@ -34,7 +35,7 @@ class NamedServer:
         self.disk = folder
         if folder is not None:
             folder.mkdir()
-        args = ["--name", name, *args]
+        args = ["--name", name, "--lanes", "off", *args]
         self.server = stack.enter_context(ChaosServer(memory, folder, args=args, env=env))
         self.proxy = stack.enter_context(FaultProxy(self.server.endpoint, seed=len(name)))
         self.restarts = 0

@@ -46,7 +46,7 @@ def stage(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> I
     @contextmanager
     def build() -> Iterator[Scene]:
         with (
-            ChaosServer("256MiB") as server,
+            ChaosServer("256MiB", args=["--lanes", "off"]) as server,  # they pass by the proxy
             FaultProxy(server.endpoint, seed) as proxy,
             Engine(
                 model,
