@@ -149,7 +149,7 @@ class ServerLanes:
         self.listener: LaneListener | None = None
         self._poller = poller
         self._clock = clock
-        self._connections = connections
+        self.connections = connections
         self._guard = guard or Guard()
         self._engine: Lanes | None = None
         self._bell = -1  # its descriptor
@@ -209,10 +209,10 @@ class ServerLanes:
         if len(theirs) >= self.most:
             why = f"this connection has its {self.most} lanes already"
             raise RequestRefused(ErrorCode.TOO_MUCH_IN_FLIGHT, why)
-        if not self._connections.has_room(tenant):
+        if not self.connections.has_room(tenant):
             why = "there is no place for one more connection"
             raise RequestRefused(ErrorCode.TOO_MUCH_IN_FLIGHT, why)
-        self._connections.lane_added(tenant)
+        self.connections.lane_added(tenant)
         self._clients[client] = theirs
         number = theirs.next_number()
         theirs.awaited.add(number)
@@ -253,7 +253,7 @@ class ServerLanes:
         return True
 
     def _lapsed(self, ticket: Ticket) -> None:
-        self._connections.lane_removed(ticket.tenant)
+        self.connections.lane_removed(ticket.tenant)
         theirs = self._clients.get(ticket.client)
         if theirs is not None:
             theirs.awaited.discard(ticket.number)
@@ -292,7 +292,7 @@ class ServerLanes:
         lane.is_open = False
         del self._by_id[lane.id]
         del self._clients[lane.client].open[lane.number]
-        self._connections.lane_removed(lane.tenant)
+        self.connections.lane_removed(lane.tenant)
         self.counters[f"lanes_ended_{reason}"] += 1
         log.debug("lane %d of connection %s: %s", lane.number, lane.client.hex(), reason)
 

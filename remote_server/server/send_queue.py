@@ -167,12 +167,14 @@ class SendQueues:
         unpin: Unpin,
         held: Allowances | None = None,
         guard: Guard | None = None,
+        is_there: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
-        """`held` counts what all connections of the process hold, of other tenants too."""
+        """`held` counts for all connections and tenants; `is_there` knows the open ones."""
         self.held = held or Allowances()
         self._guard = guard or Guard()
         self._router = router
         self._unpin_all = unpin
+        self._is_there = is_there
         self._queues: dict[bytes, SendQueue] = {}  # clients with something waiting or in flight
         self._unseen: dict[bytes, int] = {}  # of others
         self.bytes_out = 0
@@ -191,11 +193,9 @@ class SendQueues:
 
     def num_waiting(self) -> tuple[int, int]:
         """Replies, and streams, that have not been handed to libzmq as a whole."""
-        replies = streams = 0
-        for queue in self._queues.values():
-            replies += len(queue.replies) + (queue.stuck is not None)
-            streams += len(queue.streams)
-        return replies, streams
+        queues = self._queues.values()
+        replies = sum(len(queue.replies) + (queue.stuck is not None) for queue in queues)
+        return replies, sum(len(queue.streams) for queue in queues)
 
     @property
     def in_flight(self) -> bool:
@@ -276,8 +276,9 @@ class SendQueues:
         return more
 
     def _remember(self, client: bytes, unseen: int) -> None:
-        """Untracked bytes are kept: with one request at a time they would never add up else."""
-        if unseen:
+        """Untracked bytes are kept: with one request at a time they would never add up else. Not
+        those of a client that has left: an answer may come after that."""
+        if unseen and self._is_there(client):
             self._unseen[client] = unseen
         if len(self._unseen) > MAX_REMEMBERED:
             del self._unseen[next(iter(self._unseen))]

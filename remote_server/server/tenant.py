@@ -105,7 +105,8 @@ class Tenant:
             below.append(PacksBelow(self.bucket.tier, Admit(server_config.bucket_admit), budget))
         self.store = Store(tier, clock, below, config.ttl_s, guard)
         in_flight = InFlight(tier, server_config.max_inflight)
-        self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
+        knows = lanes.connections.knows
+        self.send_queues = SendQueues(router, tier.unpin_all, held, guard, knows)
         self.leases = Leases(tier.unpin_all, clock)
         self.fills = Fills(moves, guard)
         self.regions = Regions(self.store.counters, self.leases, self.fills, self.arena)
