@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import zmq
 from actors import SETTLE_S, Actor, Habits, Totals
 from chaos_server import eventually
 from fault_proxy import FaultProxy
@@ -22,6 +23,8 @@ from sky import Sky
 from weather import Weather
 
 from remote_server.client import RemoteClient
+from remote_server.native.job import Job, Kind
+from remote_server.native.mover import run
 
 
 class Progress(NamedTuple):
@@ -108,6 +111,7 @@ class Crew:
 
     def __init__(self, plan: CrewPlan, endpoint: str, server_sky: Sky) -> None:
         self._plan = plan
+        open_once()
         self._before = Held.by(os.getpid())
         self._stack = ExitStack()
         number = plan.number * len(plan.transports)
@@ -229,6 +233,17 @@ class Crew:
             actor.run(lambda: not (self._over.is_set() or self._errors))
         except BaseException as error:
             self._errors.append(error)
+
+
+def open_once() -> None:
+    """What the first client of a process opens for the rest of its life: the mover of copies, and
+    pyzmq's thread that frees messages."""
+    run(Job(Kind.COPY, [], [], []))
+    with zmq.Context() as context, context.socket(zmq.PAIR) as to, context.socket(zmq.PAIR) as at:
+        at.bind("inproc://once")
+        to.connect("inproc://once")
+        to.send(bytearray(1 << 20), copy=False)
+        at.recv()
 
 
 def no_more_than(
