@@ -7,23 +7,12 @@
 #ifndef KVF_LANE_H
 #define KVF_LANE_H
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <unistd.h>
 
 #include "passage.h"
-
-/* In one list at most. */
-struct node {
-    struct node *before, *after;
-    bool is_lane;                /* in `completed`: not an entry */
-};
-
-struct list {
-    struct node *first, *last;
-};
+#include "threads.h"
 
 struct kvf_entry {
     struct node node;         /* in its lane's queue, then in `completed`; first */
@@ -67,34 +56,6 @@ struct kvf_lanes {
 };
 
 #define KVF_LANE_OF(node) ((struct kvf_lane *)((char *)(node) - offsetof(struct kvf_lane, of_worker)))
-
-static inline void append(struct list *list, struct node *node)
-{
-    node->before = list->last;
-    node->after = NULL;
-    *(list->last ? &list->last->after : &list->first) = node;
-    list->last = node;
-}
-
-static inline void unlink_node(struct list *list, struct node *node)
-{
-    *(node->before ? &node->before->after : &list->first) = node->after;
-    *(node->after ? &node->after->before : &list->last) = node->before;
-}
-
-static inline void ring(int descriptor)
-{
-    uint64_t one = 1;
-    while (write(descriptor, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-}
-
-static inline void silence(int descriptor)
-{
-    uint64_t rung;
-    while (read(descriptor, &rung, sizeof rung) < 0 && errno == EINTR) {
-    }
-}
 
 /* All below are called with the lock. */
 

@@ -2,7 +2,6 @@
 
 #define _GNU_SOURCE
 
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -109,20 +108,6 @@ static void *work(void *argument)
     return NULL;
 }
 
-static int start_thread(struct worker *worker)
-{
-    sigset_t mask, before;
-    sigfillset(&mask); /* but for faults of the thread itself, which a handler may report */
-    sigdelset(&mask, SIGBUS);
-    sigdelset(&mask, SIGSEGV);
-    sigdelset(&mask, SIGILL);
-    sigdelset(&mask, SIGFPE);
-    pthread_sigmask(SIG_SETMASK, &mask, &before);
-    int error = pthread_create(&worker->thread, NULL, work, worker);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
 static void close_worker(struct worker *worker)
 {
     free(worker->sink);
@@ -145,7 +130,7 @@ int kvf_start_worker(struct worker *worker)
     else if (worker->wake < 0 || worker->epoll < 0 || epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) < 0)
         error = errno;
     if (!error)
-        error = start_thread(worker);
+        error = start_thread(&worker->thread, work, worker);
     if (error)
         close_worker(worker);
     return error;

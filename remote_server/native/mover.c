@@ -10,13 +10,13 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "operation.h"
+#include "threads.h"
 
 enum {
     BATCH_BYTES = 128 << 10, /* small operations are taken together up to this sum: the lock is taken less often */
@@ -25,17 +25,13 @@ enum {
 };
 
 struct entry {
-    struct entry *before, *after; /* in its list */
-    struct kvf_job *job;          /* not touched once the entry is in `completed` */
-    int64_t number;               /* 0: free */
-    uint32_t next;                /* operations below it are taken or cancelled */
-    uint32_t running;             /* operations that threads have taken and not ended */
-    atomic_bool cancelled;        /* read by threads without the lock */
+    struct node node;      /* in its list; first */
+    struct kvf_job *job;   /* not touched once the entry is in `completed` */
+    int64_t number;        /* 0: free */
+    uint32_t next;         /* operations below it are taken or cancelled */
+    uint32_t running;      /* operations that threads have taken and not ended */
+    atomic_bool cancelled; /* read by threads without the lock */
     bool completed;
-};
-
-struct list {
-    struct entry *first, *last;
 };
 
 struct kvf_pool {
@@ -76,22 +72,6 @@ int kvf_abi(void)
     return KVF_ABI;
 }
 
-/* Lists. */
-
-static void append(struct list *list, struct entry *entry)
-{
-    entry->before = list->last;
-    entry->after = NULL;
-    *(list->last ? &list->last->after : &list->first) = entry;
-    list->last = entry;
-}
-
-static void unlink_entry(struct list *list, struct entry *entry)
-{
-    *(entry->before ? &entry->before->after : &list->first) = entry->after;
-    *(entry->after ? &entry->after->before : &list->last) = entry->before;
-}
-
 /* All below, up to `work`, are called with the lock. */
 
 static struct list *queue_of(struct kvf_pool *pool, const struct entry *entry)
@@ -103,7 +83,7 @@ static struct entry *first_waiting(const struct kvf_pool *pool)
 {
     for (int priority = 0; priority < KVF_PRIORITIES; priority++)
         if (pool->queues[priority].first)
-            return pool->queues[priority].first;
+            return (struct entry *)pool->queues[priority].first;
     return NULL;
 }
 
@@ -116,12 +96,9 @@ static void end_operations(struct kvf_pool *pool, struct entry *entry, uint32_t 
     bool rings = !pool->completed.first;
     entry->completed = true;
     entry->job = NULL;
-    append(&pool->completed, entry);
-    if (rings) {
-        uint64_t one = 1;
-        while (write(pool->descriptor, &one, sizeof one) < 0 && errno == EINTR) {
-        }
-    }
+    append(&pool->completed, &entry->node);
+    if (rings)
+        ring(pool->descriptor);
 }
 
 /* Takes operations of `entry` for the calling thread and returns their number. */
@@ -137,7 +114,7 @@ static uint32_t take(struct kvf_pool *pool, struct entry *entry)
     entry->running += end - begin;
     pool->waiting -= end - begin;
     if (end == job->count)
-        unlink_entry(queue_of(pool, entry), entry);
+        unlink_node(queue_of(pool, entry), &entry->node);
     return end - begin;
 }
 
@@ -150,7 +127,7 @@ static void cancel(struct kvf_pool *pool, struct entry *entry)
         return;
     for (uint32_t i = begin; i < job->count; i++)
         kvf_not_begun(job, i, ECANCELED);
-    unlink_entry(queue_of(pool, entry), entry);
+    unlink_node(queue_of(pool, entry), &entry->node);
     pool->waiting -= job->count - begin;
     entry->next = job->count;
     end_operations(pool, entry, 0);
@@ -164,18 +141,10 @@ static void grow(struct kvf_pool *pool)
 {
     if (pool->stopping || pool->started == pool->max_threads || pool->waiting <= pool->idle)
         return;
-    sigset_t mask, before;
-    sigfillset(&mask); /* but for faults of the thread itself, which a handler may report */
-    sigdelset(&mask, SIGBUS);
-    sigdelset(&mask, SIGSEGV);
-    sigdelset(&mask, SIGILL);
-    sigdelset(&mask, SIGFPE);
-    pthread_sigmask(SIG_SETMASK, &mask, &before);
-    if (pthread_create(&pool->threads[pool->started], NULL, work, pool) == 0) {
+    if (start_thread(&pool->threads[pool->started], work, pool) == 0) {
         pool->started++;
         pool->idle++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* A thread of the pool. */
@@ -232,7 +201,7 @@ struct kvf_pool *kvf_pool_new(uint32_t threads, uint32_t max_jobs)
     pool->max_threads = threads;
     pool->max_jobs = max_jobs;
     for (uint32_t i = 0; i < max_jobs; i++)
-        append(&pool->unused, &pool->entries[i]);
+        append(&pool->unused, &pool->entries[i].node);
     return pool;
 }
 
@@ -248,7 +217,7 @@ int64_t kvf_submit(struct kvf_pool *pool, struct kvf_job *job)
     if (job->kind >= KVF_KINDS || job->priority >= KVF_PRIORITIES)
         return -EINVAL;
     pthread_mutex_lock(&pool->lock);
-    struct entry *entry = pool->unused.first;
+    struct entry *entry = (struct entry *)pool->unused.first;
     int64_t number = -EAGAIN;
     bool wakes = false;
     if (entry) {
@@ -256,14 +225,14 @@ int64_t kvf_submit(struct kvf_pool *pool, struct kvf_job *job)
         grow(pool);
         if (pool->started || !job->count) {
             number = pool->sequence++ * pool->max_jobs + (entry - pool->entries) + 1;
-            unlink_entry(&pool->unused, entry);
+            unlink_node(&pool->unused, &entry->node);
             entry->job = job;
             entry->number = number;
             entry->next = entry->running = 0;
             entry->completed = false;
             atomic_store_explicit(&entry->cancelled, false, memory_order_relaxed);
             if (job->count)
-                append(queue_of(pool, entry), entry);
+                append(queue_of(pool, entry), &entry->node);
             else
                 end_operations(pool, entry, 0);
             wakes = job->count && pool->idle;
@@ -300,17 +269,14 @@ uint32_t kvf_reap(struct kvf_pool *pool, int64_t *numbers, uint32_t most)
         return 0;
     uint32_t count = 0;
     pthread_mutex_lock(&pool->lock);
-    for (struct entry *entry; count < most && (entry = pool->completed.first); count++) {
+    for (struct entry *entry; count < most && (entry = (struct entry *)pool->completed.first); count++) {
         numbers[count] = entry->number;
-        unlink_entry(&pool->completed, entry);
+        unlink_node(&pool->completed, &entry->node);
         entry->number = 0;
-        append(&pool->unused, entry);
+        append(&pool->unused, &entry->node);
     }
-    if (count && !pool->completed.first) {
-        uint64_t rung;
-        while (read(pool->descriptor, &rung, sizeof rung) < 0 && errno == EINTR) {
-        }
-    }
+    if (count && !pool->completed.first)
+        silence(pool->descriptor);
     pthread_mutex_unlock(&pool->lock);
     return count;
 }
