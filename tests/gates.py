@@ -1,4 +1,4 @@
-"""Gates: copies and disk jobs of a server that a test holds while time passes elsewhere.
+"""Gates: copies and disk jobs of a server that a test holds while time passes elsewhere; failures.
 
 A gate replaces the method that does the work on one object, for the duration of a block.
 """
@@ -6,6 +6,8 @@ A gate replaces the method that does the work on one object, for the duration of
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+
+import pytest
 
 from remote_server.server.copier import Copier
 from remote_server.server.fills import Fills
@@ -69,3 +71,16 @@ def jobs_held(pool: ThreadPool) -> Iterator[threading.Event]:
         del pool.run, pool.stop
         gate.set()
         pool.wake()
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """The next call of a method raises; later ones work."""
+    real, left = getattr(owner, name), [1]
+
+    def instead(*args: object, **named: object) -> object:
+        if left:
+            left.pop()
+            raise MemoryError("no room")
+        return real(*args, **named)
+
+    monkeypatch.setattr(owner, name, instead)

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from lane_helpers import connected
-from mover_helpers import need_library
+from mover_helpers import choose
 
 from remote_server.native import make_lanes
 
@@ -13,11 +13,7 @@ from remote_server.native import make_lanes
 @pytest.fixture(params=["native", "python"])
 def engine(request, monkeypatch):
     """The kind that `make_lanes` makes in this test."""
-    if request.param == "native":
-        need_library()
-        monkeypatch.delenv("KVFERRY_MOVER", raising=False)
-    else:
-        monkeypatch.setenv("KVFERRY_MOVER", "python")
+    choose(request.param, monkeypatch)
     return request.param
 
 

@@ -24,6 +24,15 @@ def need_library() -> None:
         pytest.skip(str(missing))
 
 
+def choose(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have movers and lanes made in this test be "native" or "python"."""
+    if kind == "native":
+        need_library()
+        monkeypatch.delenv("KVFERRY_MOVER", raising=False)
+    else:
+        monkeypatch.setenv("KVFERRY_MOVER", "python")
+
+
 class Memory:
     """Anonymous memory with an address."""
 

@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from mover_helpers import need_library
+from mover_helpers import choose
 
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.server.fills import Moves, threads_for
@@ -16,10 +16,7 @@ MiB = 1 << 20
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def kind(request, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setenv("KVFERRY_MOVER", "python")
-    else:
-        need_library()
+    choose(request.param, monkeypatch)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lane_helpers import connected, digest
-from mover_helpers import MAX_S, Memory, need_library
+from mover_helpers import MAX_S, Memory, choose
 
 from remote_server.errors import LaneBroken
 from remote_server.native import LaneJob, LaneKind, Lanes, make_lanes
@@ -234,9 +234,7 @@ class Play:
 
 @pytest.mark.parametrize("kind", ["native", "python"])
 def test_messages_arrive_whole_and_in_order_until_their_lane_ends(fuzz, monkeypatch, kind):
-    if kind == "native":
-        need_library()
-    monkeypatch.setenv("KVFERRY_MOVER", "" if kind == "native" else "python")
+    choose(kind, monkeypatch)
 
     @given(st.lists(steps, max_size=12))
     def play(script):

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mover_helpers import Memory, need_library, reaped
+from mover_helpers import Memory, choose, reaped
 
 from remote_server.errors import MoverClosed, MoverFull
 from remote_server.native import Job, Kind, Priority, make_mover
@@ -212,9 +212,7 @@ class Play:
 
 @pytest.mark.parametrize("kind", ["native", "python"])
 def test_what_is_not_cancelled_is_what_the_reference_does(fuzz, monkeypatch, kind):
-    if kind == "native":
-        need_library()
-    monkeypatch.setenv("KVFERRY_MOVER", "" if kind == "native" else "python")
+    choose(kind, monkeypatch)
 
     @given(st.lists(steps, max_size=12))
     def play(script):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from gates import once
 from handler_bench import PATIENCE_S, HandlerBench
 from lane_peer import connected, frame, preamble, read
 from wire_peer import block, key
@@ -134,19 +135,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneBench]:
     bench = LaneBench()
     yield bench
     bench.close()
-
-
-def once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """The next call of a method raises; later ones work."""
-    real, left = getattr(owner, name), [1]
-
-    def instead(*args: object, **named: object) -> object:
-        if left:
-            left.pop()
-            raise MemoryError("no room")
-        return real(*args, **named)
-
-    monkeypatch.setattr(owner, name, instead)
 
 
 def test_a_put_passes_its_states_and_is_answered_once(bench):

@@ -13,9 +13,9 @@ from mover_helpers import (
     MAX_S,
     Endless,
     Memory,
+    choose,
     copies,
     is_readable,
-    need_library,
     num_threads,
     num_threads_at_rest,
     random_memory,
@@ -39,11 +39,7 @@ FOREVER = Endless()
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def kind(request, monkeypatch):
-    if request.param == "native":
-        need_library()
-        monkeypatch.delenv("KVFERRY_MOVER", raising=False)
-    else:
-        monkeypatch.setenv("KVFERRY_MOVER", "python")
+    choose(request.param, monkeypatch)
     return request.param
 
 

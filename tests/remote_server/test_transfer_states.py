@@ -11,7 +11,7 @@ import pytest
 import zmq
 from dict_tier import DictTier
 from disk_server import IN_MEMORY, checked_server, put_all
-from gates import copies_held, jobs_held
+from gates import copies_held, jobs_held, once
 from handler_bench import REGION_BYTES, HandlerBench
 from shared_messages import shared_get, shared_put
 from wire_peer import HandPeer, Peer, SharedPeer, block, key
@@ -144,19 +144,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench.set_ticket(TICKET, 1)
     yield bench
     bench.close()
-
-
-def once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """The next call of a method raises; later ones work."""
-    real, left = getattr(owner, name), [1]
-
-    def instead(*args: object, **named: object) -> object:
-        if left:
-            left.pop()
-            raise MemoryError("no room")
-        return real(*args, **named)
-
-    monkeypatch.setattr(owner, name, instead)
 
 
 def in_state(counts: dict[str, int]) -> list[str]:
