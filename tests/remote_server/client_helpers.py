@@ -44,7 +44,8 @@ def wake(client: RemoteClient) -> None:
 
 
 def turn(client: RemoteClient) -> None:
-    """Let the I/O thread take a whole turn: what it was going to do, it has done."""
+    """Let the I/O thread take a whole turn: what it was going to do, it has done, and what comes
+    from now on is received at the present time of the clock."""
     client.check()
     client.check()
 
