@@ -86,10 +86,16 @@ def test_the_server(
     assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
         "set deferred=False", "stream_get"
     }  # fmt: skip
-    below = {row["operation"]: row for row in record["rows"] if row["model"].startswith("tiers")}
-    for column in ("memory", "disk", "memory+disk"):
-        for operation in ("put", "get"):
-            assert below[f"{column}: {operation}"]["seconds"], below
+    below = {
+        (row["operation"], row["transport"]): row
+        for row in record["rows"]
+        if row["model"].startswith("tiers")
+    }
+    for operation in ("put", "get"):
+        assert below[f"raw loop: {operation}", None]["seconds"], below
+        for tier in ("memory", "disk", "memory+disk"):
+            for transport in ("tcp", "shm"):
+                assert below[f"{tier}: {operation}", transport]["seconds"], below
     for transport in ("tcp", "shm"):
         (beside,) = [
             figure["values"]

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> RemoteServer:
-    """A server that holds `num_bytes` without evicting: a quarter more, for the waste of slabs. It
-    has a GiB at least: windows over shared memory are a sixteenth of a server's memory."""
+    """A server that holds `num_bytes` in memory without evicting: a quarter more, for the waste of
+    slabs. It has a GiB at least: windows over shared memory are a sixteenth of its memory."""
     memory = max(num_bytes + num_bytes // 4 + 64 * MiB, 16 * (block_bytes + 4096), 1024 * MiB)
     return RemoteServer(memory=str(memory), args=args)
 

@@ -32,6 +32,7 @@ from benchmarks.remote_kv_cache.baseline import (
     tiers,
 )
 from benchmarks.remote_kv_cache.baseline.blocks import Work
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 from remote_server.errors import ConfigError
@@ -253,14 +254,24 @@ def show(record: Record, heading: str) -> None:
 
 
 def show_tiers(record: Record) -> None:
-    """Print GB/s of each tier, side by side."""
-    speeds = {row.operation: row.gb_per_s for row in record.rows if row.model == tiers.TIERS.name}
-    if speeds:
-        lines: list[list[table.Cell]] = [
-            [operation, *(speeds.get(f"{column}: {operation}") for column in tiers.COLUMNS)]
-            for operation in ("put", "get")
-        ]
-        print(f"\nGB/s over tcp, integrity on\n{table.render(['', *tiers.COLUMNS], lines)}")
+    """Print GB/s of each tier, side by side, and the part of the raw loop that the disk reaches."""
+    speeds = {
+        (row.operation, row.transport): row.gb_per_s
+        for row in record.rows
+        if row.model == tiers.TIERS.name
+    }
+    if not speeds:
+        return
+    ways = [(operation, transport) for operation in ("put", "get") for transport in TRANSPORTS]
+    lines: list[list[table.Cell]] = []
+    for operation, transport in ways:
+        raw = speeds.get((f"{tiers.RAW_LOOP}: {operation}", None))
+        of_tiers = [speeds.get((f"{tier}: {operation}", transport)) for tier in tiers.TIERS_SHOWN]
+        disk = of_tiers[-1]
+        share = f"{100 * disk / raw:.0f}" if disk and raw else None
+        lines.append([operation, transport, *of_tiers, raw, share])
+    names = ["", "transport", *tiers.TIERS_SHOWN, tiers.RAW_LOOP, "disk, % of the raw loop"]
+    print(f"\nGB/s, integrity on\n{table.render(names, lines)}")
 
 
 if __name__ == "__main__":

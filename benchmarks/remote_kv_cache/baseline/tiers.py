@@ -5,12 +5,13 @@
                    that its memory is empty, read past the page cache
     memory+disk    the client's view: put until readable, written behind; got from memory
 
-The bound of a disk is the raw loop of `test_disk`. Then `saturation`: the cost of a get from memory
-while the disk is busy.
+The bound of a disk is the raw loop of `test_disk`, with as many threads as the tier. Then
+`saturation`: the cost of a get from memory while the disk is busy.
 """
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,49 +20,58 @@ from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results, saturation
-from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
+    TRANSPORTS,
     FerryWork,
     connect,
     server_for,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
-from examples.processes import RemoteServer
 from remote_server.client import RemoteClient
+from remote_server.store.disk.pool import NUM_THREADS
 from remote_server.values import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
-COLUMNS = ("memory", "disk", "memory+disk", "raw loop")
+TIERS_SHOWN = ("memory", "memory+disk", "disk")
+RAW_LOOP = "raw loop"
 _BATCH_BYTES = 16 * MiB
 
 
 def measure(
     runner: Runner, memory: int | None, num_bytes: int, directory: Path
 ) -> tuple[list[Row], list[Figure]]:
-    """`num_bytes` of blocks in each tier; the disk below `directory` needs five times as much."""
+    """`num_bytes` of blocks in each tier over each transport; the disk below `directory` needs nine
+    times as much."""
     num_batches = max(1, num_bytes // _BATCH_BYTES)
     work = blocks.plan(TIERS, num_batches, _BATCH_BYTES // TIERS.block_bytes())
     try:
-        machine.skip_unless_fits(work.num_bytes * 6, memory)
+        machine.skip_unless_fits(work.num_bytes * 8, memory)
         with ExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-", dir=directory))
             )
-            source = disk_cases.aligned(work.num_blocks, work.block_bytes)
-            target = disk_cases.aligned(work.num_blocks, work.block_bytes)
-            blocks.fill(source)
-            below = stack.enter_context(DiskServer(folder / "server", work))
-            cases = _cases(stack, work, source, target, folder, below)
+            pools = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
+            source, target = (each.pool for each in pools)
+            poison = partial(blocks.poison, target)
+            came = partial(blocks.verify, source, target, work.everything)
+            naive = partial(blocks.copy_naive, source, target, work)
+            cases = [Case(Variant("b2b naive"), naive, poison, came)]
+            cases += _raw_loop(stack, folder, work, source, target)
+            for transport in TRANSPORTS:
+                below = stack.enter_context(
+                    DiskServer(folder / transport, work, transport, pools[:1])
+                )
+                cases += _tiers(stack, work, pools, transport, below)
             rows = results.rows_of(work, runner.measure(TIERS.name, cases), Variant("b2b naive"))
             if runner.interrupted:
                 return rows, []
             below.empty_memory(source)
             some = blocks.plan(TIERS, 1, min(work.num_blocks, _BATCH_BYTES // work.block_bytes))
-            return rows, saturation.measure(
-                runner, below.endpoint, work, some, [folder / disk_cases.RawLoop.file_name(1)]
-            )
+            raw_file = folder / disk_cases.RawLoop.file_name(NUM_THREADS)
+            return rows, saturation.measure(runner, below.endpoint, work, some, [raw_file])
     except Skipped as reason:
         return results.skipped_rows(work, "disk: get", str(reason)), []
 
@@ -69,14 +79,13 @@ def measure(
 class DiskServer:
     """A server with a disk and enough memory for the work, and a client of it."""
 
-    def __init__(self, folder: Path, work: Work) -> None:
-        self._work = work
-        memory = work.num_bytes + work.num_bytes // 4 + 64 * MiB
+    def __init__(
+        self, folder: Path, work: Work, transport: str, rows: Sequence[SharedPool]
+    ) -> None:
+        self._work, self._transport, self._rows = work, transport, rows
         disk = max(4 * work.num_bytes, 256 * MiB)
-        self._server = RemoteServer(
-            str(memory),
-            args=["--disk", str(folder), "--disk-bytes", str(disk), "--disk-write-rate", "0"],
-        )
+        args = ["--disk", str(folder), "--disk-bytes", str(disk), "--disk-write-rate", "0"]
+        self._server = server_for(work.num_bytes, work.block_bytes, args)
         self.ferry: FerryWork
         self.client: RemoteClient
 
@@ -119,7 +128,10 @@ class DiskServer:
     def _start(self) -> None:
         self._server.start()
         try:
-            self.client = connect(self.endpoint, TIERS.name, self._work.block_bytes)
+            self.client = connect(
+                self.endpoint, TIERS.name, self._work.block_bytes, transport=self._transport,
+                rows=self._rows,
+            )  # fmt: skip
         except BaseException:
             self._server.stop()
             raise
@@ -130,19 +142,35 @@ class DiskServer:
         self._server.stop()
 
 
-def _cases(
-    stack: ExitStack, work: Work, source: Pool, target: Pool, folder: Path, below: DiskServer
-) -> list[Case]:
-    alone = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
-    client = connect(alone.endpoint, TIERS.name, work.block_bytes)
-    stack.callback(client.close)
-    memory = FerryWork(client, TIERS.name, work)
-    raw = disk_cases.RawLoop(folder, work.num_blocks, work.block_bytes, threads=1)
+def _raw_loop(
+    stack: ExitStack, folder: Path, work: Work, source: Pool, target: Pool
+) -> list[Case]:  # fmt: skip
+    raw = disk_cases.RawLoop(folder, work.num_blocks, work.block_bytes, NUM_THREADS)
     stack.callback(raw.close)
     raw.write(source)
+    in_place = blocks.Batch(work.everything.source, work.everything.source)
+    return [
+        Case(Variant(f"{RAW_LOOP}: put"), partial(raw.write, source)),
+        Case(
+            Variant(f"{RAW_LOOP}: get"), partial(raw.read, target), partial(blocks.poison, target),
+            partial(blocks.verify, source, target, in_place),
+        ),
+    ]  # fmt: skip
+
+
+def _tiers(
+    stack: ExitStack, work: Work, pools: Sequence[SharedPool], transport: str, below: DiskServer
+) -> list[Case]:
+    """The cases of one transport. A client over shared memory has registered the pools."""
+    source, target = (each.pool for each in pools)
+    alone = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
+    client = connect(
+        alone.endpoint, TIERS.name, work.block_bytes, transport=transport, rows=pools[:1]
+    )
+    stack.callback(client.close)
+    memory = FerryWork(client, TIERS.name, work)
     poison = partial(blocks.poison, target)
     came = partial(blocks.verify, source, target, work.everything)
-    in_place = blocks.Batch(work.everything.source, work.everything.source)
 
     def present(ferry: FerryWork) -> None:
         ferry.make_present(source)
@@ -161,34 +189,27 @@ def _cases(
     def kept_below() -> None:
         below.ferry.verify_kept(source, target)
 
-    naive = partial(blocks.copy_naive, source, target, work)
     return [
-        Case(Variant("b2b naive"), naive, poison, came),
         Case(
-            Variant("memory: put", "tcp", True), partial(memory.put, source, deferred=False),
+            Variant("memory: put", transport, True), partial(memory.put, source, deferred=False),
             memory.clear, partial(memory.verify_kept, source, target),
         ),
         Case(
-            Variant("memory: get", "tcp", True), partial(memory.get, target),
+            Variant("memory: get", transport, True), partial(memory.get, target),
             partial(present, memory), came,
         ),
         Case(
-            Variant("memory+disk: put", "tcp", True),
+            Variant("memory+disk: put", transport, True),
             lambda: below.ferry.put(source, deferred=False), lambda: below.ferry.clear(),
             kept_below,
         ),
         Case(
-            Variant("memory+disk: get", "tcp", True), lambda: below.ferry.get(target),
+            Variant("memory+disk: get", transport, True), lambda: below.ferry.get(target),
             present_below, came,
         ),
         Case(
-            Variant("disk: put", "tcp", True), lambda: below.put_until_on_disk(source),
+            Variant("disk: put", transport, True), lambda: below.put_until_on_disk(source),
             lambda: below.ferry.clear(), kept_below,
         ),
-        Case(Variant("disk: get", "tcp", True), lambda: below.ferry.get(target), cold, came),
-        Case(Variant("raw loop: put"), partial(raw.write, source)),
-        Case(
-            Variant("raw loop: get"), partial(raw.read, target), poison,
-            partial(blocks.verify, source, target, in_place),
-        ),
+        Case(Variant("disk: get", transport, True), lambda: below.ferry.get(target), cold, came),
     ]  # fmt: skip
