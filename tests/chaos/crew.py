@@ -236,9 +236,10 @@ class Crew:
 
 
 def open_once() -> None:
-    """What the first client of a process opens for the rest of its life: the mover of copies, and
-    pyzmq's thread that frees messages."""
+    """Open what a process keeps for the rest of its life once it has had a client or a `Sky`: the
+    mover of copies, pyzmq's thread that frees messages, and the file of shared memory."""
     run(Job(Kind.COPY, [], [], []))
+    Sky()
     with zmq.Context() as context, context.socket(zmq.PAIR) as to, context.socket(zmq.PAIR) as at:
         at.bind("inproc://once")
         to.connect("inproc://once")

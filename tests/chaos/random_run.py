@@ -27,7 +27,7 @@ from pathlib import Path
 from actors import SETTLE_S, Habits, Totals
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, resident_bytes
-from crew import Crew, CrewPlan, Held, Tally, no_more_than, steady
+from crew import Crew, CrewPlan, Held, Tally, no_more_than, open_once, steady
 from crew_process import CrewProcess
 from oracle import LARGE
 from sky import Sky
@@ -304,6 +304,7 @@ def _size(path: Path) -> int:
 
 def run(plan: Plan) -> Report:
     """Raises what was wrong. This process has no more files open after it than before."""
+    open_once()
     before = Held.by(os.getpid())
     with Run(plan) as one:
         report = one.go()
