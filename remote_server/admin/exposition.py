@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from remote_server.admin.bucket_families import DECLINES as BUCKET_DECLINES
 from remote_server.admin.bucket_families import bucket_families
+from remote_server.admin.eviction_families import eviction_families
 from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.server.metrics import MAX_NAMESPACES, OTHER, Traffic
 from remote_server.server.snapshot import Snapshot
@@ -79,6 +80,7 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
     yield from _blocks(snapshot)
     yield from _tiers(snapshot)
     yield from bucket_families(snapshot.bucket, snapshot.counters)
+    yield from eviction_families(snapshot.eviction)
     yield from _queues(snapshot)
     yield from _namespaces(snapshot)
     yield _events(snapshot)

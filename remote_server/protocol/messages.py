@@ -27,6 +27,7 @@ from remote_server.protocol.limits import (
 from remote_server.protocol.statistics import (
     BlockCopy,
     BucketStats,
+    EvictionStats,
     NamespaceStats,
     ServerLoad,
     TierStats,
@@ -365,6 +366,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """`what_moves` of the server's process; empty from an older server."""
     lanes: str = ""
     """Where its lanes begin, or "none: " and the reason; empty from an older server."""
+    eviction: EvictionStats | None = None
+    """Of a server whose eviction learns."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):

@@ -88,6 +88,22 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was written; 0 in memory."""
 
 
+class EvictionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Eviction that learns, of one tenant: the rule that reigns in its tiers, and the reasons."""
+
+    rule: str
+    """`lru` or `learned`."""
+    switches: int
+    found: dict[str, float]
+    """By rule: the share of sampled keys that its shadow found of late. They decide."""
+    policy_bytes: int
+    """Memory that the policy takes beside the index, about."""
+    within_s: list[float] = []
+    returns: dict[str, list[float]] = {}
+    """By class, those that were seen: the chance that a block just used is used again within each
+    of `within_s`."""
+
+
 class BucketCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one kind to the object store since the start."""
 

@@ -9,6 +9,7 @@ from remote_server import protocol
 from remote_server.native.mover import what_moves
 from remote_server.protocol import BucketStats, Hello, ServerLoad, Stats, StatsReply, Welcome
 from remote_server.server.outgoing import wall_time_s
+from remote_server.store.eviction.report import eviction_stats
 from remote_server.store.store import Store
 from remote_server.values import wrong_server_name
 
@@ -112,6 +113,7 @@ class Identity:
             namespaces=store.namespaces.stats(texts=request.fingerprints),
             counters=counters,
             bucket=bucket,
+            eviction=eviction_stats(store.memory.learner),
             protocol=protocol.PROTOCOL_VERSION,
         )
 

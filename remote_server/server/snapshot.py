@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from remote_server.histograms import BOUNDS_S, Timings, percentile, together
-from remote_server.protocol import BucketStats, NamespaceStats, TierStats
+from remote_server.protocol import BucketStats, EvictionStats, NamespaceStats, TierStats
 from remote_server.server.bucket_calls import all_tenants
 from remote_server.server.config import ServerConfig
 from remote_server.server.metrics import Traffic
@@ -87,6 +87,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     operations: dict[str, Timings]
     counters: dict[str, int]
     bucket: BucketStats | None = None
+    eviction: dict[str, EvictionStats] = {}
+    """By tenant, of those whose eviction learns; without tenants one, under the empty name."""
 
 
 class Snapshot(Part, frozen=True, kw_only=True):
@@ -134,6 +136,7 @@ def gather(parts: Sequence[Part]) -> Part:
         operations={name: together(several) for name, several in timings.items()},
         counters=dict(counters),
         bucket=all_tenants([part.bucket for part in parts]),
+        eviction={tenant: one for part in parts for tenant, one in part.eviction.items()},
     )
 
 

@@ -37,6 +37,7 @@ from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.report import eviction_stats
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Store
@@ -182,6 +183,7 @@ class Tenant:
         store, disk = self.store, self.disk.tier if self.disk is not None else None
         replies, streams = self.send_queues.num_waiting()
         traffic, namespaces = self._meters.traffic(), store.namespaces.stats()
+        learned = eviction_stats(self.learner)
         return Part(
             regions=store.counters["regions_attached"] - store.counters["regions_gone"],
             leases=len(self.leases),
@@ -207,6 +209,7 @@ class Tenant:
             operations=self._meters.timings(),
             counters=self.handlers.counters() | {"lookup_pending": self._meters.pending_keys},
             bucket=self._bucket_stats(),
+            eviction={self.config.name: learned} if learned is not None else {},
         )
 
     def _bucket_stats(self) -> BucketStats | None:

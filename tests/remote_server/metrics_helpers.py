@@ -1,7 +1,14 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
 from remote_server.histograms import BOUNDS_S, Timings
-from remote_server.protocol import BucketCalls, BucketStats, NamespaceStats, TierShare, TierStats
+from remote_server.protocol import (
+    BucketCalls,
+    BucketStats,
+    EvictionStats,
+    NamespaceStats,
+    TierShare,
+    TierStats,
+)
 from remote_server.server.bucket_calls import KINDS
 from remote_server.server.metrics import Traffic
 from remote_server.server.outgoing import HeldByOne
@@ -16,6 +23,10 @@ from remote_server.store.write_behind import COUNTERS as OF_WRITE_BEHIND
 TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3
 )
+LEARNED = EvictionStats(
+    rule="learned", switches=3, found={"lru": 0.25, "learned": 0.375}, policy_bytes=3 << 20,
+    within_s=[60.0, 300.0], returns={"turn 1": [0.125, 0.25], "alone": [0.0, 0.5]},
+)  # fmt: skip
 BUCKETS = len(BOUNDS_S) + 1
 OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
               "keep", "open_lane", "put_shared", "get_shared", "put_lane", "get_lane")  # fmt: skip
@@ -82,6 +93,7 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         },
         "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk | bucket,
         "bucket": a_bucket(),
+        "eviction": {"": LEARNED},
         "name": "kvferry-0",
         "mover": "native, avx512",
         "fleets": {"ab": ["engine"]},

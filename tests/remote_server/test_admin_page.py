@@ -15,6 +15,7 @@ from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer
 
 from remote_server.store.bucket.objects import Failure
+from remote_server.store.eviction import hazard
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -44,6 +45,7 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
         before = await browser.value("document.getElementById('namespaces').innerText")
         assert NASTY in before and "engine-1" in before
         assert await browser.value("document.getElementById('bucket').hidden")
+        assert await browser.value("document.getElementById('eviction').hidden")
         peer.put(range(8), namespace=NASTY)
         peer.get(range(8), namespace=NASTY)
         await browser.until("Number(document.body.dataset.looks) >= 2")
@@ -91,6 +93,30 @@ async def test_the_page_shows_the_bucket_of_a_server_that_has_one(browser, conte
         await browser.value("look()")
         state = await browser.value("document.getElementById('bucket-state').innerText")
         assert state.startswith("left alone for ")
+        for dark in (False, True):
+            await browser.show(320, 568, dark=dark)
+            assert await browser.value("document.documentElement.scrollWidth") <= 320
+            assert await browser.value(UNREADABLE) == []
+        assert await browser.value(UNNAMED) == [] and browser.problems == []
+
+
+@needs_browser
+async def test_the_page_shows_the_rule_of_eviction_and_the_chances_that_it_learned(
+    browser, context
+):
+    with served(eviction="learned") as (server, admin):
+        learner: Any = server.store.memory.learner
+        sampled = range(hazard.UPDATE_EVERY)
+        for now in (0.0, 90.0):
+            learner.hazards.use(sampled, [hazard.class_of(0, 0)], now)
+        await browser.open(admin.url + "/")
+        await browser.until("!document.getElementById('eviction').hidden")
+        rule = await browser.value("document.getElementById('eviction-rule').innerText")
+        assert rule == "lru reigns; lru would find 0.0 %, learned would find 0.0 %"
+        rows = await browser.value("document.getElementById('returns').innerText")
+        assert rows.startswith("turn 1") and rows.count("%") == 3
+        note = await browser.value("document.getElementById('eviction-note').innerText")
+        assert "0 switches of the rule" in note
         for dark in (False, True):
             await browser.show(320, 568, dark=dark)
             assert await browser.value("document.documentElement.scrollWidth") <= 320

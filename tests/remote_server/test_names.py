@@ -28,6 +28,7 @@ from remote_server.protocol import (
     BucketStats,
     Clear,
     Error,
+    EvictionStats,
     Keep,
     NamespaceStats,
     NotAttached,
@@ -120,6 +121,10 @@ def evil_stats(epoch: str) -> StatsReply:
             calls={ALL_EVIL: BucketCalls(
                 results={ALL_EVIL: 1}, num_bytes=1, times=Timings([], 0.0)
             )},
+        ),
+        eviction=EvictionStats(
+            rule=ALL_EVIL, switches=1, found={ALL_EVIL: 0.5}, policy_bytes=1, within_s=[60.0],
+            returns={ALL_EVIL: [0.5]},
         ),
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from remote_server.protocol import (
     BucketStats,
     Declined,
     ErrorCode,
+    EvictionStats,
     Get,
     Got,
     Hello,
@@ -204,7 +205,10 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 
 
 MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
-PARTS = [SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings, ServerLoad]
+PARTS = [
+    SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings, ServerLoad,
+    EvictionStats,
+]  # fmt: skip
 """Fields of messages that have fields themselves."""
 
 

@@ -27,6 +27,10 @@ SURE = 1.0
 good would otherwise change all the time, and each change costs hits."""
 
 
+ITEM_BYTES = 200
+"""Memory of an item and its row, about."""
+
+
 class Item:
     """A key in a shadow."""
 
@@ -50,6 +54,11 @@ class Shadow:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return ITEM_BYTES * len(self._items) + self._tree.num_bytes
 
     def request(
         self, names: Sequence[int], kinds: Sequence[int], number: int, now: float, capacity: int

@@ -1,7 +1,7 @@
 """Hazards: how soon blocks of each class of requests are used again, learned from sampled keys."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import log
 
 import numpy as np
@@ -79,10 +79,17 @@ class Hazards:
         self._num_uses = 0
         self.chances: Counts = np.zeros((NUM_CLASSES, NUM_AGES))
         """That a block which reaches a range of ages is used again within it."""
+        self.seen: Counts = np.zeros(NUM_CLASSES)
+        """Observations of each class behind them, old ones for less."""
         self._rank(0.0)
 
     def __len__(self) -> int:
         return len(self._waits)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about: rows of samples, counts and ranks."""
+        return 150 * len(self._waits) + 4 * 32 * NUM_CLASSES * NUM_AGES
 
     def fit(self, num_blocks: int) -> None:
         """Sample so few keys that those which wait are from as long ago as four times the
@@ -124,6 +131,15 @@ class Hazards:
                 return end
         return -1.0
 
+    def within(self, kind: int, horizon_s: float) -> float:
+        """The chance that a block of this class which was just used is used again so soon."""
+        left = 1.0
+        for chance, (begin, end) in zip(self.chances[kind], pairwise(EDGES), strict=True):
+            if horizon_s < end:
+                return float(1.0 - left * (1.0 - chance) ** ((horizon_s - begin) / (end - begin)))
+            left *= 1.0 - chance
+        return 1.0 - left
+
     def _rank(self, now: float) -> None:
         """Update the ranks, and let old observations count less."""
         keep = 0.5 ** (UPDATE_EVERY / HALF_LIFE)
@@ -131,6 +147,7 @@ class Hazards:
         self._used, self._dropped = (used * keep).tolist(), (dropped * keep).tolist()
         censored = dropped + self._waiting(now)
         ended = used + censored
+        self.seen = ended.sum(1)
         later = ended[:, ::-1].cumsum(1)[:, ::-1] - ended
         self.chances = _shrunk(used, later + used + 0.5 * censored)
         self.ranks = _gittins(self.chances).tolist()

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import xxhash
 
@@ -9,7 +10,8 @@ from remote_server.protocol import Stretch
 from remote_server.store.bucket.packs import joined
 from remote_server.store.eviction.floor import Floor
 from remote_server.store.eviction.hazard import MARKS, TURNS, UNKNOWN, Hazards, class_of
-from remote_server.store.eviction.paths import Path, Paths, Turns
+from remote_server.store.eviction.paths import TABLE, Path, Paths, Turns
+from remote_server.store.eviction.tree import Tree
 from remote_server.store.eviction.victims import Rule
 
 AGAIN_S = 1.0
@@ -44,6 +46,8 @@ class Learner:
         self.paths = Paths()
         self.num_blocks = 0
         """The places of the largest tier of this server; the owner sets it."""
+        self.trees: WeakSet[Tree] = WeakSet()
+        """Those of the size classes of its tiers."""
         self._fixed = rule
         self._turns = Turns()
         self._num_paths = 0
@@ -54,6 +58,13 @@ class Learner:
     def rule(self) -> Rule:
         """The one that reigns."""
         return self._fixed or self.floor.reigning
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes beside the index, with the trees of its tiers, about."""
+        shadows = sum(shadow.num_bytes for shadow in self.floor.shadows.values())
+        trees = sum(tree.num_bytes for tree in self.trees)
+        return 8 * TABLE + self.hazards.num_bytes + self.paths.num_bytes + shadows + trees
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 MAX_EXPECTED = 1 << 16
 """Keys that requests named and that are not resident: so many are kept, and up to as many more."""
 
+EXPECTED_BYTES = 128
+"""Memory of one of these with its key, about."""
+
 TABLE = 1 << 17
 """Ends of prompts that are remembered, resident or not, 8 bytes each. A newer one takes the place
 of an older one by chance."""
@@ -46,6 +49,12 @@ class Paths:
         self._new: dict[str, dict[bytes, Path]] = {}
         self._old: dict[str, dict[bytes, Path]] = {}
         self._num_new = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about: a row of the table, and the key with its place in a path."""
+        rows = sum(len(keys) for both in (self._new, self._old) for keys in both.values())
+        return EXPECTED_BYTES * rows
 
     def add(self, namespace: str, path: Path, first: int) -> None:
         """Puts may bring the keys of `path` from number `first` on."""

@@ -31,6 +31,7 @@ class LearnedPolicy:
         self._learner = learner
         self._find = find
         self._tree = Tree()
+        learner.trees.add(self._tree)
         self._victims = Victims(self._tree, learner.hazards, SEED)
         self._own: tuple[float | None, Segment | None] = None, None
         self._num_readable = 0

@@ -11,6 +11,13 @@ ALONE = -1
 """The origin of a block whose place in a prompt is not known."""
 
 
+SEGMENT_BYTES = 224
+"""Memory of a segment, its list and its leaf, about."""
+
+BLOCK_BYTES = 9
+"""That of a block in the list, about."""
+
+
 class InTree(Protocol):
     """The part of a block that the tree reads and sets. Compared by identity."""
 
@@ -54,6 +61,7 @@ class Tree:
         self.leaves: list[Segment] = []
         """Those that nothing continues, in no order; without blocks that are alone."""
         self.num_blocks = 0
+        self.num_segments = 0
         self.steps = 0
         """Segments and blocks that calls passed over, since the start."""
         self._order = Segment(0, 0.0, 0)  # the head of a ring: `newer` of it is the oldest
@@ -66,6 +74,11 @@ class Tree:
             while segment is not head:
                 yield segment
                 segment = segment.newer
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes beside the blocks, about."""
+        return SEGMENT_BYTES * self.num_segments + BLOCK_BYTES * self.num_blocks
 
     # ── changes ──────────────────────────────────────────────────────────────────────────
 
@@ -84,6 +97,7 @@ class Tree:
             segment = above
         else:
             segment = Segment(kind, now, origin)
+            self.num_segments += 1
             segment.parent = above
             if above is not None:
                 self._drop_leaf(above)
@@ -99,6 +113,7 @@ class Tree:
     def attach_alone(self, block: InTree, kind: int, now: float) -> None:
         """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
         segment = Segment(kind, now, ALONE)
+        self.num_segments += 1
         segment.blocks.append(block)
         block.branch = segment
         self.num_blocks += 1
@@ -131,6 +146,7 @@ class Tree:
         block.branch = None
         self.num_blocks -= 1
         while segment is not None and not segment.blocks and not segment.kids:
+            self.num_segments -= 1
             self._unlink(segment)
             self._drop_leaf(segment)
             above = segment.parent
@@ -195,6 +211,7 @@ class Tree:
         """Make the first `count` blocks of `segment` a segment of their own, and return it. The
         caller names so many blocks, so that is the cost."""
         front = Segment(segment.kind, segment.used_at, segment.origin)
+        self.num_segments += 1
         front.blocks = segment.blocks[:count]
         front.uses = segment.uses
         front.parent = segment.parent
@@ -243,6 +260,7 @@ class Tree:
             assert not segment.aside
             seen.add(segment)
         place = {segment: number for number, segment in enumerate(self)}
+        assert len(seen) <= self.num_segments
         everything = set(seen)
         for segment in seen:
             one = segment.parent
