@@ -23,6 +23,7 @@ from remote_server.client import (
     RemoteClient,
     SharedRegion,
 )
+from remote_server.client.lane_opening import why_slow
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -129,7 +130,7 @@ def _word_for_error(error: BaseException) -> str:
 
 
 def _way_of(transport: str) -> dict[str, object]:
-    """Blocks over tcp pass through a proxy, those on lanes do not."""
+    """With "tcp", blocks are payload of ZeroMQ messages."""
     if transport == "lanes":
         return {"transport": "tcp", "lanes": 2}
     return {"transport": transport, "lanes": 0 if transport == "tcp" else 2}
@@ -175,8 +176,8 @@ class ChaosClient:
 
     @property
     def has_lanes(self) -> bool:
-        """One is open, where it is to use them."""
-        return self.transport != "lanes" or self.client.lanes.num_open > 0
+        """One is open, where it is to use them and can."""
+        return self.transport != "lanes" or bool(why_slow()) or self.client.lanes.num_open > 0
 
     def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:
         """Returns how long it took."""

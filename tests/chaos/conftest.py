@@ -11,6 +11,8 @@ from chaos_client import ChaosClient
 from chaos_server import ChaosServer
 from fault_proxy import FaultProxy
 
+from remote_server.client.lane_opening import why_slow
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -71,8 +73,9 @@ def proxy(server, rng):
         yield proxy
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=[pytest.param("tcp", marks=pytest.mark.whole), "shm", "lanes"])
 def transport(request):
+    """Lanes are what blocks use over TCP; "tcp" is ZeroMQ alone."""
     return request.param
 
 
@@ -82,6 +85,8 @@ def make_client(proxy):
     clients = []
 
     def make(transport: str, endpoint: str = "", **settings: object) -> ChaosClient:
+        if transport == "lanes" and (reason := why_slow()):
+            pytest.skip(f"no lanes: {reason}")
         clients.append(ChaosClient(endpoint or proxy.endpoint, transport, **settings))
         clients[-1].wait_until_ready()
         return clients[-1]

@@ -1,7 +1,9 @@
 """A TCP proxy between clients and a server, whose faults a test switches at any time.
 
 One thread moves everything. It cuts each direction of each connection into ZMTP units
-(`zmtp.py`), so that a fault hits whole messages, or a chosen place within one:
+(`zmtp.py`), so that a fault hits whole messages, or a chosen place within one. Lanes pass through
+it too, by a port of its own that it announces in place of the server's; their units are blocks
+(`lane_wire.py`):
 
     with FaultProxy(server.endpoint, seed=7) as proxy:
         proxy.set(Faults(latency_s=0.2))               # the weather, for all connections
@@ -18,121 +20,24 @@ import contextlib
 import random
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from math import inf
 from typing import Self
 
-from tampering import CUT, Cut, Tamper
+from faults import CLEAR, TO_CLIENT, TO_SERVER, Direction, Faults, Shot
+from lane_wire import GREETING_BYTES, PREAMBLE_BYTES, Announced, LaneParser, moved
+from proxy_pipe import PATIENCE_S, Catch, Pipe, address_of, listening, port_of, reset
+from tampering import CARRIERS, CUT, Cut, Tamper
 from zmtp import Kind, Parser, Unit
 
 # Read from one connection before the others get their turn.
 _READ_BYTES = 256 << 10
 
-# What waits to be sent on in one direction; beyond it the sender feels that we do not read.
-_MOST_QUEUED_BYTES = 1 << 20
-
 # What a slow link sends at a time.
 _PIECE_BYTES = 64 << 10
-
-_PATIENCE_S = 10.0
-
-
-class Direction(Enum):
-    TO_SERVER = auto()
-    TO_CLIENT = auto()
-
-
-TO_SERVER, TO_CLIENT = Direction.TO_SERVER, Direction.TO_CLIENT
-BOTH = frozenset({TO_SERVER, TO_CLIENT})
-NEITHER: frozenset[Direction] = frozenset()
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens to everything that comes by, until the next `set`. By default, nothing."""
-
-    refuse: bool = False
-    """New connections are reset at once; those that exist are reset when this is set."""
-
-    frozen: frozenset[Direction] = NEITHER
-    """Nothing moves in these directions, and nothing is lost: it goes on when this ends."""
-
-    swallowed: frozenset[Direction] = NEITHER
-    """Messages and heartbeats in these directions are lost, without an error. One direction is
-    a half-open connection, both are a black hole."""
-
-    latency_s: float = 0.0
-    """One way: a round trip takes twice as long."""
-
-    bytes_per_s: float = inf
-
-    tamper: Tamper | None = None
-    share: float = 1.0
-    """How many of the units `tamper` is applied to."""
-
-
-CLEAR = Faults()
-
-
-@dataclass(eq=False)
-class Catch:
-    """A message to be caught: its connection then stands still, in that direction, after
-    `fraction` of its bytes."""
-
-    direction: Direction
-    type: str
-    fraction: float
-    skip: int
-    _let_go: Callable[["Catch", bool], None]
-    event: threading.Event = field(default_factory=threading.Event)
-    """Set once it has been caught."""
-
-    pipe: "_Pipe | None" = None
-    rest: bytes = b""
-
-    def wait(self, timeout_s: float = _PATIENCE_S) -> None:
-        """Until it has been caught."""
-        assert self.event.wait(timeout_s), f"no {self.type} came by: nothing was caught"
-
-    def release(self, *, deliver: bool) -> None:
-        """Send the rest of it and go on; or else end the connection where it is."""
-        self._let_go(self, deliver)
-
-
-@dataclass(eq=False)
-class Shot:
-    """One fault for one message, the next that it applies to."""
-
-    direction: Direction
-    tamper: Tamper
-    type: str | None
-    hit: threading.Event = field(default_factory=threading.Event)
-    met: str = ""
-    """The type of the message that was hit."""
-
-
-class _Pipe:
-    """One direction of one connection."""
-
-    def __init__(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
-        self.source, self.sink, self.direction = source, sink, direction
-        self.parser = Parser()
-        self.queue: deque[tuple[float, memoryview | Cut]] = deque()
-        self.queued_bytes = 0
-        self.last_due = 0.0
-        self.held = False
-        self.ended = False
-        self.twin: _Pipe = self
-
-    @property
-    def has_room(self) -> bool:
-        return not self.ended and self.queued_bytes < _MOST_QUEUED_BYTES
 
 
 class FaultProxy:
@@ -143,22 +48,24 @@ class FaultProxy:
         self.counts: Counter[str] = Counter()
         """What was done to how many units, by the name of the function that did it."""
         self._rng = random.Random(seed)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self._listener.setblocking(False)
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener, self._lane_listener = listening(), listening()
+        self.endpoint = f"tcp://127.0.0.1:{port_of(self._listener)}"
+        self._lanes_at = Announced("", 0)
+        """As the server announced last. The tokens of one before are good no more."""
         self._faults = CLEAR
         self._catches: list[Catch] = []
         self._shots: list[Shot] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = False
-        self._pipes: dict[socket.socket, _Pipe] = {}  # by the socket each reads from
+        self._pipes: dict[socket.socket, Pipe] = {}  # by the socket each reads from
         self._registered: dict[socket.socket, int] = {}
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wake = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in (self._listener, self._lane_listener):
+            self._selector.register(listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 
@@ -201,14 +108,19 @@ class FaultProxy:
         self._call(self._shots.clear)
 
     @property
+    def _lane_port(self) -> int:
+        return port_of(self._lane_listener)
+
+    @property
     def num_connections(self) -> int:
+        """Lanes included."""
         return len(self._pipes) // 2
 
     def close(self) -> None:
         """End every connection and the thread. Safe to repeat."""
         self._closing = True
         self._poke()
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(PATIENCE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +135,7 @@ class FaultProxy:
         done = threading.Event()
         self._calls.append(lambda: (run(), done.set()))
         self._poke()
-        assert done.wait(_PATIENCE_S) or self._closing, "the proxy's thread is gone"
+        assert done.wait(PATIENCE_S) or self._closing, "the proxy's thread is gone"
 
     def _poke(self) -> None:
         with contextlib.suppress(OSError):
@@ -238,6 +150,8 @@ class FaultProxy:
                         self._wakeup.recv(4096)
                 elif key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj is self._lane_listener:
+                    self._accept_lane()
                 elif key.fileobj in self._pipes:
                     if mask & selectors.EVENT_READ:
                         self._read(self._pipes[key.fileobj])
@@ -247,7 +161,7 @@ class FaultProxy:
                 self._calls.popleft()()
         self._reset_all()
         self._selector.close()
-        for one in (self._listener, self._wakeup, self._wake):
+        for one in (self._listener, self._lane_listener, self._wakeup, self._wake):
             one.close()
 
     def _look_around(self) -> float | None:
@@ -281,45 +195,60 @@ class FaultProxy:
     # ── connections ──────────────────────────────────────────────────────────────────────
 
     def _accept(self) -> None:
+        self._join(self._listener, *address_of(self.target), Parser(), Parser())
+
+    def _accept_lane(self) -> None:
+        host, port = self._lanes_at
+        self.counts["lanes"] += self._join(
+            self._lane_listener, host or address_of(self.target)[0], port,
+            LaneParser(PREAMBLE_BYTES), LaneParser(GREETING_BYTES),
+        )  # fmt: skip
+
+    def _join(
+        self, listener: socket.socket, host: str, port: int,
+        there: Parser | LaneParser, back: Parser | LaneParser,
+    ) -> bool:  # fmt: skip
+        """Connect the next connection of `listener` with the server. False: it is refused."""
         try:
-            client, _ = self._listener.accept()
+            client, _ = listener.accept()
         except OSError:
-            return
+            return False
         if self._faults.refuse:
             self.counts["refused"] += 1
-            _reset(client)
-            return
-        host, _, port = self.target.removeprefix("tcp://").rpartition(":")
+            reset(client)
+            return False
         try:
-            server = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
+            server = socket.create_connection((host, port), timeout=PATIENCE_S)
         except OSError:
-            _reset(client)
-            return
+            reset(client)
+            return False
         for one in (client, server):
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        to_server, to_client = _Pipe(client, server, TO_SERVER), _Pipe(server, client, TO_CLIENT)
+        to_server = Pipe(client, server, TO_SERVER, there)
+        to_client = Pipe(server, client, TO_CLIENT, back)
         to_server.twin, to_client.twin = to_client, to_server
         self._pipes[client], self._pipes[server] = to_server, to_client
+        return True
 
-    def _end(self, pipe: _Pipe, *, reset: bool = False) -> None:
+    def _end(self, pipe: Pipe, *, broken: bool = False) -> None:
         """Both directions of its connection are over."""
         for one in (pipe.source, pipe.sink):
             if self._pipes.pop(one, None) is None:
                 continue
             if self._registered.pop(one, 0):
                 self._selector.unregister(one)
-            if reset:
-                _reset(one)
+            if broken:
+                reset(one)
             one.close()
 
     def _reset_all(self) -> None:
         for pipe in list(self._pipes.values()):
-            self._end(pipe, reset=True)
+            self._end(pipe, broken=True)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, pipe: _Pipe) -> None:
+    def _read(self, pipe: Pipe) -> None:
         try:
             data = pipe.source.recv(_READ_BYTES)
         except BlockingIOError:
@@ -331,6 +260,8 @@ class FaultProxy:
             self._end_when_empty(pipe)
             return
         for unit in pipe.parser.feed(data):
+            if pipe.direction is TO_CLIENT and (announced := moved(unit, self._lane_port)):
+                unit, self._lanes_at = announced
             if pipe.held:
                 assert self._of(pipe) is not None
                 self._of(pipe).rest += unit.raw  # it waits behind what was caught
@@ -339,10 +270,10 @@ class FaultProxy:
         if pipe.queue and not pipe.held:
             self._write(pipe)  # most of it is due, and the sink has room
 
-    def _of(self, pipe: _Pipe) -> Catch:
+    def _of(self, pipe: Pipe) -> Catch:
         return next(one for one in self._catches if one.pipe is pipe)
 
-    def _pass_on(self, pipe: _Pipe, unit: Unit) -> None:
+    def _pass_on(self, pipe: Pipe, unit: Unit) -> None:
         if pipe.direction in self._faults.swallowed and unit.kind is not Kind.GREETING:
             self.counts["swallowed"] += 1
             return
@@ -352,7 +283,7 @@ class FaultProxy:
         for piece in self._tampered(pipe, unit):
             self._queue(pipe, piece)
 
-    def _catches_it(self, caught: Catch, pipe: _Pipe, unit: Unit) -> bool:
+    def _catches_it(self, caught: Catch, pipe: Pipe, unit: Unit) -> bool:
         wanted = caught.pipe is None and caught.direction is pipe.direction
         if not wanted or unit.type != caught.type:
             return False
@@ -371,7 +302,7 @@ class FaultProxy:
         caught.event.set()
         return True
 
-    def _flush(self, pipe: _Pipe) -> None:
+    def _flush(self, pipe: Pipe) -> None:
         while pipe.queue:
             piece = pipe.queue.popleft()[1]
             if isinstance(piece, memoryview):
@@ -389,15 +320,15 @@ class FaultProxy:
                 self._queue(pipe, caught.rest)
                 self._end_when_empty(pipe)
             else:
-                self._end(pipe, reset=True)
+                self._end(pipe, broken=True)
 
         self._call(go_on)
 
-    def _tampered(self, pipe: _Pipe, unit: Unit) -> list[bytes | Cut]:
+    def _tampered(self, pipe: Pipe, unit: Unit) -> list[bytes | Cut]:
         for shot in self._shots:
             if shot.direction is not pipe.direction or shot.type not in (None, unit.type):
                 continue
-            output = shot.tamper(self._rng, unit) if unit.kind is Kind.MESSAGE else None
+            output = shot.tamper(self._rng, unit) if unit.kind in CARRIERS else None
             if output is not None:
                 self._shots.remove(shot)
                 shot.met = unit.type
@@ -411,7 +342,7 @@ class FaultProxy:
                 return output
         return [unit.raw]
 
-    def _queue(self, pipe: _Pipe, data: bytes | Cut) -> None:
+    def _queue(self, pipe: Pipe, data: bytes | Cut) -> None:
         faults, now = self._faults, time.monotonic()
         if isinstance(data, Cut):
             pipe.queue.append((max(now, pipe.last_due), CUT))
@@ -428,12 +359,12 @@ class FaultProxy:
             pipe.queue.append((due, piece))
             pipe.queued_bytes += piece.nbytes
 
-    def _write(self, pipe: _Pipe) -> None:
+    def _write(self, pipe: Pipe) -> None:
         now = time.monotonic()
         while pipe.queue and pipe.queue[0][0] <= now:
             due, piece = pipe.queue[0]
             if isinstance(piece, Cut):
-                self._end(pipe, reset=True)
+                self._end(pipe, broken=True)
                 return
             try:
                 sent = pipe.sink.send(piece)
@@ -449,14 +380,7 @@ class FaultProxy:
             pipe.queue.popleft()
         self._end_when_empty(pipe)
 
-    def _end_when_empty(self, pipe: _Pipe) -> None:
+    def _end_when_empty(self, pipe: Pipe) -> None:
         """The other side learns that a sender has left after all bytes that it sent."""
         if pipe.ended and not pipe.queue and not pipe.held:
             self._end(pipe)
-
-
-def _reset(one: socket.socket) -> None:
-    """Close with RST: no goodbye, and what was under way is lost."""
-    with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    one.close()

@@ -74,7 +74,7 @@ class FleetClient(ChaosClient):
     """A `ChaosClient` whose servers are those of a list."""
 
     def __init__(
-        self, servers: str | Sequence[str], transport: str = "tcp", **settings: object
+        self, servers: str | Sequence[str], transport: str = "lanes", **settings: object
     ) -> None:
         self._servers = servers
         self._puts: deque[Request] = deque()
@@ -104,8 +104,9 @@ class FleetClient(ChaosClient):
 
     @property
     def complete(self) -> bool:
-        """Whether it uses every server, and over the transport that it prefers."""
-        wanted = "tcp" if self.transport == "tcp" else "shm"
+        """Whether it uses every server, and over the transport that it prefers. Lanes are opened
+        for the transfer after the first."""
+        wanted = "tcp" if self.transport in ("tcp", "lanes") else "shm"
         return all(
             one.ready and one.breaker is BreakerState.CLOSED and one.transport == wanted
             for one in self.fleet.clients.values()

@@ -10,7 +10,8 @@ from pathlib import Path
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer
 from crew import Held, no_more_than, steady
-from fault_proxy import BOTH, FaultProxy, Faults
+from fault_proxy import FaultProxy
+from faults import BOTH, Faults
 from oracle import LARGE
 
 from remote_server.protocol import StatsReply
@@ -24,8 +25,7 @@ SLOW_S = 2.0
 
 
 class NamedServer:
-    """One server of a fleet. Its address is that of its proxy, and stays when it is restarted. It
-    has no lanes, which would pass by the proxy."""
+    """One server of a fleet. Its address is that of its proxy, and stays when it is restarted."""
 
     def __init__(
         self, name: str, folder: Path | None, memory: str, args: Sequence[str],
@@ -35,7 +35,7 @@ class NamedServer:
         self.disk = folder
         if folder is not None:
             folder.mkdir()
-        args = ["--name", name, "--lanes", "off", *args]
+        args = ["--name", name, *args]
         self.server = stack.enter_context(ChaosServer(memory, folder, args=args, env=env))
         self.proxy = stack.enter_context(FaultProxy(self.server.endpoint, seed=len(name)))
         self.restarts = 0
@@ -82,7 +82,7 @@ class NamedServer:
 
     def use_all(self) -> None:
         """What stays open once it has been used, there or here, is open after this."""
-        for transport in ("tcp", "shm"):
+        for transport in ("tcp", "shm", "lanes"):
             with ChaosClient(self.server.endpoint, transport, server_name=self.name) as client:
                 client.wait_until_ready()
                 assert client.finish(client.put(LARGE, [0], force=True)) == "stored"

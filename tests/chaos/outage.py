@@ -17,7 +17,8 @@ from typing import NamedTuple
 from answers import Answers
 from chaos_server import ChaosServer, eventually, stats_of
 from cluster import BLOCK, ROW_BYTES, Engine
-from fault_proxy import BOTH, FaultProxy, Faults
+from fault_proxy import FaultProxy
+from faults import BOTH, Faults
 
 from benchmarks.engine.prompts import keys_of
 from benchmarks.harness import table

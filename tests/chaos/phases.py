@@ -6,8 +6,10 @@ A phase is chosen by holding that message in the fault proxy, so nothing depends
 from dataclasses import dataclass
 
 from chaos_client import ChaosClient, Request
-from fault_proxy import TO_CLIENT, TO_SERVER, Catch, Direction, FaultProxy
+from fault_proxy import FaultProxy
+from faults import TO_CLIENT, TO_SERVER, Direction
 from oracle import LARGE
+from proxy_pipe import Catch
 
 BLOCKS = (0, 1, 2)
 """Those that every phase is about. Of the large ones, so that each is a message of its own."""
@@ -19,7 +21,7 @@ class Phase:
     op: str
     direction: Direction
     type: str
-    """The message of PROTOCOL.md that is held."""
+    """The message of PROTOCOL.md that is held; "lane" for a block on a lane."""
 
     skip: int = 0
 
@@ -56,6 +58,13 @@ PHASES = [
     Phase("tcp", "get", TO_CLIENT, "got"),
     Phase("tcp", "get", TO_CLIENT, "blocks"),
     Phase("tcp", "get", TO_CLIENT, "blocks", skip=1),
+    Phase("lanes", "put", TO_SERVER, "put"),
+    Phase("lanes", "put", TO_SERVER, "lane"),
+    Phase("lanes", "put", TO_SERVER, "lane", skip=1),
+    Phase("lanes", "put", TO_CLIENT, "stored"),
+    Phase("lanes", "get", TO_CLIENT, "blocks"),
+    Phase("lanes", "get", TO_CLIENT, "lane"),
+    Phase("lanes", "get", TO_CLIENT, "lane", skip=1),
     Phase("shm", "put", TO_SERVER, "put"),
     Phase("shm", "put", TO_CLIENT, "stored"),
     Phase("shm", "get", TO_SERVER, "get"),

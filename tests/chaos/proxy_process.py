@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
-from fault_proxy import CLEAR, FaultProxy, Faults
+from fault_proxy import FaultProxy
+from faults import CLEAR, Faults
 
 _GRACE_S = 15.0
 

@@ -104,10 +104,10 @@ class Report:
 
 
 _OF_CLIENTS = (
-    "connects", "server_restarts", "breaker_opened", "checksum_failures", "short_blocks",
-    "verify_sent", "verify_removed", "verify_intact", "expired_blocks", "withdrawn_puts",
-    "get_resets", "put_resets", "protocol_errors", "late_replies", "shm_attached",
-    "released_leases",
+    "connects", "lanes_opened", "lanes_broken", "server_restarts", "breaker_opened",
+    "checksum_failures", "short_blocks", "verify_sent", "verify_removed", "verify_intact",
+    "expired_blocks", "withdrawn_puts", "get_resets", "put_resets", "protocol_errors",
+    "late_replies", "shm_attached", "released_leases",
 )  # fmt: skip
 _OF_SERVER = (
     "evicted", "disk_written", "disk_read", "disk_evicted", "disk_recovered", "leases_expired",

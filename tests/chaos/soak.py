@@ -6,9 +6,9 @@
 Faults come and go as in the random run; `random_run.py` defines a faulted operation, and the checks
 at rest after each round.
 
-For a number of operations, eight clients in two processes, over tcp and shared memory, ask for four
-times what the server's memory holds and for twice what its disk holds, so that both evict all the
-time. The blocks are small, and the server is killed as well.
+For a number of operations, eight clients in two processes, over tcp, lanes and shared memory, ask
+for four times what the server's memory holds and for twice what its disk holds, so that both evict
+all the time. The blocks are small, and the server is killed as well.
 
 For minutes, four clients in one process ask for three times what the server's memory holds. It is
 not killed, so that its memory has one history, and growth is a failure.
@@ -192,7 +192,7 @@ def plan_of(flags: argparse.Namespace) -> Plan:
     return replace(
         common,
         operations=flags.operations,
-        transports=("tcp", "shm", "tcp", "auto"),
+        transports=("tcp", "shm", "lanes", "auto"),
         processes=2,
         habits=Habits(SMALL_NAMESPACES, clears_percent=0.01, most_under_way=12),
         memory="16MiB",

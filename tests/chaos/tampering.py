@@ -18,6 +18,9 @@ class Cut:
 CUT: Final = Cut()
 
 Output = bytes | Cut
+CARRIERS = (Kind.MESSAGE, Kind.BLOCK)
+"""Units that a program sends; the others are the handshakes and heartbeats below it."""
+
 Tamper = Callable[[random.Random, Unit], list[Output] | None]
 
 
@@ -42,16 +45,18 @@ def _body(span: Span) -> tuple[int, int]:
 
 
 def flip_payload(rng: random.Random, unit: Unit) -> list[Output] | None:
-    """One bit of a block. Nothing for a message that carries none."""
+    """One bit of a block, or of its checksum where it has one. Nothing for a message that carries
+    none."""
     places = [_body(span) for span in unit.spans[2:]]
-    if unit.kind is not Kind.MESSAGE or not any(end > start for start, end in places):
+    if unit.kind not in CARRIERS or not any(end > start for start, end in places):
         return None
     return [_flip_within(rng, unit.raw, places)]
 
 
 def flip_header(rng: random.Random, unit: Unit) -> list[Output] | None:
-    """One bit of our own header: the message's type, its keys, lengths, checksums and so on."""
-    if unit.kind is not Kind.MESSAGE or len(unit.spans) < 2:
+    """One bit of our own header: the message's type, its keys, lengths, checksums and so on; of a
+    block on a lane, its request, position or length."""
+    if unit.kind not in CARRIERS or len(unit.spans) < 2:
         return None
     return [_flip_within(rng, unit.raw, [_body(unit.spans[1])])]
 
@@ -70,7 +75,10 @@ def flip_anywhere(rng: random.Random, unit: Unit) -> list[Output] | None:
 
 
 def truncate(rng: random.Random, unit: Unit) -> list[Output] | None:
-    """A frame loses its end, or the message its last frames; the framing stays valid."""
+    """A frame loses its end, or the message its last frames; the framing stays valid. A block of
+    a lane loses its end."""
+    if unit.kind is Kind.BLOCK:
+        return [unit.raw[: rng.randrange(len(unit.raw))]]
     if unit.kind is not Kind.MESSAGE:
         return None
     bodies = unit.bodies
@@ -104,13 +112,13 @@ def repeat_frame(rng: random.Random, unit: Unit) -> list[Output] | None:
 
 
 def repeat_message(_: random.Random, unit: Unit) -> list[Output] | None:
-    """The whole message comes twice."""
-    return [unit.raw, unit.raw] if unit.kind is Kind.MESSAGE else None
+    """The whole message, or block of a lane, comes twice."""
+    return [unit.raw, unit.raw] if unit.kind in CARRIERS else None
 
 
 def drop_message(_: random.Random, unit: Unit) -> list[Output] | None:
-    """The whole message is lost, and the connection lives on."""
-    return [] if unit.kind is Kind.MESSAGE else None
+    """The whole message, or block of a lane, is lost, and the connection lives on."""
+    return [] if unit.kind in CARRIERS else None
 
 
 def cut_off(rng: random.Random, unit: Unit) -> list[Output] | None:

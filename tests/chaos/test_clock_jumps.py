@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from chaos_client import ChaosClient
 from chaos_server import eventually
-from fault_proxy import TO_CLIENT, FaultProxy
+from fault_proxy import FaultProxy
+from faults import TO_CLIENT
 from oracle import MEDIUM
 
 from remote_server.server.config import ServerConfig
@@ -72,7 +73,7 @@ def client(proxy, transport, client_clock):
 @pytest.fixture
 def answer(transport):
     """The message by which blocks come."""
-    return "blocks" if transport == "tcp" else "got"
+    return "got" if transport == "shm" else "blocks"
 
 
 def wake(client):

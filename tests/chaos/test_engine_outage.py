@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from chaos_server import ChaosServer
 from cluster import Engine
-from fault_proxy import TO_CLIENT, FaultProxy
+from fault_proxy import FaultProxy
+from faults import TO_CLIENT
 from outage import (
     ENGINE_ARGS,
     OUTAGES,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 from chaos_server import eventually
-from fault_proxy import BOTH, TO_CLIENT, TO_SERVER, FaultProxy, Faults
+from fault_proxy import FaultProxy
+from faults import BOTH, TO_CLIENT, TO_SERVER, Faults
 from proxy_process import ProxyProcess
 from tampering import FLIPS, TAMPERS, ReorderMessages
 from zmtp import Kind, Parser, message_of

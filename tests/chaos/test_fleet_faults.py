@@ -42,7 +42,7 @@ def test_whatever_happens_to_one_server_costs_its_hits_and_nothing_else(
     report = []
     with FleetServers(tmp_path) as servers, nothing_left(), ExitStack() as stack:
         clients = [
-            stack.enter_context(FleetClient(servers.addresses(), ("tcp", "auto")[number % 2]))
+            stack.enter_context(FleetClient(servers.addresses(), ("lanes", "auto")[number % 2]))
             for number in range(num_clients)
         ]
         served = 0
@@ -58,6 +58,8 @@ def test_whatever_happens_to_one_server_costs_its_hits_and_nothing_else(
         for client in clients:
             client.check()
         servers.wait_until_at_rest()
+        for one in servers.all:
+            assert one.proxy.counts["lanes"], f"no lane to {one.name}: the faults met none"
         blocks = sum((client.blocks for client in clients), Counter())
         for client in clients:
             client.close()

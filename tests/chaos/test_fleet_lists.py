@@ -33,7 +33,7 @@ def clients_of(*lists: str) -> Iterator[list[FleetClient]]:
     """A client of each list, ready; nothing is left of them after the block."""
     with nothing_left(), ExitStack() as stack:
         clients = [
-            stack.enter_context(FleetClient(one, ("tcp", "auto")[number % 2]))
+            stack.enter_context(FleetClient(one, ("lanes", "auto")[number % 2]))
             for number, one in enumerate(lists)
         ]
         for client in clients:

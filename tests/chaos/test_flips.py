@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from chaos_server import eventually
-from fault_proxy import TO_CLIENT, TO_SERVER
+from faults import TO_CLIENT, TO_SERVER
 from oracle import LARGE, MEDIUM, SMALL, content
 from tampering import FLIPS
 
@@ -21,6 +21,12 @@ ON_THE_WAY = {
         ("put", TO_CLIENT): ("stored",),
         ("lookup", TO_SERVER): ("lookup",),
         ("lookup", TO_CLIENT): ("found",),
+    },
+    "lanes": {
+        ("get", TO_CLIENT): ("got", "blocks", "lane"),
+        ("get", TO_SERVER): ("get",),
+        ("put", TO_SERVER): ("put", "lane"),
+        ("put", TO_CLIENT): ("stored",),
     },
     "shm": {
         ("get", TO_CLIENT): ("got",),
@@ -97,12 +103,13 @@ def shares(total, whole):
 def test_a_block_with_a_bit_flipped_on_its_way_is_never_announced(
     flipper, transport, whole, capsys
 ):
-    """Whole: 500 over tcp. Over shared memory no block is on the wire."""
+    """Whole: 500 over tcp and over lanes each. Over shared memory no block is on the wire."""
     if transport == "shm":
         pytest.skip("no payload on this wire")
+    down, up = ("lane", "lane") if transport == "lanes" else ("blocks", "put")
     for _ in range(shares(250, whole)):
-        assert flipper.flip("payload", "get", TO_CLIENT, "blocks")
-        assert flipper.flip("payload", "put", TO_SERVER, "put")
+        assert flipper.flip("payload", "get", TO_CLIENT, down)
+        assert flipper.flip("payload", "put", TO_SERVER, up)
     assert flipper.words("payload", "get") == {"corrupt"}
     assert flipper.words("payload", "put") == {"declined"}
     show(capsys, flipper, transport)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fault_proxy import TO_CLIENT, Faults
+from faults import TO_CLIENT, Faults
 from held_client import BLOCKS
 from oracle import LARGE
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from chaos_server import ChaosServer, eventually
-from fault_proxy import BOTH, TO_CLIENT, TO_SERVER, Faults
+from faults import BOTH, TO_CLIENT, TO_SERVER, Faults
 from oracle import LARGE, MEDIUM, NAMESPACES, SMALL
 from tampering import TAMPERS, ReorderMessages
 

@@ -4,7 +4,7 @@ import time
 
 from chaos_client import ChaosClient
 from chaos_server import eventually
-from fault_proxy import TO_CLIENT, Faults
+from faults import TO_CLIENT, Faults
 from oracle import LARGE, MEDIUM
 
 from remote_server.client.lease import SHARE_OF_ARENA

@@ -1,4 +1,4 @@
-"""Everything at once, at random: four clients, two transports, every fault there is."""
+"""Everything at once, at random: four clients, three transports, every fault there is."""
 
 import pytest
 from random_run import Plan, run

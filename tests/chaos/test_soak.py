@@ -30,7 +30,7 @@ PATIENCE_S = 10.0
 @pytest.fixture(scope="module")
 def run(seed):
     plan = Plan(
-        seed, operations=NUM_OPERATIONS, transports=("tcp", "shm"), habits=HABITS,
+        seed, operations=NUM_OPERATIONS, transports=("lanes", "shm"), habits=HABITS,
         memory="16MiB", disk_bytes="32MiB", server_faults=UNDYING,
     )  # fmt: skip
     with Run(plan) as run:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from chaos_server import ChaosServer
-from fault_proxy import BOTH, CLEAR, TO_CLIENT, TO_SERVER, FaultProxy, Faults
+from fault_proxy import FaultProxy
+from faults import BOTH, CLEAR, TO_CLIENT, TO_SERVER, Faults
 from sky import Sky
 from tampering import TAMPERS, ReorderMessages
 

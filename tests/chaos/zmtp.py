@@ -24,6 +24,8 @@ class Kind(Enum):
     GREETING = auto()
     COMMAND = auto()
     MESSAGE = auto()
+    BLOCK = auto()
+    """Of a lane, which is no stream of ZMTP (`lane_wire.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,10 @@ class Unit:
 
     @property
     def type(self) -> str:
-        """What the header of our protocol calls this message; empty when it cannot be read."""
+        """What the header of our protocol calls this message; empty when it cannot be read. A
+        block of a lane is called "lane"."""
+        if self.kind is Kind.BLOCK:
+            return "lane"
         if self.kind is not Kind.MESSAGE or len(self.spans) < 2:
             return ""
         header = self.spans[1]
@@ -88,6 +93,12 @@ def frame_of(body: bytes, *, more: bool) -> bytes:
     if len(body) < 256:
         return bytes([flags, len(body)]) + body
     return bytes([flags | LONG]) + len(body).to_bytes(8, "big") + body
+
+
+def unit_of(bodies: list[bytes]) -> Unit:
+    """The message with these frames, as a `Parser` has it."""
+    (_, unit) = Parser().feed(bytes(GREETING_BYTES) + message_of(bodies))
+    return unit
 
 
 class Parser:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from busy_scene import AT_A_TIME, ROWS, FarScene, Scene, counted_of, longest
 from cluster import ATTEMPTS, BLOCK, LATE, MISSED, by_reason
-from fault_proxy import BOTH, Faults
+from faults import BOTH, Faults
 
 from benchmarks.engine.slow_engine import SlowEngine
 from examples.engine import Completion
