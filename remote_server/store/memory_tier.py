@@ -116,8 +116,8 @@ class MemoryTier(BlockBytes):
         blocks: list[Block] = []
         tick = self._next_tick()
         policy = size_class.policy
-        if may_refuse and keys:
-            policy.arrive(namespace, keys[0])
+        if keys:
+            policy.arrive(namespace, keys[0], may_refuse=may_refuse)
         while (missing := len(keys) - len(blocks)) and self._reclaim.has_slot(size_class, missing):
             at = len(blocks)
             blocks += self.slabs.place(size_class, namespace, wanted, missing, tick, chain, at)

@@ -28,8 +28,8 @@ class EvictionPolicy(Protocol[Block]):
     refuses: bool
     """Whether the last `victim` was None because the blocks of `arrive` rank below all others."""
 
-    def arrive(self, namespace: str, key: bytes) -> None:
-        """A put wants room for `key` and keys behind it, which may be refused, until `arrived`."""
+    def arrive(self, namespace: str, key: bytes, *, may_refuse: bool) -> None:
+        """A put, or a part of one, wants room for `key` and keys behind it, until `arrived`."""
 
     def arrived(self) -> None:
         """The put has its room."""
@@ -69,7 +69,7 @@ class PlainPolicy(Generic[Block]):
 
     refuses = False
 
-    def arrive(self, namespace: str, key: bytes) -> None:
+    def arrive(self, namespace: str, key: bytes, *, may_refuse: bool) -> None:
         pass
 
     def arrived(self) -> None:

@@ -175,3 +175,50 @@ def test_a_block_in_a_prompt_of_twenty_takes_at_most_thirty_bytes_in_the_tree():
     finally:
         tracemalloc.stop()
     assert num_bytes / tree.num_blocks < 30
+
+
+def test_a_held_segment_is_no_leaf_and_the_leaves_are_those_of_one_put_however_it_is_cut():
+    def leaves_after(parts):
+        tree = Tree()
+        items = [Item((0, number)) for number in range(9)]
+        others = [[Item((prompt, number)) for number in range(2)] for prompt in range(1, 6)]
+        tree.attach(None, items[:3], 0, 0.0, 1)
+        for number, other in enumerate(others, 2):
+            tree.attach(None, other, 0, 0.0, number)
+        segment = tree.hold(items[2], 0, 1.0, 9)
+        for part in parts:
+            assert all(leaf.blocks[-1].path[0] for leaf in tree.leaves)
+            tree.remove(tree.leaves[1].blocks[-1])
+            tree.extend(segment, items[part.start : part.stop])
+        tree.release(segment)
+        tree.check()
+        return [leaf.blocks[-1].path for leaf in tree.leaves]
+
+    in_parts = leaves_after([range(3, 5), range(5, 9)])
+    assert in_parts[-1] == (0, 8)
+    assert in_parts == leaves_after([range(3, 9), range(9, 9)])
+
+
+def test_a_held_segment_that_stays_empty_leaves_nothing_behind():
+    tree = Tree()
+    items = [Item((0, number)) for number in range(3)]
+    tree.attach(None, items, 0, 0.0, 1)
+    segment = tree.hold(items[1], 0, 1.0, 2)
+    tree.remove(items[2])
+    assert not tree.leaves
+    assert tree.oldest() is None
+    tree.release(segment)
+    assert tree.oldest().blocks == items[:2]
+    tree.check()
+
+
+def test_all_gets_of_one_request_are_one_use():
+    tree = Tree()
+    items = [Item((0, number)) for number in range(4)]
+    tree.attach(None, items, 0, 0.0, 1)
+    tree.use(items[1], KINDS, 1.0, 2)
+    tree.use(items[3], KINDS, 2.0, 2)
+    assert items[0].branch.uses == items[3].branch.uses == 2
+    assert items[0].branch.used_at == 2.0
+    tree.use(items[3], KINDS, 3.0)
+    assert items[0].branch.uses == 3

@@ -89,7 +89,7 @@ class OneLevel:
             return found, 0
         if learner is not None:
             learner.num_blocks = self.capacity
-        policy.arrive(NAMESPACE, new[0])
+        policy.arrive(NAMESPACE, new[0], may_refuse=True)
         room = self.capacity - len(index)
         while room < len(new) and (victim := policy.victim()) is not None:
             policy.remove(victim)

@@ -4,9 +4,10 @@ import mmap
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Result, key_of
 from benchmarks.remote_kv_cache.replay.room import memory_for
@@ -20,6 +21,8 @@ PAYLOAD = 1024
 """Bytes of a block."""
 
 PATIENCE_S = 30.0
+
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 class TimedServer(RemoteServer):
@@ -36,11 +39,17 @@ def places_for(capacity: int) -> int:
     return memory_for(capacity, PAYLOAD).places
 
 
-def replay(requests: Sequence[Request], capacity: int, policy: str) -> Result:
-    """What `requests` find on a server with `--eviction` `policy`, one after the other."""
+def replay(
+    requests: Sequence[Request],
+    capacity: int,
+    policy: str,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+) -> Result:
+    """What `requests` find on a server with `--eviction` `policy`, one after the other. `settings`
+    are those of the client."""
     room = memory_for(capacity, PAYLOAD)
     result = Result(policy, room.places)
-    with _server(room.num_bytes, policy) as (client, clock):
+    with _server(room.num_bytes, policy, settings) as (client, clock):
         rows = memoryview(bytearray(longest(requests) * PAYLOAD))
         views = [rows[at : at + PAYLOAD] for at in range(0, len(rows), PAYLOAD)]
         began = time.process_time()
@@ -79,7 +88,9 @@ def _request(
 
 
 @contextmanager
-def _server(num_bytes: int, policy: str) -> Iterator[tuple[RemoteClient, mmap.mmap]]:
+def _server(
+    num_bytes: int, policy: str, settings: Mapping[str, Any]
+) -> Iterator[tuple[RemoteClient, mmap.mmap]]:
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="kvferry-clock-"))
         file.write(SECONDS.pack(0.0))
@@ -87,7 +98,7 @@ def _server(num_bytes: int, policy: str) -> Iterator[tuple[RemoteClient, mmap.mm
         clock = mmap.mmap(file.fileno(), SECONDS.size)
         server = TimedServer(f"{num_bytes}", Path(file.name), ["--eviction", policy])
         stack.enter_context(server)
-        client = RemoteClient(ClientConfig(endpoint=server.endpoint))
+        client = RemoteClient(ClientConfig(endpoint=server.endpoint, **settings))
         stack.callback(client.close)
         client.declare(NAMESPACE, PAYLOAD)
         while not client.ready:

@@ -1,8 +1,10 @@
 """Workloads made up with a seed, each of which a rule of eviction may be bad at.
 
-Prompts have as many blocks as those of the conversation trace in the mean, and arrive as often.
+Prompts have as many blocks as those of the conversation trace in the mean, and arrive as often; but
+those of `chat` are as long as their conversation.
 """
 
+import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -70,8 +72,28 @@ def turnover(capacity: int, seed: int = 1) -> tuple[Request, ...]:
     return (*first, *(one._replace(arrival_s=one.arrival_s + begin) for one in later))
 
 
+def chat(capacity: int, seed: int = 1) -> tuple[Request, ...]:
+    """Conversations, of which three in ten are continued, and of those that are three in five once
+    more: each prompt is the one before with some blocks behind it, half a minute to half an hour
+    later. All begin with the same four blocks."""
+    chance = random.Random(seed)
+    upcoming = [(chance.expovariate(PER_SECOND / 2), [*range(4)], 0)]
+    new, made = itertools.count(4), list[Request]()
+    while len(made) < REQUESTS:
+        now, blocks, turn = heapq.heappop(upcoming)
+        if not turn:
+            upcoming.append((now + chance.expovariate(PER_SECOND / 2), [*range(4)], 0))
+        blocks = [*blocks, *itertools.islice(new, int(chance.lognormvariate(2.5, 1)) + 1)]
+        made.append(Request(now, len(blocks) * TOKENS_PER_BLOCK, ANSWER_TOKENS, tuple(blocks)))
+        if chance.random() < (0.6 if turn else 0.3):
+            upcoming.append((now + chance.lognormvariate(5.0, 1), blocks, turn + 1))
+        heapq.heapify(upcoming)
+    return tuple(made)
+
+
 WORKLOADS: dict[str, Callable[[int, int], tuple[Request, ...]]] = {
     "uniform": uniform, "scan": scan, "loop": loop, "zipf": zipf, "turnover": turnover,
+    "chat": chat,
 }  # fmt: skip
 """By name: made for a cache of so many blocks, with a seed."""
 

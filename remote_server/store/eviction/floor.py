@@ -73,14 +73,15 @@ class Shadow:
         last: InTree | None = None
         if found:
             last = items[names[found - 1]]
-            self._tree.use(last, kinds, now)
+            self._tree.use(last, kinds, now, number)
         own = self._hazards.ranks[kinds[0]][0] if self.rule is Rule.LEARNED else None
         new = [Item(name) for name in names[found:] if name not in items]
-        above = None if last is None else last.branch
-        room = self._make_room(len(new), own, above, now, capacity)
-        new = new[:room]
         if new:
-            self._tree.attach(last, new, kinds[0], now, number)
+            segment = self._tree.hold(last, kinds[0], now, number)
+            room = self._make_room(len(new), own, now, capacity)
+            new = new[:room]
+            self._tree.extend(segment, new)
+            self._tree.release(segment)
             items.update((item.name, item) for item in new)
         return found
 
@@ -92,7 +93,7 @@ class Shadow:
             if item is not None:
                 found += 1
                 self._tree.use(item, (kind,), now)
-            elif self._make_room(1, None, None, now, capacity):
+            elif self._make_room(1, None, now, capacity):
                 item = self._items[name] = Item(name)
                 self._tree.attach_alone(item, kind, now)
         return found
@@ -112,16 +113,14 @@ class Shadow:
     def names(self) -> list[int]:
         return [*self._items]
 
-    def _make_room(
-        self, wanted: int, own: float | None, parent: Segment | None, now: float, capacity: int
-    ) -> int:
+    def _make_room(self, wanted: int, own: float | None, now: float, capacity: int) -> int:
         """Evict for `wanted` names. Returns for how many there is room."""
         while (room := capacity - len(self._items)) < wanted:
             if self.rule is Rule.LRU:
                 segment = self._victims.by_use()
             else:
-                segment, _ = self._victims.by_rank(now, own, parent)
-            if segment is None or segment is parent:
+                segment, _ = self._victims.by_rank(now, own)
+            if segment is None:
                 return max(0, room)
             item = segment.blocks[-1]
             self._tree.remove(item)

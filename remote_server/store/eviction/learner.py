@@ -17,8 +17,10 @@ from remote_server.store.eviction.victims import Rule
 AGAIN_S = 1.0
 """A lookup of the same prompt within this time is the same request."""
 
-MAX_GETS = 4096
-"""Lookups whose gets are expected."""
+REQUEST_S = 60.0
+"""Gets within this time after a lookup are of the same request."""
+
+MAX_SALTS = 4096
 
 SEED = 20
 
@@ -28,7 +30,9 @@ KINDS = [
 ]
 """By turn and mark of a request: the classes of its blocks, by the number of their uses before."""
 
-_BY_USES = KINDS[0][0]
+BY_USES = KINDS[0][0]
+"""Those of a request whose turn is not known."""
+
 _ALONE = (UNKNOWN,)
 
 
@@ -51,7 +55,6 @@ class Learner:
         self._fixed = rule
         self._turns = Turns()
         self._num_paths = 0
-        self._gets: dict[tuple[str, bytes], Sequence[int]] = {}
         self._salts: dict[str, int] = {}
 
     @property
@@ -101,12 +104,13 @@ class Learner:
         """A level above used `keys`."""
         now = self.clock()
         sampled, shadowed = self._sampled(self._hashes(namespace, keys))
-        self.hazards.use(sampled, _BY_USES, now)
-        self.floor.touch(shadowed, _BY_USES, now)
+        self.hazards.use(sampled, BY_USES, now)
+        self.floor.touch(shadowed, BY_USES, now)
 
-    def kinds_of_get(self, namespace: str, last: bytes) -> Sequence[int]:
-        """The classes of blocks that a get up to `last` reads."""
-        return self._gets.get((namespace, last), _BY_USES)
+    def path_of_get(self, namespace: str, key: bytes, now: float) -> Path | None:
+        """The path of the request that gets `key`, if a lookup named it shortly before."""
+        path = self.paths.of(namespace, key)
+        return path if path is not None and now - path.at < REQUEST_S else None
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
@@ -117,17 +121,12 @@ class Learner:
             keys, num_held = keys[::-1], 0
         before = self.paths.of(namespace, keys[-1])
         if before is not None and before.keys[-1] == keys[-1] and now - before.at < AGAIN_S:
+            before.num_held = num_held
             return
         hashes = self._hashes(namespace, keys)
         kinds = KINDS[min(self._turns.turn_of(hashes), TURNS - 1)][0]
         self._num_paths += 1
-        self.paths.add(namespace, Path(self._num_paths, keys, kinds, now), num_held)
-        if num_held:
-            last = namespace, keys[num_held - 1]
-            self._gets.pop(last, None)
-            self._gets[last] = kinds
-            if len(self._gets) > MAX_GETS:
-                del self._gets[next(iter(self._gets))]
+        self.paths.add(namespace, Path(self._num_paths, keys, kinds, now, num_held))
         sampled, shadowed = self._sampled(hashes)
         self.hazards.use(sampled, kinds, now)
         self.floor.request(shadowed, kinds, self._num_paths, now, self.num_blocks)
@@ -142,7 +141,7 @@ class Learner:
         """Numbers of 60 bits."""
         salt = self._salts.get(namespace)
         if salt is None:
-            if len(self._salts) >= MAX_GETS:
+            if len(self._salts) >= MAX_SALTS:
                 self._salts.clear()
             salt = self._salts[namespace] = zlib.crc32(namespace.encode()) * 0x10001
         return [one >> 4 ^ salt for one in map(xxhash.xxh3_64_intdigest, keys)]

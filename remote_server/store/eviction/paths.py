@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 MAX_EXPECTED = 1 << 16
-"""Keys that requests named and that are not resident: so many are kept, and up to as many more."""
+"""Keys that requests named: so many are kept, and up to as many more."""
 
 EXPECTED_BYTES = 128
 """Memory of one of these with its key, about."""
@@ -22,17 +22,22 @@ _MOST = 15
 class Path:
     """The keys of one request's prompt, in its order, from any block on.
 
-    `kinds` are the classes of its blocks, by the number of uses before. `number` is unique.
+    `kinds` are the classes of its blocks, by the number of uses before. `number` is unique, and
+    not 0. The request found the first `num_held` of its keys.
     """
 
-    __slots__ = ("at", "keys", "kinds", "number", "upcoming")
+    __slots__ = ("at", "keys", "kinds", "num_held", "number", "refused", "upcoming")
 
-    def __init__(self, number: int, keys: Sequence[bytes], kinds: Sequence[int], at: float) -> None:
+    def __init__(
+        self, number: int, keys: Sequence[bytes], kinds: Sequence[int], at: float, num_held: int
+    ) -> None:
         self.number = number
         self.keys = keys
         self.kinds = kinds
         self.at = at
+        self.num_held = num_held
         self.upcoming = 0  # the next key that a put will bring, if they come in order
+        self.refused = len(keys)  # the first key that was refused as unlikely
 
     def place(self, key: bytes) -> int:
         """The index of `key`, which is one of its keys."""
@@ -43,7 +48,7 @@ class Path:
 
 
 class Paths:
-    """The paths of keys that are not resident and that puts are expected to bring."""
+    """The last path of each key that gets and puts are expected to name."""
 
     def __init__(self) -> None:
         self._new: dict[str, dict[bytes, Path]] = {}
@@ -56,11 +61,10 @@ class Paths:
         rows = sum(len(keys) for both in (self._new, self._old) for keys in both.values())
         return EXPECTED_BYTES * rows
 
-    def add(self, namespace: str, path: Path, first: int) -> None:
-        """Puts may bring the keys of `path` from number `first` on."""
-        missing = path.keys[first:]
-        self._new.setdefault(namespace, {}).update(dict.fromkeys(missing, path))
-        self._num_new += len(missing)
+    def add(self, namespace: str, path: Path) -> None:
+        """Gets and puts of the keys of `path` follow."""
+        self._new.setdefault(namespace, {}).update(dict.fromkeys(path.keys, path))
+        self._num_new += len(path.keys)
         if self._num_new > MAX_EXPECTED:
             self._new, self._old, self._num_new = {}, self._new, 0
 

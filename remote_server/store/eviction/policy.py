@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from remote_server.store.eviction.hazard import UNKNOWN
-from remote_server.store.eviction.learner import SEED, Learner
+from remote_server.store.eviction.learner import BY_USES, SEED, Learner
 from remote_server.store.eviction.paths import Path
 from remote_server.store.eviction.tree import ALONE, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
@@ -33,7 +33,10 @@ class LearnedPolicy:
         self._tree = Tree()
         learner.trees.add(self._tree)
         self._victims = Victims(self._tree, learner.hazards, SEED)
-        self._own: tuple[float | None, Segment | None] = None, None
+        self._own: float | None = None
+        self._held: tuple[Path, Segment] | None = None  # of the put that brought blocks last
+        self._place = 0  # in its path, of the next block that it brings
+        self._refused = False
         self._num_readable = 0
         self.refuses = False
         """Whether the last `victim` was None because the arriving blocks rank lowest."""
@@ -56,8 +59,16 @@ class LearnedPolicy:
             run, first = _run(blocks, at, path, first)
             at += len(run)
             before = self._before(path, first, block.namespace)
-            tree.attach(before, run, path.kinds[0], now, path.number)
-            path.upcoming = first + len(run)
+            if self._held is not None and self._held[0] is path and _ends_at(self._held[1], before):
+                tree.extend(self._held[1], run)
+            else:
+                tree.attach(before, run, path.kinds[0], now, path.number)
+            path.upcoming = self._place = first + len(run)
+        if self._held is not None and (self._refused or self._place == len(self._held[0].keys)):
+            if self._refused:
+                self._held[0].refused = self._place
+            self._refused = False
+            self._release()
 
     def abandon(self, block: Any) -> None:
         """`block` was reserved, and is not written after all."""
@@ -73,19 +84,32 @@ class LearnedPolicy:
             self._tree.refresh(block.branch)
 
     def use_all(self, blocks: Sequence[Any]) -> None:
-        """A request used `blocks`, the last of its prompt first."""
-        learner, tree = self._learner, self._tree
+        """A request used `blocks`, the last of its prompt first. However it is cut into gets, it
+        uses all that its lookup found, once."""
+        learner = self._learner
         now = learner.clock()
         used: set[Segment] = set()
         for block in blocks:
-            segment = block.branch
-            if segment in used:
+            if block.branch in used:
                 continue
-            tree.use(block, learner.kinds_of_get(block.namespace, block.key), now)
-            above = block.branch
-            while above is not None and above not in used:
-                used.add(above)
-                above = above.parent
+            path = learner.path_of_get(block.namespace, block.key, now)
+            if path is None:
+                self._use(block, BY_USES, now, 0, used)
+                continue
+            last = self._before(path, path.num_held, block.namespace)
+            if last is not None:
+                self._use(last, path.kinds, now, path.number, used)
+            if block.branch not in used:
+                self._use(block, path.kinds, now, path.number, used)
+
+    def _use(
+        self, last: Any, kinds: Sequence[int], now: float, request: int, used: set[Segment]
+    ) -> None:
+        self._tree.use(last, kinds, now, request)
+        above = last.branch
+        while above is not None and above not in used:
+            used.add(above)
+            above = above.parent
 
     def unpin(self, block: Any) -> None:
         """The last pin of `block` was released."""
@@ -100,32 +124,44 @@ class LearnedPolicy:
 
     # ── victims ──────────────────────────────────────────────────────────────────────────
 
-    def arrive(self, namespace: str, key: bytes) -> None:
-        """A put needs room for `key` and those behind it: they are not worth a block that ranks
-        higher than they do. Until `arrived`."""
+    def arrive(self, namespace: str, key: bytes, *, may_refuse: bool) -> None:
+        """A put needs room for `key` and those behind it. If it `may_refuse`, they are not worth a
+        block that ranks higher than they do. Until `arrived`."""
         path = self._learner.paths.of(namespace, key)
-        self._own = None, None
-        if path is not None:
-            before = self._before(path, path.place(key), namespace)
-            self._own = (
-                self._learner.hazards.ranks[path.kinds[0]][0],
-                None if before is None else before.branch,
-            )
+        if self._held is not None and self._held[0] is not path:
+            self._release()
+        self._refused = False
+        if path is None:
+            return
+        place = self._place = path.place(key)
+        if place <= path.refused:
+            path.refused = len(path.keys)
+        if self._held is None:
+            before = self._before(path, place, namespace)
+            now = self._learner.clock()
+            segment = self._tree.hold(before, path.kinds[0], now, path.number)
+            self._held = path, segment
+        if may_refuse:
+            self._own = self._learner.hazards.ranks[path.kinds[0]][0]
+            self._refused = place > path.refused
 
     def arrived(self) -> None:
-        """The put has its room."""
-        self._own = None, None
+        """The put has its room, or what there is."""
+        self._own = None
+        self._refused |= self.refuses
         self.refuses = False
 
     def victim(self) -> Any:
         """The next block to evict, still in the policy. None when every block is pinned, or the
         arriving ones rank lowest."""
-        self.refuses = False
+        self.refuses = self._refused
+        if self._refused:  # a part of the same put was
+            return None
         if self._learner.rule is Rule.LRU:
             segment = self._victims.by_use()
         else:
             now = self._learner.clock()
-            segment, self.refuses = self._victims.by_rank(now, *self._own)
+            segment, self.refuses = self._victims.by_rank(now, self._own)
         return None if segment is None else segment.blocks[-1]
 
     def oldest(self) -> Any:
@@ -144,12 +180,26 @@ class LearnedPolicy:
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
+    def _release(self) -> None:
+        """The blocks of the put may be evicted like all others."""
+        if self._held is not None:
+            self._tree.release(self._held[1])
+            self._held = None
+
     def _before(self, path: Path, place: int, namespace: str) -> Any:
         """The block before number `place` of `path`; None when it is not here."""
         if not place:
             return None
         block = self._find(namespace, path.keys[place - 1])
         return None if block is None or block.branch is None else block
+
+
+def _ends_at(segment: Segment, before: Any) -> bool:
+    """Whether `segment`, which is held, continues up to the block `before`, or from the start of a
+    prompt up to None."""
+    if segment.blocks:
+        return segment.blocks[-1] is before
+    return segment.parent is (None if before is None else before.branch)
 
 
 def _run(blocks: Sequence[Any], at: int, path: Path, place: int) -> tuple[list[Any], int]:

@@ -28,23 +28,23 @@ class InTree(Protocol):
 class Segment:
     """Neighbours of one prompt that one request put, and the same requests used since.
 
-    `kind` is the class of the request that used it last, `used_at` its time, `uses` the number of
-    such requests, and `origin` the number of the request that put it.
+    `kind` is the class of the request that used it last, `user` its number, `used_at` its time,
+    `uses` the number of such requests, and `origin` the number of the request that put it.
     """
 
     __slots__ = (
         "aside", "blocks", "kids", "kind", "newer", "older", "origin", "parent", "place",
-        "used_at", "uses",
+        "used_at", "user", "uses",
     )  # fmt: skip
 
     def __init__(self, kind: int, used_at: float, origin: int) -> None:
         self.blocks: list[Any] = []
         self.parent: Segment | None = None
-        self.kids = 0  # segments that continue it
+        self.kids = 0  # segments that continue it, and one while it is held
         self.kind = kind
         self.used_at = used_at
         self.uses = 1
-        self.origin = origin
+        self.user = self.origin = origin
         self.place = -1  # its index in `Tree.leaves`; -1: not there
         self.aside = False  # out of leaves and order: a pin keeps its end, or one behind it
         self.older = self.newer = self
@@ -87,28 +87,49 @@ class Tree:
     ) -> None:
         """Add `blocks`, neighbours in the order of their prompt, behind `parent`, which is in the
         tree. They continue its segment if the same request put it."""
+        segment = self.hold(parent, kind, now, origin)
+        self.extend(segment, blocks)
+        self.release(segment)
+
+    def hold(self, parent: InTree | None, kind: int, now: float, origin: int) -> Segment:
+        """A segment behind `parent`, to be extended. Until `release` it is no leaf, nor is what is
+        above it: so the leaves are the same however a put is cut into parts."""
         above: Segment | None = None
         if parent is not None:
             above = parent.branch
             assert above is not None, "the parent is not in the tree"
             if above.blocks[-1] is not parent:
                 above = self._split(above, above.blocks.index(parent) + 1)
-        if above is not None and not above.kids and above.origin == origin != ALONE:
-            segment = above
-        else:
-            segment = Segment(kind, now, origin)
-            self.num_segments += 1
-            segment.parent = above
-            if above is not None:
-                self._drop_leaf(above)
-                above.kids += 1
-            self._add_leaf(segment)
+        if above is not None:
+            self._drop_leaf(above)
+            above.kids += 1
+            if above.kids == 1 and above.origin == origin != ALONE:
+                return above
+        segment = Segment(kind, now, origin)
+        self.num_segments += 1
+        segment.parent = above
+        segment.kids = 1
+        return segment
+
+    def extend(self, segment: Segment, blocks: Sequence[InTree]) -> None:
+        """Add `blocks` at the end of `segment`, which is held."""
         segment.blocks += blocks
         for block in blocks:
             block.branch = segment
         self.num_blocks += len(blocks)
         self.steps += len(blocks)
-        self.refresh(segment)
+        if blocks:
+            self.refresh(segment)
+
+    def release(self, segment: Segment) -> None:
+        """The put of `segment` has ended, or waits for other requests."""
+        segment.kids -= 1
+        if not segment.blocks:
+            self._settle(segment)
+        elif segment.aside:
+            self.refresh(segment)
+        elif not segment.kids:
+            self._add_leaf(segment)
 
     def attach_alone(self, block: InTree, kind: int, now: float) -> None:
         """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
@@ -120,9 +141,10 @@ class Tree:
         self.steps += 1
         self.refresh(segment)
 
-    def use(self, last: InTree, kinds: Sequence[int], now: float) -> None:
+    def use(self, last: InTree, kinds: Sequence[int], now: float, request: int = 0) -> None:
         """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
-        the number of its uses so far, or of the last one."""
+        the number of its uses so far, or of the last one. All calls for one `request` are one use;
+        with 0 each is another one."""
         segment: Segment | None = last.branch
         assert segment is not None, "the block is not in the tree"
         if segment.blocks[-1] is not last:
@@ -130,8 +152,10 @@ class Tree:
         self.refresh(segment)
         most = len(kinds) - 1
         while segment is not None:
-            segment.kind = kinds[segment.uses if segment.uses < most else most]
-            segment.uses += 1
+            if not request or segment.user != request:
+                segment.kind = kinds[segment.uses if segment.uses < most else most]
+                segment.uses += 1
+                segment.user = request
             segment.used_at = now
             segment = segment.parent
 
@@ -145,6 +169,10 @@ class Tree:
         segment.blocks.pop()
         block.branch = None
         self.num_blocks -= 1
+        self._settle(segment)
+
+    def _settle(self, segment: Segment | None) -> None:
+        """Drop `segment` and those above it that are empty and that nothing continues."""
         while segment is not None and not segment.blocks and not segment.kids:
             self.num_segments -= 1
             self._unlink(segment)
@@ -214,6 +242,7 @@ class Tree:
         self.num_segments += 1
         front.blocks = segment.blocks[:count]
         front.uses = segment.uses
+        front.user = segment.user
         front.parent = segment.parent
         front.kids = 1
         front.aside = segment.aside

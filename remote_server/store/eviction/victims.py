@@ -40,12 +40,10 @@ class Victims:
             return one or alone
         return alone if alone.used_at < one.used_at else one
 
-    def by_rank(
-        self, now: float, own: float | None, parent: Segment | None
-    ) -> tuple[Segment | None, bool]:
+    def by_rank(self, now: float, own: float | None) -> tuple[Segment | None, bool]:
         """The one of the lowest rank, and whether the request for which there is to be room ranks
-        lower. Its blocks have the rank `own`, None if they may not lose; they continue `parent`."""
-        best = self._worst_leaf(now, parent)
+        lower. Its blocks have the rank `own`, None if they may not lose."""
+        best = self._worst_leaf(now)
         alone = self._tree.oldest_alone()
         if alone is not None:
             rank = self._hazards.ranks[UNKNOWN][age_range(now - alone.used_at)]
@@ -57,23 +55,21 @@ class Victims:
             return None, True
         return best[2], False
 
-    def _worst_leaf(self, now: float, parent: Segment | None) -> _Ranked | None:
+    def _worst_leaf(self, now: float) -> _Ranked | None:
         chosen, leaves = self._chosen, self._tree.leaves
         while chosen:
             _, used_at, segment = chosen[-1]
             usable = segment.place >= 0 and segment.used_at == used_at
-            if usable and segment is not parent and not segment.blocks[-1].pins:
+            if usable and not segment.blocks[-1].pins:
                 return chosen[-1]
             chosen.pop()
         while leaves:
-            self._try(now, parent)
+            self._try(now)
             if chosen:
                 return chosen[-1]
-            if len(leaves) <= 1 and parent is not None and leaves and leaves[0] is parent:
-                return None
         return None
 
-    def _try(self, now: float, parent: Segment | None) -> None:
+    def _try(self, now: float) -> None:
         """Choose among random leaves; those that a pin keeps are set aside."""
         leaves, ranks, draw = self._tree.leaves, self._hazards.ranks, self._random
         tried: list[_Ranked] = []
@@ -81,8 +77,6 @@ class Victims:
         number = len(leaves)
         for _ in range(min(TRIED, number)):
             segment = leaves[int(draw() * number)]
-            if segment is parent:
-                continue
             if segment.blocks[-1].pins:
                 pinned.append(segment)
             else:

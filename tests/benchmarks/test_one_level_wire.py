@@ -1,0 +1,27 @@
+"""Eviction of a server process against the same eviction without a server."""
+
+import pytest
+
+from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
+from benchmarks.remote_kv_cache.replay.workloads import chat
+
+PLACES = one_level_wire.places_for(1)
+REQUESTS = chat(PLACES)[:650]
+
+IN_PIECES = {"transport": "tcp", "batch_bytes": 3 * one_level_wire.PAYLOAD,
+             "lane_window_bytes": 12 * one_level_wire.PAYLOAD}  # fmt: skip
+"""Every put and every get is cut into messages of three blocks."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [("lru", {}), ("learned", {}), ("learned", IN_PIECES)],
+    ids=["lru", "learned", "learned, in pieces"],
+)
+def test_a_server_finds_and_writes_what_the_policy_alone_does_to_the_block(policy, settings):
+    alone = one_level.replay(REQUESTS, PLACES, policy)
+    served = one_level_wire.replay(REQUESTS, PLACES, policy, settings)
+    assert (served.found, served.written) == (alone.found, alone.written)
+    assert served.requested > 5 * PLACES
+    if policy == "learned":
+        assert alone.reigned["learned"] > 100
