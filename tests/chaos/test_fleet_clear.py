@@ -34,7 +34,7 @@ def found(client: FleetClient) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["kill", "freeze"])
+@pytest.mark.parametrize("kind", ["kill", pytest.param("freeze", marks=pytest.mark.whole)])
 def test_clear_names_the_server_that_is_down_and_a_second_one_leaves_nothing(
     kind, rng, seed, tmp_path
 ):

@@ -141,7 +141,13 @@ def lost_to_a_newcomer(servers: FleetServers, where: dict[int, set[str]]) -> flo
     return lost
 
 
-@pytest.mark.parametrize("memory", ["8MiB", "64MiB"], ids=["full servers", "servers with room"])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param("8MiB", id="full servers"),
+        pytest.param("64MiB", id="servers with room", marks=pytest.mark.whole),
+    ],
+)
 def test_a_newcomer_gets_at_most_twice_its_share_of_puts(whole, seed, tmp_path, capsys, memory):
     """Full servers compare the ages of what they evict, those with room how full they are."""
     is_full = memory == "8MiB"

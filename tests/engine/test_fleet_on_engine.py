@@ -35,6 +35,8 @@ from benchmarks.engine.prompts import keys_of
 from examples.engine import Completion
 from remote_server.fleet.placement import homes
 
+pytestmark = pytest.mark.whole  # to start four servers and two engines takes a minute
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -105,9 +107,7 @@ def freeze(member: Member) -> None:
     member.server.send_signal(signal.SIGSTOP)
 
 
-@pytest.mark.parametrize(
-    ("loss", "seed"), [(kill, 1), pytest.param(freeze, 2, marks=pytest.mark.whole)]
-)
+@pytest.mark.parametrize(("loss", "seed"), [(kill, 1), (freeze, 2)])
 def test_a_prompt_is_on_several_servers_and_the_loss_of_one_costs_another_engine_its_rows(
     fleet: Fleet, engine: Engine, loss: Callable[[Member], None], seed: int
 ):
@@ -156,7 +156,6 @@ def are_spread(all_holders: list[Holders]) -> None:
 # ── hot runs ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.whole
 def test_runs_that_five_clients_load_are_copied_and_the_loss_of_a_server_costs_nothing(
     fleet: Fleet, engine: Engine
 ):
@@ -190,7 +189,6 @@ def test_runs_that_five_clients_load_are_copied_and_the_loss_of_a_server_costs_n
 # ── a server comes back, and one joins ───────────────────────────────────────────────────────
 
 
-@pytest.mark.whole
 def test_a_killed_server_that_comes_back_empty_is_given_its_rows_again(
     fleet: Fleet, engine: Engine
 ):
@@ -215,7 +213,6 @@ def test_a_killed_server_that_comes_back_empty_is_given_its_rows_again(
     assert agree(got, answers) and agree(got, asked_of(engine, prompts))
 
 
-@pytest.mark.whole
 def test_a_killed_server_that_comes_back_with_its_disk_is_given_nothing(
     fleet: Fleet, engine: Engine
 ):
@@ -247,7 +244,6 @@ def at_rest(member: Member) -> bool:
     return not any(tier.pending for tier in stats.tiers.values())
 
 
-@pytest.mark.whole
 def test_a_server_that_joins_takes_runs_and_nothing_of_the_others_is_lost(
     fleet: Fleet, engine: Engine
 ):
@@ -279,7 +275,6 @@ def test_a_server_that_joins_takes_runs_and_nothing_of_the_others_is_lost(
 # ── other engines ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.whole
 def test_a_bare_tier_and_a_vllm_that_records_no_positions_use_the_servers_too(
     fleet: Fleet, engine: Engine, model: Path, logs: Path
 ):
