@@ -28,7 +28,8 @@ def engine(server):
     clients = []
 
     def make(name, namespace, blocks=0, **facts):
-        client = RemoteClient(ClientConfig(server.endpoint, client_name=name, quiet=True))
+        # Over one connection, so that blocks lie in slabs in the order of their keys.
+        client = RemoteClient(ClientConfig(server.endpoint, client_name=name, quiet=True, lanes=0))
         clients.append(client)
         client.declare(namespace, 4096, FACTS | facts)
         while not client.ready:
