@@ -185,13 +185,15 @@ class Loop:
         self._finish_cancels()
 
     def _wait_s(self) -> float:
-        channels = self.channels
-        if self.mailbox or any(channel.has_more for channel in channels):
+        if self.mailbox:
             return 0.0
+        again = False
+        for channel in self.channels:
+            if channel.has_more:
+                return 0.0
+            again = again or channel.blocked or bool(channel.releasing)
         timeout_s = max(0.0, self._wake_at() - self._clock())
-        if any(channel.blocked or channel.releasing for channel in channels):
-            timeout_s = min(timeout_s, _POLL_AGAIN_S)
-        return timeout_s
+        return min(timeout_s, _POLL_AGAIN_S) if again else timeout_s
 
     def _wake_at(self) -> float:
         """Time at which something may be late, due or stuck."""
