@@ -57,7 +57,7 @@ class ControlChannel(Channel):
             if not ask.always:
                 known = None if ask.namespace is None else self._declaration_of(ask.namespace)
                 self._session.require(known)
-            ask.parts = ask.split(self._session.limits.max_keys)
+            ask.parts = ask.split(self._session.limits)
         except KVFerryError as error:
             self._turn_away(ask, error)
             return

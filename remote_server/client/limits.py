@@ -12,6 +12,7 @@ class Limits(NamedTuple):
     max_frame_bytes: int = protocol.MAX_FRAME_BYTES
     max_message_bytes: int = protocol.MAX_MESSAGE_BYTES
     ahead_bytes: int = 0  # named ahead of a get's requests, for a server that gains by it
+    packed_keys: bool = False  # keys of one length may be one binary
 
     @staticmethod
     def of(welcome: protocol.Welcome) -> "Limits":
@@ -20,4 +21,5 @@ class Limits(NamedTuple):
             min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES),
             min(max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES),
             welcome.ahead_bytes,
+            welcome.packed_keys,
         )

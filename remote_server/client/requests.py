@@ -20,9 +20,12 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.channel import Request, check_keys, check_namespace
+from remote_server.client.limits import Limits
 from remote_server.client.results import ClientConfig, Counters, Op, fail, resolve
 from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError, ServerUnavailable
+
+_STATES = bytes(protocol.KeyState)
 
 Build = Callable[..., protocol.Request]
 """Makes the message of one part of a request once its `request_id` is known."""
@@ -33,8 +36,8 @@ class Ask:
     """A request with one small reply per message. `end` is called exactly once."""
 
     op: Op
-    split: Callable[[int], list[Build]]
-    """The messages to send, each with at most the given number of keys."""
+    split: Callable[[Limits], list[Build]]
+    """The messages to send, each within these limits."""
 
     fits: Callable[[protocol.Reply, Build], bool]
     """Whether a reply is a possible one to that message; any other is ignored."""
@@ -120,7 +123,7 @@ def lookup(
         return (
             isinstance(reply, protocol.Found)
             and len(reply.states) == len(_keys_of(part))
-            and max(reply.states, default=0) <= max(protocol.KeyState)
+            and not reply.states.translate(None, _STATES)  # no other byte
         )
 
     def merge(replies: list[protocol.Found]) -> protocol.Found:
@@ -186,7 +189,7 @@ def clear(
 ) -> Ask:
     """`future` receives the numbers of removed blocks. Any namespace, declared here or not."""
 
-    def split(_: int) -> list[Build]:
+    def split(_: Limits) -> list[Build]:
         if namespace is not None:
             check_namespace(namespace)
         return [partial(protocol.Clear, namespace=namespace, forget=forget)]
@@ -215,11 +218,11 @@ def keep(
 
     kind = partial(protocol.Keep, keep=keep)
 
-    def split(max_keys: int) -> list[Build]:
+    def split(limits: Limits) -> list[Build]:
         check_namespace(namespace)
         if keys is None:
             return [partial(kind, namespace=namespace)]
-        return _by_keys(kind, namespace, keys)(max_keys)
+        return _by_keys(kind, namespace, keys)(limits)
 
     return Ask(Op.KEEP, split, _is(protocol.Kept), _resolve(future, merge), timeout_s)
 
@@ -238,13 +241,14 @@ def verify(namespace: str, keys: Sequence[bytes], timeout_s: float, counters: Co
 
 def _by_keys(
     kind: Build, namespace: str, keys: Sequence[bytes], chain: Sequence[protocol.Stretch] = ()
-) -> Callable[[int], list[Build]]:
-    def split(max_keys: int) -> list[Build]:
-        check_keys(keys)
+) -> Callable[[Limits], list[Build]]:
+    def split(limits: Limits) -> list[Build]:
+        one_length = check_keys(keys)
+        key_bytes = one_length if limits.packed_keys else 0
         builds: list[Build] = []
-        for first in range(0, len(keys), max_keys):
-            part = list(keys[first : first + max_keys])
-            builds.append(partial(kind, namespace=namespace, keys=part))
+        for first in range(0, len(keys), limits.max_keys):
+            part = list(keys[first : first + limits.max_keys])
+            builds.append(partial(kind, namespace=namespace, keys=part, key_bytes=key_bytes))
             if chain:
                 of_part = protocol.select(chain, range(first, first + len(part)))
                 builds[-1] = partial(builds[-1], chain=of_part)

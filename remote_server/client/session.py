@@ -269,6 +269,7 @@ class Session:
             self._warn("%s; every block is a miss until it is back", reason)
         self._logged_ready = self.connected = self.ready = False
         self.local_socket = self.max_lanes = None
+        self.limits = self.limits._replace(packed_keys=False)
         self._start_over()
 
     def on_epoch(self, epoch: str, *, welcome: bool) -> Epoch:

@@ -27,7 +27,16 @@ from remote_server.protocol.limits import (
     Stretch,
 )
 from remote_server.protocol.local_messages import LocalMessage
-from remote_server.protocol.messages import Reply, Request
+from remote_server.protocol.messages import (
+    Get,
+    Keep,
+    Lookup,
+    Put,
+    Reply,
+    Request,
+    Touch,
+    Verify,
+)
 
 
 class _RequestIdOnly(msgspec.Struct):
@@ -42,6 +51,8 @@ class _LaneOnly(msgspec.Struct):
 # msgspec passes on two of Python's errors: for text that is not UTF-8, and for endless nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_WITH_KEYS = (Lookup, Put, Get, Touch, Verify, Keep)
+
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
@@ -53,16 +64,38 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> list[bytes]:
-    """The two leading frames of `message`; the caller appends the payload frames."""
+    """The two leading frames of `message`; the caller appends the payload frames. With `key_bytes`
+    its keys are one binary; all must have that length."""
+    if isinstance(message, _WITH_KEYS) and message.key_bytes and message.keys is not None:
+        message = msgspec.structs.replace(message, keys=b"".join(message.keys))
     return [MAGIC, _encoder.encode(message)]
 
 
 def decode_request(header: bytes | memoryview) -> Request:
     """Decode a client's header. Raises `RemoteProtocolError` with the reason."""
     try:
-        return _request_decoder.decode(header)
+        request = _request_decoder.decode(header)
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"unreadable request header: {error}") from error
+    if isinstance(request, _WITH_KEYS):
+        on_wire: object = request.keys
+        if isinstance(on_wire, bytes):
+            return msgspec.structs.replace(request, keys=_cut_keys(on_wire, request.key_bytes))
+        if request.key_bytes:
+            raise RemoteProtocolError("key_bytes without one binary of keys")
+    return request
+
+
+def _cut_keys(packed: bytes, key_bytes: int) -> list[bytes]:
+    if not key_bytes:
+        raise RemoteProtocolError("one binary of keys without key_bytes")
+    number, rest = divmod(len(packed), key_bytes)
+    if rest:
+        raise RemoteProtocolError(f"{len(packed)} bytes of keys, not a multiple of {key_bytes}")
+    if number > MAX_KEYS_PER_MESSAGE:
+        raise RemoteProtocolError(f"{number} keys, at most {MAX_KEYS_PER_MESSAGE}")
+    # 16 ns a key; a slice of bytes takes 90.
+    return np.frombuffer(packed, f"V{key_bytes}").tolist() if packed else []
 
 
 def request_id_of(header: bytes | memoryview) -> int:

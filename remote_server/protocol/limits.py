@@ -7,7 +7,7 @@ message describes its keys in stretches, so that a thousand neighbours cost as m
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum, auto
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -78,7 +78,19 @@ MAX_WINDOW = (1 << 16) - 1
 MAX_STRETCHES = 1024
 
 BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
-Keys = Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
+if TYPE_CHECKING:
+    Keys = list[bytes]
+else:
+    Keys = (
+        Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
+        | Annotated[bytes, Meta(max_length=MAX_KEYS_PER_MESSAGE * MAX_KEY_BYTES)]
+    )
+"""Always a list in a message; on the wire an array, or one binary of all keys. The codec joins and
+cuts them."""
+
+KeyBytes = Annotated[int, Meta(ge=0, le=MAX_KEY_BYTES)]
+"""The length of every key of a message whose keys are one binary on the wire; 0: an array."""
+
 Counts = Annotated[
     list[Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]], Meta(max_length=MAX_KEYS_PER_MESSAGE)
 ]

@@ -16,6 +16,7 @@ from remote_server.protocol.limits import (
     Checksums,
     Counts,
     FleetDigest,
+    KeyBytes,
     Keys,
     LaneNumber,
     Namespace,
@@ -65,6 +66,7 @@ class Lookup(Message, frozen=True, tag="lookup"):
     chain: Chain = []
     explain: bool = False
     fleet: bool = False
+    key_bytes: KeyBytes = 0
 
 
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,6 +112,7 @@ class Put(Message, frozen=True, tag="put"):
     fleet: bool = False
     lane: LaneNumber = 0
     checked: bool = True
+    key_bytes: KeyBytes = 0
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,6 +146,7 @@ class Get(Message, frozen=True, tag="get"):
     within_ms: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     fleet: bool = False
     lane: LaneNumber = 0
+    key_bytes: KeyBytes = 0
 
 
 class Touch(Message, frozen=True, tag="touch"):
@@ -150,6 +154,7 @@ class Touch(Message, frozen=True, tag="touch"):
 
     namespace: Namespace
     keys: Keys
+    key_bytes: KeyBytes = 0
 
 
 class Verify(Message, frozen=True, tag="verify"):
@@ -157,6 +162,7 @@ class Verify(Message, frozen=True, tag="verify"):
 
     namespace: Namespace
     keys: Keys
+    key_bytes: KeyBytes = 0
 
 
 class Keep(Message, frozen=True, tag="keep"):
@@ -168,6 +174,7 @@ class Keep(Message, frozen=True, tag="keep"):
     namespace: Namespace
     keys: Keys | None = None
     keep: bool = True
+    key_bytes: KeyBytes = 0
 
 
 class Release(Message, frozen=True, tag="release"):
@@ -227,6 +234,8 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     """In the reply to a hello with `fleet`."""
     max_lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)] = 0
     """How many lanes a connection may open; 0: the server offers none."""
+    packed_keys: bool = False
+    """Keys of one length may be one binary."""
 
 
 class Found(_Reply, frozen=True, tag="found"):

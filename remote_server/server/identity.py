@@ -92,6 +92,7 @@ class Identity:
             name=self.name,
             load=self.load() if hello.fleet else None,
             max_lanes=max_lanes,
+            packed_keys=True,
         )
 
     def stats(

@@ -111,6 +111,8 @@ class Conversation:
         self.request_id += 1
         about = {"request_id": self.request_id, "namespace": say.namespace}
         keys = [key(number) for number in say.numbers]
+        # Half of them are one binary.
+        named = {**about, "keys": keys, "key_bytes": len(key(0)) * (say.b // 2 % 2)}
         block_bytes = BLOCK_BYTES.get(say.namespace, 100)
         lengths = [max(1, block_bytes - say.a % 9 * number) for number in say.numbers]
         if lengths and say.a % 13 == 12:
@@ -122,13 +124,13 @@ class Conversation:
             case "hello":
                 message: protocol.Request = Hello(protocol=2, block_bytes=block_bytes, **about)
             case "lookup":
-                message = Lookup(keys=keys, **about)
+                message = Lookup(**named)
             case "touch":
-                message = Touch(keys=keys, **about)
+                message = Touch(**named)
             case "keep":
-                message = Keep(keys=keys if say.a % 3 else None, keep=bool(say.b % 4), **about)
+                message = Keep(keep=bool(say.b % 4), **(named if say.a % 3 else about))
             case "verify":
-                message = Verify(keys=keys, **about)
+                message = Verify(**named)
             case "stats":
                 message = Stats(request_id=self.request_id)
             case "clear":
@@ -136,11 +138,11 @@ class Conversation:
                     request_id=self.request_id, namespace=say.namespace if say.a % 3 else None
                 )
             case "get":
-                message = Get(keys=keys, stream=bool(say.a % 2), **about)
+                message = Get(stream=bool(say.a % 2), **named)
             case "get_shared":
                 release = self.leases[: say.b % 3] if say.b % 4 == 0 else []
                 message = shared_get(
-                    keys=keys, region=TOKEN, checked=bool(say.a % 4), release=release, **about
+                    region=TOKEN, checked=bool(say.a % 4), release=release, **named
                 )
             case "release":
                 lease = self.leases[say.a % len(self.leases)] if self.leases else say.a
@@ -152,8 +154,8 @@ class Conversation:
                     for first in range(0, len(blocks), per_frame)
                 ]
                 message = Put(
-                    keys=keys, lengths=lengths, checksums=sums, blocks_per_frame=per_frame,
-                    deferred=bool(say.b % 2), force=bool(say.b % 3 == 0), **about,
+                    lengths=lengths, checksums=sums, blocks_per_frame=per_frame,
+                    deferred=bool(say.b % 2), force=bool(say.b % 3 == 0), **named,
                 )  # fmt: skip
             case _:
                 message = self.put_shared(say, keys, lengths, sums, blocks, about)

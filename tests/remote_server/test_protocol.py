@@ -34,6 +34,7 @@ from remote_server.protocol import (
     SharedRows,
     Stored,
     Stretch,
+    Touch,
     Welcome,
 )
 from remote_server.store import tier_stack, write_behind
@@ -118,6 +119,29 @@ GOLDEN = [
         "697374656400a6666f7263656400a96475706c696361746500a86465636c696e656480a86f757463"
         "6f6d6573c40100a46c6f616494cd01f4cb3ff8000000000000cb4000000000000000c2aa72657175"
         "6573745f696409",
+    ),
+    (
+        Lookup(request_id=7, namespace="n", keys=[b"a0", b"b1"], key_bytes=2),
+        "85a474797065a66c6f6f6b7570a96e616d657370616365a16ea46b657973c40461306231"
+        "a96b65795f627974657302aa726571756573745f696407",
+    ),
+    (
+        Put(
+            request_id=8, namespace="n", keys=[b"a\0", b"\0\0"], lengths=[1, 2], checksums=[3, 4],
+            key_bytes=2,
+        ),
+        "87a474797065a3707574a96e616d657370616365a16ea46b657973c40461000000a76c656e677468"
+        "73920102a9636865636b73756d73920304a96b65795f627974657302aa726571756573745f696408",
+    ),
+    (
+        Get(request_id=9, namespace="n", keys=[b"a0", b"b1"], stream=False, key_bytes=2),
+        "86a474797065a3676574a96e616d657370616365a16ea46b657973c40461306231a673747265616dc2"
+        "a96b65795f627974657302aa726571756573745f696409",
+    ),
+    (
+        Touch(request_id=10, namespace="n", keys=[b"a0"], key_bytes=2),
+        "85a474797065a5746f756368a96e616d657370616365a16ea46b657973c4026130a96b65795f6279"
+        "74657302aa726571756573745f69640a",
     ),
 ]  # fmt: skip
 
