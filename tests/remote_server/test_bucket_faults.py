@@ -1,9 +1,11 @@
 """A bucket that fails: each kind is counted by its reason, and no wrong byte reaches a row."""
 
 import struct
+import threading
 
 import pytest
 from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
+from disk_helpers import BOUND_S
 from wire_peer import block, key
 
 from remote_server import protocol
@@ -11,7 +13,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.bucket import layout
 from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
 from remote_server.store.bucket.names import ABSENT_S, UNREADABLE_S
-from remote_server.store.bucket.objects import Availability, Failure
+from remote_server.store.bucket.objects import Availability, Failure, Head
 from remote_server.store.bucket.packs import object_name, pack_id, packs_in
 
 ROWS = 8
@@ -62,19 +64,30 @@ def found(objects, clock):
 
 
 def write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
+    results = begin_to_write(bucket, rows_data)
+    bucket.drain()
+    return results
+
+
+def begin_to_write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
+    """The results of a write, once it has ended."""
     sums = protocol.checksums("ns", KEYS, rows_data)
     rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS))
     results: list = []
     if rows:
         bucket.tier.write(rows, [memoryview(data) for data in rows_data], results.extend)
-        bucket.drain()
     return results
+
+
+def begin_to_look(bucket: RealBucket) -> None:
+    """Have the headers read that a lookup of all rows needs."""
+    groups = [*packs_in(KEYS, chain_of(ROWS), ROW_BYTES, bucket.tier.pack_bytes)]
+    bucket.tier.expect("ns", groups)
 
 
 def look(bucket: RealBucket) -> bytes:
     """A lookup of all rows. Returns when what it began has ended."""
-    groups = [*packs_in(KEYS, chain_of(ROWS), ROW_BYTES, bucket.tier.pack_bytes)]
-    bucket.tier.expect("ns", groups)
+    begin_to_look(bucket)
     states = bucket.tier.lookup_all("ns", KEYS)
     bucket.drain()
     return states
@@ -333,6 +346,38 @@ def test_all_known_packs_of_a_long_prompt_are_pending_and_few_unknown_ones_are_a
         bucket.tier.expect("ns", [*packs_in([b"x%d" % n for n in range(99)], [], 1, 1)])
         bucket.drain()
         assert objects.num_calls == len(keys) + MAX_HEADERS_PER_LOOKUP
+
+
+class LateHeads(FaultyObjects):
+    """The result of each read of a header arrives when `let_go` is set."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.has_read, self.let_go = threading.Event(), threading.Event()
+
+    def read_head(self, name: str, num_bytes: int) -> Head:
+        try:
+            return super().read_head(name, num_bytes)
+        finally:
+            self.has_read.set()
+            assert self.let_go.wait(BOUND_S)
+
+
+def test_a_pack_that_is_written_while_its_header_is_read_is_found(tmp_path, clock):
+    objects = LateHeads(folder_url(tmp_path))
+    with RealBucket(objects=objects, clock=clock) as bucket:
+        begin_to_look(bucket)
+        assert objects.has_read.wait(BOUND_S)
+        results = begin_to_write(bucket)
+        while not results:
+            assert bucket.event.wait(BOUND_S)
+            bucket.event.clear()
+            bucket.tier.finish_jobs()
+        objects.let_go.set()
+        bucket.drain()
+        assert set(results) == {"ok"}
+        assert bucket.tier.num_names == 1
+        assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
 
 
 def test_what_was_absent_is_asked_for_again_after_a_while(bucket, objects, clock):

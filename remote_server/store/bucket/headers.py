@@ -89,7 +89,7 @@ class HeaderReads:
     ) -> None:
         self._pending.end(namespace, rows)
         if (namespace, key) not in self._reading:
-            return  # cleared meanwhile
+            return  # cleared or written meanwhile
         self._reading.remove((namespace, key))
         read = read or ReadHeader(None, failure=Failure.OTHER)
         self._counters["headers_read"] += read.header is not None
@@ -98,6 +98,10 @@ class HeaderReads:
             self._counters[read.foreign] += 1
         self._counters["headers_absent"] += read.failure is Failure.ABSENT
         self._on_read(namespace, key, read)
+
+    def is_written(self, namespace: str, key: bytes) -> None:
+        """The pack that `key` names was written: ignore the result of a read that began before."""
+        self._reading.discard((namespace, key))
 
     def forget(self, namespace: str | None) -> None:
         """Ignore the results of those under way in one namespace, or in all."""

@@ -213,6 +213,7 @@ class BucketTier:
             self._removals.remove(pack.namespace, pack.key)
             return Written.CLEARED
         self._names.is_there(pack.namespace, pack.key)
+        self._headers.is_written(pack.namespace, pack.key)
         if made:  # the rows of another server's may differ in bits: a lookup reads its header
             self._index.add(pack)
         return Written.OK
