@@ -4,6 +4,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from remote_server.protocol import Stretch
@@ -13,6 +15,8 @@ from remote_server.store.eviction.hazard import MARKS, TURNS, UNKNOWN, Hazards, 
 from remote_server.store.eviction.paths import TABLE, Path, Paths, Turns
 from remote_server.store.eviction.tree import Tree
 from remote_server.store.eviction.victims import Rule
+
+Hashes = npt.NDArray[np.uint64]
 
 AGAIN_S = 1.0
 """A lookup of the same prompt within this time is the same request."""
@@ -124,7 +128,7 @@ class Learner:
             before.num_held = num_held
             return
         hashes = self._hashes(namespace, keys)
-        kinds = KINDS[min(self._turns.turn_of(hashes), TURNS - 1)][0]
+        kinds = KINDS[min(self._turns.turn_of(hashes.tolist()), TURNS - 1)][0]
         self._num_paths += 1
         self.paths.add(namespace, Path(self._num_paths, keys, kinds, now, num_held))
         sampled, shadowed = self._sampled(hashes)
@@ -137,19 +141,19 @@ class Learner:
             self.hazards.use(sampled, _ALONE, now)
             self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
 
-    def _hashes(self, namespace: str, keys: Sequence[bytes]) -> list[int]:
+    def _hashes(self, namespace: str, keys: Sequence[bytes]) -> Hashes:
         """Numbers of 60 bits."""
         salt = self._salts.get(namespace)
         if salt is None:
             if len(self._salts) >= MAX_SALTS:
                 self._salts.clear()
             salt = self._salts[namespace] = zlib.crc32(namespace.encode()) * 0x10001
-        return [one >> 4 ^ salt for one in map(xxhash.xxh3_64_intdigest, keys)]
+        # 0.1 µs a key, most of it for the hash itself; as plain ints these numbers take twice that.
+        digests = map(xxhash.xxh3_64_intdigest, keys)
+        return np.fromiter(digests, np.uint64, len(keys)) >> np.uint64(4) ^ np.uint64(salt)
 
-    def _sampled(self, hashes: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _sampled(self, hashes: Hashes) -> tuple[list[int], list[int]]:
         """Those of which hazards are learned, and those in the shadows."""
-        mask, sampled = self.hazards.mask, self.floor.mask
-        return (
-            [one for one in hashes if not one & mask],
-            [one for one in hashes if not one >> 20 & sampled],
-        )
+        learned = hashes & np.uint64(self.hazards.mask) == 0
+        shadowed = hashes >> np.uint64(20) & np.uint64(self.floor.mask) == 0
+        return hashes[learned].tolist(), hashes[shadowed].tolist()
