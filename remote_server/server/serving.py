@@ -29,8 +29,9 @@ MAX_BYTES_IN_TOTAL = 512 * MiB
 # What a message takes beside its bytes, in Python and in libzmq.
 FRAME_BYTES = 512
 
-# A header of up to this size has few keys: some 200 of 36 bytes.
-SMALL_BYTES = 8 << 10
+# A header of up to this size is one step to decode, and so is its lookup: LOOKUP_KEYS_PER_STEP keys
+# of 36 bytes. A turn costs 20 µs, as much as it takes to decode a thousand keys.
+SMALL_BYTES = 40 << 10
 SMALL_FRAMES = 64
 
 
