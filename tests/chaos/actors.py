@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chaos_client import ChaosClient, Request
@@ -17,7 +17,6 @@ from remote_server.client import RemoteClient
 _OPS = {"lookup": 25, "get": 38, "put": 24, "touch": 6, "force": 5, "stats": 2}
 
 _PATIENCE_S = (0.005, 0.05, 0.5, 2.0)
-"""Deadlines. The first ends a request in the middle of what it does."""
 
 
 SETTLE_S = 20.0
@@ -46,13 +45,19 @@ class Habits:
     most_under_way: int = 4
     """At a time."""
 
+    operations: Mapping[str, float] = field(default_factory=lambda: _OPS)
+    """The others, with their weights."""
+
+    deadlines_s: tuple[float, ...] = _PATIENCE_S
+    """Each as often as the others. A short one ends a request in the middle of what it does."""
+
     detaches: bool = True
     """It loses its attachment to the server's memory now and then, for five seconds."""
 
     @property
     def ops(self) -> dict[str, float]:
         """Operations, with their weights."""
-        return {**_OPS, "clear": self.clears_percent}
+        return {**self.operations, "clear": self.clears_percent}
 
     @property
     def sizes(self) -> list[float]:
@@ -170,7 +175,7 @@ class Actor:
         wanted = "tcp" if self._transport in ("tcp", "lanes") else "shm"
         eventually(
             lambda: (
-                self.client.ready and self.client.transport == wanted and self._client.has_lanes
+                self.client.ready and self.client.transport == wanted and self._client.has_all_lanes
             ),
             f"{self.name} is ready over {wanted}",
             patience_s,
@@ -207,15 +212,15 @@ class Actor:
 
     def _wait_a_little_for_the_server(self) -> None:
         until = time.monotonic() + _WAIT_WHEN_AWAY_S
-        while not self._client.client.ready and time.monotonic() < until:
-            time.sleep(0.005)
+        while not (self.client.ready and self._client.has_lanes) and time.monotonic() < until:
+            time.sleep(0.002)
 
     def _next(self) -> Request:
         rng, client = self._rng, self._client
         op = rng.choices(*self._ops)[0]
         ns = rng.choices(self._habits.namespaces, self._sizes)[0]
         numbers = self._numbers(ns)
-        patience_s = rng.choice(_PATIENCE_S)
+        patience_s = rng.choice(self._habits.deadlines_s)
         match op:
             case "lookup":
                 return client.lookup(ns, numbers, patience_s)

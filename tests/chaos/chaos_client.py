@@ -39,6 +39,8 @@ SLACK_S = 5.0
 PIECE_BYTES = 1 << 20
 """The rows of one request: enough for the largest in the random run."""
 
+NUM_LANES = 2
+
 QUICK = {"reconnect_s": 0.02, "longest_reconnect_s": 0.2, "breaker_longest_backoff_s": 1.0}
 
 
@@ -132,8 +134,8 @@ def _word_for_error(error: BaseException) -> str:
 def _way_of(transport: str) -> dict[str, object]:
     """With "tcp", blocks are payload of ZeroMQ messages."""
     if transport == "lanes":
-        return {"transport": "tcp", "lanes": 2}
-    return {"transport": transport, "lanes": 0 if transport == "tcp" else 2}
+        return {"transport": "tcp", "lanes": NUM_LANES}
+    return {"transport": transport, "lanes": 0 if transport == "tcp" else NUM_LANES}
 
 
 class ChaosClient:
@@ -178,6 +180,11 @@ class ChaosClient:
     def has_lanes(self) -> bool:
         """One is open, where it is to use them and can."""
         return self.transport != "lanes" or bool(why_slow()) or self.client.lanes.num_open > 0
+
+    @property
+    def has_all_lanes(self) -> bool:
+        """As many as it wants."""
+        return self.has_lanes and self.client.lanes.num_open in (0, NUM_LANES)
 
     def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:
         """Returns how long it took."""

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,12 +19,17 @@ import zmq
 from actors import SETTLE_S, Actor, Habits, Totals
 from chaos_server import eventually
 from fault_proxy import FaultProxy
+from lane_storm import LaneStorm
 from sky import Sky
 from weather import Weather
 
-from remote_server.client import RemoteClient
+from remote_server.client import RemoteClient, lane_link
 from remote_server.native.job import Job, Kind
 from remote_server.native.mover import run
+
+_PAUSE_S, _STORM_PAUSE_S = 0.2, 0.005
+"""The longest before a lane is opened again. A client waits for up to half a minute when its lanes
+break all the time, and would use ZeroMQ meanwhile."""
 
 
 class Progress(NamedTuple):
@@ -61,6 +66,9 @@ class Tally:
     totals: Totals = field(default_factory=Totals)
     faults: Counter[str] = field(default_factory=Counter)
     tampered: int = 0
+    cuts: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    """See `LaneStorm`."""
+
     operations: int = 0
     faulted: int = 0
 
@@ -68,6 +76,7 @@ class Tally:
         self.totals.add(other.totals)
         self.faults.update(other.faults)
         self.tampered += other.tampered
+        self.cuts.update(other.cuts)
         self.operations += other.operations
         self.faulted += other.faulted
 
@@ -105,6 +114,9 @@ class CrewPlan:
     calm: bool = False
     """Without faults on the way."""
 
+    storm: bool = False
+    """Faults of lanes alone, in place of the usual weather."""
+
 
 class Crew:
     """All but `progress` raise what was wrong with bytes, requests or books."""
@@ -114,6 +126,7 @@ class Crew:
         open_once()
         self._before = Held.by(os.getpid())
         self._stack = ExitStack()
+        self._stack.enter_context(_eager_lanes(_STORM_PAUSE_S if plan.storm else _PAUSE_S))
         number = plan.number * len(plan.transports)
         self._proxies = [
             self._stack.enter_context(FaultProxy(endpoint, plan.seed + number + at))
@@ -129,7 +142,7 @@ class Crew:
                 zip(plan.transports, self._proxies, self._skies, strict=True)
             )
         ]  # fmt: skip
-        self._weather: Weather | None = None
+        self._weather: Weather | LaneStorm | None = None
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._errors: list[BaseException] = []
@@ -145,7 +158,10 @@ class Crew:
         """Let all work, in the weather of this round, until `stop`."""
         seed = f"{self._plan.seed}/crew {self._plan.number}/round {round_number}"
         self._over.clear()
-        self._weather = Weather(seed, None, self._proxies, skies=self._skies)
+        if self._plan.storm:
+            self._weather = LaneStorm(seed, self._proxies, self._skies)
+        else:
+            self._weather = Weather(seed, None, self._proxies, skies=self._skies)
         self._threads = [
             threading.Thread(target=self._act, args=(actor,), daemon=True) for actor in self._actors
         ]
@@ -175,6 +191,8 @@ class Crew:
         self._threads = []
         if self._weather is not None:
             self._tally.faults.update(self._weather.faults)
+            if isinstance(self._weather, LaneStorm):
+                self._tally.cuts.update(self._weather.cuts)
             self._weather.faults.clear()
         if self._errors:
             raise self._errors[0]
@@ -233,6 +251,16 @@ class Crew:
             actor.run(lambda: not (self._over.is_set() or self._errors))
         except BaseException as error:
             self._errors.append(error)
+
+
+@contextmanager
+def _eager_lanes(pause_s: float) -> Iterator[None]:
+    """Clients of this process wait no longer before they open a lane again."""
+    usual, lane_link.LONGEST_PAUSE_S = lane_link.LONGEST_PAUSE_S, pause_s
+    try:
+        yield
+    finally:
+        lane_link.LONGEST_PAUSE_S = usual
 
 
 def open_once() -> None:

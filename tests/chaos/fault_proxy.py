@@ -50,8 +50,10 @@ class FaultProxy:
         self._rng = random.Random(seed)
         self._listener, self._lane_listener = listening(), listening()
         self.endpoint = f"tcp://127.0.0.1:{port_of(self._listener)}"
-        self._lanes_at = Announced("", 0)
-        """As the server announced last. The tokens of one before are good no more."""
+        self.announced: deque[Announced] = deque(maxlen=64)
+        """The lanes that servers have announced last, oldest first. A test may take them out."""
+        self._lanes_at = Announced("", 0, b"")
+        """Where the server awaits lanes now."""
         self._faults = CLEAR
         self._catches: list[Catch] = []
         self._shots: list[Shot] = []
@@ -198,7 +200,7 @@ class FaultProxy:
         self._join(self._listener, *address_of(self.target), Parser(), Parser())
 
     def _accept_lane(self) -> None:
-        host, port = self._lanes_at
+        host, port, _ = self._lanes_at
         self.counts["lanes"] += self._join(
             self._lane_listener, host or address_of(self.target)[0], port,
             LaneParser(PREAMBLE_BYTES), LaneParser(GREETING_BYTES),
@@ -262,6 +264,7 @@ class FaultProxy:
         for unit in pipe.parser.feed(data):
             if pipe.direction is TO_CLIENT and (announced := moved(unit, self._lane_port)):
                 unit, self._lanes_at = announced
+                self.announced.append(self._lanes_at)
             if pipe.held:
                 assert self._of(pipe) is not None
                 self._of(pipe).rest += unit.raw  # it waits behind what was caught
@@ -335,7 +338,8 @@ class FaultProxy:
                 shot.hit.set()
                 return output
         tamper = self._faults.tamper
-        if tamper is not None and self._rng.random() < self._faults.share:
+        where = self._faults.tampered
+        if tamper and pipe.direction in where and self._rng.random() < self._faults.share:
             output = tamper(self._rng, unit)
             if output is not None:
                 self.counts[getattr(tamper, "__name__", type(tamper).__name__)] += 1

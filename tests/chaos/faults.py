@@ -41,6 +41,9 @@ class Faults:
     share: float = 1.0
     """How many of the units `tamper` is applied to."""
 
+    tampered: frozenset[Direction] = BOTH
+    """Where."""
+
 
 CLEAR = Faults()
 

@@ -17,7 +17,7 @@ HEADER = struct.Struct("<QII")
 TRAILER_BYTES = 8
 
 PREAMBLE_BYTES, GREETING_BYTES = 24, 8
-"""What a client and a server send first."""
+"""The first bytes of a client and of a server."""
 
 
 class Announced(NamedTuple):
@@ -25,6 +25,7 @@ class Announced(NamedTuple):
 
     host: str
     port: int
+    token: bytes
 
 
 def moved(unit: Unit, port: int) -> tuple[Unit, Announced] | None:
@@ -34,7 +35,7 @@ def moved(unit: Unit, port: int) -> tuple[Unit, Announced] | None:
         return None
     bodies = unit.bodies
     header = msgspec.msgpack.decode(bodies[1])
-    announced = Announced(header["host"], header["port"])
+    announced = Announced(header["host"], header["port"], header["token"])
     bodies[1] = msgspec.msgpack.encode({**header, "host": "", "port": port})
     return unit_of(bodies), announced
 
@@ -53,7 +54,7 @@ class LaneParser:
         if self._first_left:
             first = data[: self._first_left]
             self._first_left -= len(first)
-            units.append(Unit(Kind.GREETING, bytes(first)))
+            units.append(Unit(Kind.PREAMBLE, bytes(first)))
             data = data[len(first) :]
         self._data += data
         at = 0

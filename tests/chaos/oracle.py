@@ -38,6 +38,10 @@ CHUNKS = Namespace("chunks", 16 * KiB, 2500, 3)
 SMALL_NAMESPACES = (PAGES, CHUNKS)
 """63 MiB of blocks that cost little to make and to compare."""
 
+TINY = Namespace("tiny", 40, 4000, 6)
+LANE_NAMESPACES = (TINY, Namespace("leaf", 4 * KiB, 3000, 3))
+"""The frames of the first are so short that each of their bytes is hit soon."""
+
 
 def key(namespace: Namespace, number: int) -> bytes:
     return b"%s/%020d" % (namespace.name.encode(), number)

@@ -45,10 +45,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, until it has `operations` or has lasted `seconds`."""
+    """What a run does, until it has `operations`, so many of them `faulted`, or has lasted
+    `seconds`."""
 
     seed: int
     operations: float = inf
+    faulted: float = inf
     seconds: float = inf
     round_s: float = inf
     transports: tuple[str, ...] = ("tcp", "shm", "lanes", "shm")
@@ -65,6 +67,9 @@ class Plan:
     server_faults: tuple[str, ...] = MORTAL
     calm: bool = False
     """Without faults on the way and of the server."""
+
+    storm: bool = False
+    """On the way, faults of lanes alone."""
 
 
 @dataclass
@@ -158,7 +163,9 @@ class Run:
         self._sky = Sky()
         self.crews: list[Crew | CrewProcess] = []
         for number in range(plan.processes or 1):
-            crew_plan = CrewPlan(number, plan.seed, plan.transports, plan.habits, plan.calm)
+            crew_plan = CrewPlan(
+                number, plan.seed, plan.transports, plan.habits, plan.calm, plan.storm
+            )
             kind = CrewProcess if plan.processes else Crew
             crew = kind(crew_plan, self.server.endpoint, self._sky)
             stack.callback(crew.close)
@@ -220,11 +227,12 @@ class Run:
                 watch(self)
 
     def _is_enough(self) -> bool:
-        return self.operations >= self.plan.operations or self.seconds >= self.plan.seconds
-
-    @property
-    def operations(self) -> int:
-        return sum(crew.progress().operations for crew in self.crews)
+        progress = [crew.progress() for crew in self.crews]
+        return (
+            sum(one.operations for one in progress) >= self.plan.operations
+            or sum(one.faulted for one in progress) >= self.plan.faulted
+            or self.seconds >= self.plan.seconds
+        )
 
     def _aim(self, endpoint: str) -> None:
         for crew in self.crews:

@@ -3,6 +3,7 @@
 Its memory is shared: a process that is started with it reads the faults of its parent.
 """
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,18 +15,23 @@ _NUM_KEPT = 16
 
 
 class Sky:
-    """One thread writes, any thread or process reads. Times are those of `time.monotonic`."""
+    """Threads of one process write, any thread or process reads. Times are those of
+    `time.monotonic`."""
 
     def __init__(self) -> None:
         self._begins = RawArray("d", [inf] * _NUM_KEPT)
         self._ends = RawArray("d", [-inf] * _NUM_KEPT)
-        self._next = 0
+        self._slots = itertools.count()
+
+    def strike(self) -> None:
+        """A fault happens now."""
+        slot = next(self._slots) % _NUM_KEPT
+        self._begins[slot] = self._ends[slot] = time.monotonic()
 
     @contextmanager
     def fault(self) -> Iterator[None]:
         """A fault is active in the block."""
-        slot = self._next % _NUM_KEPT
-        self._next += 1
+        slot = next(self._slots) % _NUM_KEPT
         self._ends[slot] = inf
         self._begins[slot] = time.monotonic()
         try:

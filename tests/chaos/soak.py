@@ -2,6 +2,7 @@
 
     make soak MINUTES=30                      # does anything grow?
     make chaos-long OPERATIONS=1000000        # is any byte wrong, does anything hang or stay?
+    make chaos-long ARGS="--lanes"            # the same over lanes alone, all of them faulted
 
 Faults come and go as in the random run; `random_run.py` defines a faulted operation, and the checks
 at rest after each round.
@@ -9,6 +10,10 @@ at rest after each round.
 For a number of operations, eight clients in two processes, over tcp, lanes and shared memory, ask
 for four times what the server's memory holds and for twice what its disk holds, so that both evict
 all the time. The blocks are small, and the server is killed as well.
+
+With `--lanes`, eight clients put and get tiny blocks over lanes. Cuts go through every byte of the
+blocks' headers, bytes and checksums in turn; other blocks are damaged, lost, repeated or stalled,
+and tokens are stolen, repeated, late and made up (`lane_storm.py`). Only faulted operations count.
 
 For minutes, four clients in one process ask for three times what the server's memory holds. It is
 not killed, so that its memory has one history, and growth is a failure.
@@ -27,6 +32,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +40,8 @@ from actors import Habits
 from chaos_client import Hung, WrongBytes
 from chaos_server import open_files, resident_bytes
 from crew_process import CrewProcess
-from oracle import SMALL_NAMESPACES
+from lane_wire import HEADER, TRAILER_BYTES
+from oracle import LANE_NAMESPACES, SMALL_NAMESPACES, TINY
 from random_run import Plan, Report, Run
 from weather import LONG_LIVED, UNDYING
 
@@ -167,6 +174,7 @@ def record(report: Report, error: BaseException | None) -> dict[str, Any]:
         "verifies_sent": report.totals.counters["verify_sent"],
         "faults": dict(sorted(report.tally.faults.items())),
         "units_tampered_with": report.tally.tampered,
+        "cuts_of_tiny_blocks": cuts_of(report),
         "checks_at_rest": report.rounds,
         "latest_end_behind_its_deadline_s": round(max(0.0, report.totals.worst_overrun_s), 3),
         "clients": {name: count for name, count in report.totals.counters.items() if count},
@@ -179,13 +187,46 @@ def record(report: Report, error: BaseException | None) -> dict[str, Any]:
     }
 
 
+def cuts_of(report: Report) -> dict[str, list[int]]:
+    """How often the frame of a tiny block was cut before each of its bytes, by direction."""
+    size = HEADER.size + TINY.block_bytes + TRAILER_BYTES
+    return {
+        direction: [report.tally.cuts[direction, size, at] for at in range(size)]
+        for direction in ("to_server", "to_client")
+    }
+
+
 def _machine() -> dict[str, int]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {"cores": os.cpu_count() or 0, "memory_gib": round(memory / (1 << 30))}
 
 
+LANE_STORM = Plan(
+    0,
+    transports=("lanes",) * 4,
+    habits=Habits(
+        LANE_NAMESPACES,
+        clears_percent=0.01,
+        most_under_way=32,
+        operations={"get": 50, "put": 25, "force": 25},
+        deadlines_s=(0.05, 0.5, 2.0),
+        detaches=False,
+    ),
+    memory="16MiB",
+    server_faults=LONG_LIVED,
+    storm=True,
+)
+"""Faults of lanes alone, and those of the server, until there are enough."""
+
+
 def plan_of(flags: argparse.Namespace) -> Plan:
     common = Plan(flags.seed, round_s=flags.round_s, calm=flags.calm)
+    if flags.lanes:
+        number = flags.operations or inf
+        limits = {"faulted": number, "seconds": inf if flags.operations else flags.minutes * 60}
+        return replace(
+            LANE_STORM, seed=flags.seed, round_s=flags.round_s, processes=2, **limits
+        )  # fmt: skip
     if flags.operations is None:
         seconds, steady = flags.minutes * 60, Habits(detaches=False)
         return replace(common, seconds=seconds, processes=1, habits=steady, server_faults=UNDYING)
@@ -209,6 +250,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--every-s", type=float, default=10.0, help="between two lines")
     parser.add_argument("--round-s", type=float, default=60.0, help="between two checks at rest")
+    parser.add_argument("--lanes", action="store_true", help="faults of lanes; counts faulted ones")
     parser.add_argument("--calm", action="store_true", help="without faults")
     parser.add_argument("--json", type=Path, help="write the record of the run")
     flags = parser.parse_args()
@@ -232,7 +274,7 @@ def main() -> int:
     run.report.seconds = run.report.seconds or time.monotonic() - began
     print(run.report)
     grown = not print_growth(watch.samples)
-    if flags.operations is None and error is None:
+    if flags.operations is None and error is None and not flags.lanes:
         flat = not grown
         print("flat" if flat else "NOT FLAT")
     if error is None:

@@ -56,7 +56,7 @@ def test_a_lane_is_announced_at_the_proxy_and_nothing_else_of_the_message_change
     found = moved(message, 4711)
     assert found is not None
     unit, announced = found
-    assert announced == ("far", 5)
+    assert announced == ("far", 5, bytes(16))
     expected = LaneOpened(request_id=9, epoch="e", number=2, token=bytes(16), host="", port=4711)
     assert protocol.decode_reply(unit.bodies[1]) == expected
     assert moved(unit_of([b"KVF1", b"no header"]), 4711) is None

@@ -25,7 +25,8 @@ class Kind(Enum):
     COMMAND = auto()
     MESSAGE = auto()
     BLOCK = auto()
-    """Of a lane, which is no stream of ZMTP (`lane_wire.py`)."""
+    PREAMBLE = auto()
+    """These two are of a lane, which is no stream of ZMTP (`lane_wire.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
