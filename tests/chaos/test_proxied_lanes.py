@@ -103,7 +103,8 @@ def test_a_block_that_is_caught_halfway_breaks_its_lane_and_costs_its_own_transf
         request = client.get(LARGE, NUMBERS)
     caught.wait()
     caught.release(deliver=False)
-    assert client.finish(request) in ("unavailable", "part hit")
+    # The server may report the end of the lane before the client has seen it.
+    assert client.finish(request) in ("unavailable", "part hit", "declined")
     after = client.client.counters()
     assert after["lanes_broken"] == before["lanes_broken"] + 1
     assert after["connects"] == before["connects"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 MAX_EXPECTED = 1 << 16
 """Keys that requests named: so many are kept, and up to as many more."""
 
-EXPECTED_BYTES = 128
-"""Memory of one of these with its key, about."""
+EXPECTED_BYTES = 80
+"""Memory of one of these, about. A key that a later request brings too is the same object."""
 
 TABLE = 1 << 17
 """Ends of prompts that are remembered, resident or not, 8 bytes each. A newer one takes the place
