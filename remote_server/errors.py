@@ -9,6 +9,8 @@
     ├── MoverFull                 too many jobs have not been reaped: submit it again later
     ├── MoverClosed               the mover was closed, or is the parent process's: make another
     ├── LaneBroken                the lane takes no jobs any more: use another one
+    ├── TlsFailed                 a connection cannot be encrypted: do without it
+    │   └── WrongCertificate      the server is not the right one, or its certificate is new
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
     └── DeadlineExceeded          too slow to be worth it: recompute
 
@@ -62,6 +64,17 @@ class MoverClosed(KVFerryError):
 
 class LaneBroken(KVFerryError):
     """The lane is broken, closed or unknown. The job was not submitted."""
+
+
+class TlsFailed(KVFerryError):
+    """A connection of a lane could not be encrypted."""
+
+
+class WrongCertificate(TlsFailed):
+    """The server showed another certificate than the pinned one."""
+
+    def __init__(self) -> None:
+        super().__init__("the server shows another certificate than the pinned one")
 
 
 class ServerUnavailable(KVFerryError):

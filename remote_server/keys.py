@@ -1,10 +1,11 @@
 """Files of an operator: keys for CURVE, and how any small file is read.
 
-    python -m remote_server.keys DIR TENANT…
+    python -m remote_server.keys DIR [TENANT…]
 
-Keys identify servers and clients. Three kinds of files, all TOML. The server's pair and each
+Keys identify servers and clients. Three kinds of files are TOML. The server's pair and each
 client's pair are secret and must be readable by their owner alone; the tenants file
-(`server/config.py`) holds public keys only.
+(`server/config.py`) holds public keys only. The fourth one is the server's certificate for lanes
+with its private key, in PEM, and secret as well.
 
 A setting may name anything by mistake: a directory, an endless device, a pipe without a writer.
 None of them may hang the process, fill its memory or end it in a traceback.
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from remote_server.certificate import Certificate, make_certificate, parse_certificate
 from remote_server.errors import ConfigError
 from remote_server.plain_text import plain
 
@@ -89,6 +91,7 @@ KEY_CHARS = 40  # 32 bytes in Z85, as ZeroMQ writes them
 CURVE_FRAME_BYTES = 64
 
 SERVER_FILE = "server.key"
+CERTIFICATE_ENDING = ".pem"
 TENANTS_FILE = "tenants.toml"
 
 TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -115,14 +118,27 @@ class ClientKeys(NamedTuple):
 
 def read_server_keys(path: str) -> ServerKeys:
     """Raises `ConfigError` naming the file: missing, readable by others, or not a pair."""
-    entries = _read_secret(path, "keys", ("public_key", "secret_key"))
+    entries = _read_pair(path, "keys", ("public_key", "secret_key"))
     return ServerKeys(entries["public_key"], entries["secret_key"])
 
 
 def read_client_keys(path: str) -> ClientKeys:
     """Raises `ConfigError` naming the file: missing, readable by others, or not complete."""
-    entries = _read_secret(path, "keys", ("server_key", "public_key", "secret_key"))
+    entries = _read_pair(path, "keys", ("server_key", "public_key", "secret_key"))
     return ClientKeys(entries["server_key"], entries["public_key"], entries["secret_key"])
+
+
+def certificate_path(keys: str) -> str:
+    """The file of the certificate for lanes. It is beside the server's keys."""
+    return str(Path(keys).with_suffix(CERTIFICATE_ENDING))
+
+
+def read_certificate(path: str) -> Certificate | None:
+    """The certificate in `path`; none if there is no such file. Raises `ConfigError`, also when
+    others can read the file."""
+    if not os.path.lexists(path):
+        return None
+    return parse_certificate(_read_secret(path, "keys").decode(errors="replace"), path)
 
 
 def check_public_key(key: object) -> str:
@@ -139,10 +155,17 @@ def check_public_key(key: object) -> str:
 
 def read_toml(path: str, setting: str, forbidden_mode: int, advice: str) -> dict[str, Any]:
     """The content of a small file of ours. Raises `ConfigError`, also when its mode has any bit of
-    `forbidden_mode`, or its owner is neither this user nor root.
+    `forbidden_mode`, or its owner is neither this user nor root."""
+    return toml_of(_read_ours(path, setting, forbidden_mode, advice), path, setting)
 
-    The mode is that of the opened file, not of one that was there a moment before.
-    """
+
+def _read_secret(path: str, setting: str) -> bytes:
+    advice = f"others could read the secret in it: chmod 600 {path}"
+    return _read_ours(path, setting, 0o077, advice)
+
+
+def _read_ours(path: str, setting: str, forbidden_mode: int, advice: str) -> bytes:
+    # The mode is that of the opened file, not of one that was there a moment before.
     data, status = read_small(path, setting)
     if stat.S_IMODE(status.st_mode) & forbidden_mode:
         raise ConfigError(
@@ -150,12 +173,11 @@ def read_toml(path: str, setting: str, forbidden_mode: int, advice: str) -> dict
         )
     if status.st_uid not in (os.getuid(), 0):
         raise ConfigError(f"{setting}: {path} belongs to user {status.st_uid}, not to us")
-    return toml_of(data, path, setting)
+    return data
 
 
-def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, bytes]:
-    advice = f"others could read the secret in it: chmod 600 {path}"
-    entries = read_toml(path, setting, 0o077, advice)
+def _read_pair(path: str, setting: str, names: Sequence[str]) -> dict[str, bytes]:
+    entries = toml_of(_read_secret(path, setting), path, setting)
     missing = [name for name in names if name not in entries]
     if missing:
         raise ConfigError(f"{setting}: {path} has no {missing[0]}; is it another kind of key file?")
@@ -177,8 +199,9 @@ def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, byt
 
 
 def make_keys(folder: Path, tenants: Sequence[str], suffix: str = "") -> list[str]:
-    """Make the missing files for `tenants` in `folder`: the server's pair and a tenants file, once,
-    and a client's pair for each tenant. Returns lines for people: which file goes where.
+    """Make the missing files for `tenants` in `folder`: the server's pair, its certificate and a
+    tenants file, once, and a client's pair for each tenant. Returns lines for people: which file
+    goes where. Without OpenSSL 3 there is no certificate, and a line about it.
 
     Overwrites no file: raises `ConfigError` before any is made when a client's file exists.
     `suffix` makes another pair for the same tenant.
@@ -223,14 +246,28 @@ def _make(folder: Path, clients: dict[str, Path]) -> list[str]:
         entries.append(f'[{name}]\nkeys = ["{public.decode()}"]\n')
     lines = [
         f"{server_file}  the server's, secret: --keys {server_file} --tenants {tenants_file}",
+        *_make_certificate(certificate_path(str(server_file))),
         *(f"{path}  secret, for the engines of {name}: \"server\": \"tcp://HOST:5757?keys={path}\""
           for name, path in clients.items()),
     ]  # fmt: skip
+    if not entries:
+        return lines
     if not os.path.lexists(tenants_file):
         _write_new(tenants_file, _TENANTS_HEAD + "\n".join(entries))
         return [*lines, f"{tenants_file}  permitted clients; add quotas and namespaces here"]
     return [*lines, f"put this into {tenants_file}, or its key beside those of its tenant:",
             *"\n".join(entries).splitlines()]  # fmt: skip
+
+
+def _make_certificate(path: str) -> list[str]:
+    """Unless it is there."""
+    if read_certificate(path) is None:
+        try:
+            text = make_certificate()
+        except ConfigError as error:
+            return [f"{error}; blocks go through ZeroMQ, encrypted and at about half the speed"]
+        _write_new(Path(path), text)
+    return [f"{path}  the server's, secret: encrypts its lanes, stays beside its keys"]
 
 
 _TENANTS_HEAD = """\
@@ -260,8 +297,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="where the files are, or go")
-    parser.add_argument("tenants", nargs="+", metavar="TENANT",
-                        help="each gets a client key file")  # fmt: skip
+    parser.add_argument("tenants", nargs="*", metavar="TENANT",
+                        help="each gets a client key file; without one, only the server's "
+                        "missing files are made")  # fmt: skip
     parser.add_argument("--suffix", default="",
                         help="of the client's file: another pair for the same tenant")  # fmt: skip
     flags = parser.parse_args(arguments)

@@ -29,6 +29,9 @@ LIBRARY = "libkvferry.so"
 FLAGS = ("-std=c11", "-O3", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 """No flag selects instructions: functions that use AVX declare it, and are chosen at run time."""
 
+LINKED = ("-ldl",)
+"""Behind the sources. glibc has it in itself since 2.34."""
+
 COMPILE_TIMEOUT_S = 120.0
 
 OLDEST_GLIBC = (2, 17)
@@ -82,7 +85,9 @@ def build(target: Path, *, strict: bool = False) -> Outcome:
     try:
         for compiler in compilers() if sources else ():
             flags = [*FLAGS, "-Werror"] if strict else FLAGS
-            failure = _failure_of([*compiler.command, *flags, "-o", str(temporary), *sources])
+            failure = _failure_of(
+                [*compiler.command, *flags, "-o", str(temporary), *sources, *LINKED]
+            )
             if not failure:
                 failure = _failure_of([sys.executable, "-c", _LOAD, str(temporary)])
             if not failure:

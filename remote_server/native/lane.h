@@ -26,12 +26,15 @@ enum { RECEIVES, SENDS, DIRECTIONS };
 struct kvf_lane {
     struct node node;                        /* in `completed` once it is broken; first */
     struct node of_worker;
+    struct node of_ready;
     struct worker *worker;
     int connection;                          /* -1: closed */
+    struct kvf_tls *tls;                     /* NULL: there is none, or it is closed */
     int32_t error;                           /* that broke it */
     uint32_t watched;                        /* the events that epoll has */
     bool is_busy;                            /* its thread moves a piece without the lock */
     bool is_wanted;                          /* a caller waits until it is not busy */
+    bool is_ready;                           /* its `tls` has bytes for a RECEIVE, which epoll does not see */
     struct list queues[DIRECTIONS];
     struct kvf_passage passages[DIRECTIONS]; /* through the first job of each queue */
 };
@@ -42,6 +45,7 @@ struct worker {
     int epoll, wake;            /* -1: the thread is not started */
     uint32_t load;              /* lanes that it has */
     struct list open, released; /* lanes; released ones are freed when no event can name them */
+    struct list ready;          /* lanes that are served without an event; it rings `wake` */
     uint8_t *sink;
 };
 
@@ -55,7 +59,7 @@ struct kvf_lanes {
     struct worker workers[];
 };
 
-#define KVF_LANE_OF(node) ((struct kvf_lane *)((char *)(node) - offsetof(struct kvf_lane, of_worker)))
+#define KVF_LANE_OF(node, list) ((struct kvf_lane *)((char *)(node) - offsetof(struct kvf_lane, list)))
 
 /* All below are called with the lock. */
 
@@ -70,7 +74,7 @@ KVF_HIDDEN void kvf_complete_whole(struct kvf_lanes *lanes, struct kvf_lane *lan
 /* Closes the connection of a lane that is not busy, completes its jobs, then the lane itself. */
 KVF_HIDDEN void kvf_end_lane(struct kvf_lanes *lanes, struct kvf_lane *lane, int32_t error);
 
-/* Has epoll wait for what the lane's jobs need. It also wakes the thread, if the connection is ready for them. */
+/* Has epoll wait for what the lane's jobs need. It also wakes the thread, if there is something for them already. */
 KVF_HIDDEN void kvf_watch(struct kvf_lane *lane);
 
 /* Starts the thread if it is not running. 0 or an errno. */

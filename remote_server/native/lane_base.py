@@ -15,6 +15,8 @@ from enum import IntEnum
 from operator import and_, eq
 from socket import socket
 
+from remote_server.native.tls_base import TlsConnection
+
 CLOSED = "the lanes are closed, or belong to the process that this one was forked from"
 
 PIECE_BYTES = 256 << 10
@@ -196,12 +198,14 @@ class Lanes(ABC):
         `MoverClosed`."""
 
     @abstractmethod
-    def open(self, connection: socket) -> int:
+    def open(self, connection: socket | TlsConnection) -> int:
         """A lane over `connection`, which is connected and has carried its preamble. Its number is
         above 0 and is never used again by this object.
 
-        The connection is detached from its socket object. After an error it is the caller's. Raises
-        `MoverClosed` and `OSError`."""
+        The connection is detached from its object. After an error it is the caller's. Blocks pass
+        encrypted over a `TlsConnection`, which must be of the same kind as the lanes: `make_lanes`
+        and `make_tls_context` choose alike. Raises `MoverClosed`, `OSError`, and `TypeError` for
+        another kind."""
 
     @abstractmethod
     def submit(self, lane: int, job: LaneJob) -> None:

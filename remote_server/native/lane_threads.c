@@ -16,8 +16,19 @@ enum {
     ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR,
 };
 
+static void add_ready(struct kvf_lane *lane)
+{
+    /* While it is busy its thread uses `tls`, and calls kvf_watch afterwards. */
+    if (!lane->tls || lane->is_ready || lane->is_busy || !first_of(lane, RECEIVES) || !kvf_tls_has_input(lane->tls))
+        return;
+    lane->is_ready = true;
+    append(&lane->worker->ready, &lane->of_ready);
+    ring(lane->worker->wake);
+}
+
 void kvf_watch(struct kvf_lane *lane)
 {
+    add_ready(lane);
     uint32_t events = EPOLLRDHUP | (first_of(lane, RECEIVES) ? EPOLLIN : 0) | (first_of(lane, SENDS) ? EPOLLOUT : 0);
     if (events == lane->watched)
         return;
@@ -39,9 +50,10 @@ static int move(struct worker *worker, struct kvf_lane *lane, int direction)
             break;
         struct kvf_lane_job *job = entry->job; /* stays: the lane is busy */
         int connection = lane->connection;
+        struct kvf_tls *tls = lane->tls;
         lane->is_busy = true;
         pthread_mutex_unlock(&lanes->lock);
-        error = kvf_pass(&lane->passages[direction], job, connection, worker->sink);
+        error = kvf_pass(&lane->passages[direction], job, connection, tls, worker->sink);
         pthread_mutex_lock(&lanes->lock);
         lane->is_busy = false;
         if (lane->is_wanted)
@@ -76,11 +88,25 @@ static void serve(struct worker *worker, struct kvf_lane *lane, uint32_t events)
         kvf_watch(lane);
 }
 
+/* Serves the lanes that are ready now, once: one that stays so comes after the events of the others. */
+static void serve_ready(struct worker *worker)
+{
+    uint32_t left = 0;
+    for (struct node *node = worker->ready.first; node; node = node->after)
+        left++;
+    for (struct node *node; left && (node = worker->ready.first); left--) { /* a lane may be closed meanwhile */
+        struct kvf_lane *lane = KVF_LANE_OF(node, of_ready);
+        unlink_node(&worker->ready, node);
+        lane->is_ready = false;
+        serve(worker, lane, EPOLLIN);
+    }
+}
+
 static void free_released(struct worker *worker)
 {
     for (struct node *node; (node = worker->released.first);) {
         unlink_node(&worker->released, node);
-        free(KVF_LANE_OF(node));
+        free(KVF_LANE_OF(node, of_worker));
     }
 }
 
@@ -101,6 +127,7 @@ static void *work(void *argument)
             else if (lane->connection >= 0)
                 serve(worker, lane, events[i].events);
         }
+        serve_ready(worker);
         free_released(worker);
         stopping = lanes->stopping;
         pthread_mutex_unlock(&lanes->lock);

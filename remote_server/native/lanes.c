@@ -64,6 +64,11 @@ void kvf_end_lane(struct kvf_lanes *lanes, struct kvf_lane *lane, int32_t error)
     shutdown(lane->connection, SHUT_RDWR);                                  /* for the same reason */
     close(lane->connection);
     lane->connection = -1;
+    kvf_tls_free(lane->tls);
+    lane->tls = NULL;
+    if (lane->is_ready)
+        unlink_node(&lane->worker->ready, &lane->of_ready);
+    lane->is_ready = false;
     lane->error = error;
     for (int direction = 0; direction < DIRECTIONS; direction++) {
         struct kvf_passage *passage = &lane->passages[direction];
@@ -129,7 +134,7 @@ int kvf_lanes_descriptor(struct kvf_lanes *lanes)
     return lanes->descriptor;
 }
 
-int64_t kvf_lanes_open(struct kvf_lanes *lanes, int connection)
+int64_t kvf_lanes_open(struct kvf_lanes *lanes, int connection, struct kvf_tls *tls)
 {
     struct kvf_lane *lane = calloc(1, sizeof *lane);
     if (!lane)
@@ -144,6 +149,7 @@ int64_t kvf_lanes_open(struct kvf_lanes *lanes, int connection)
     lane->node.is_lane = true;
     lane->worker = worker;
     lane->connection = connection;
+    lane->tls = tls;
     lane->watched = EPOLLRDHUP;
     if (!error && epoll_ctl(worker->epoll, EPOLL_CTL_ADD, connection, &event) < 0)
         error = errno;
@@ -260,7 +266,7 @@ void kvf_lanes_free(struct kvf_lanes *lanes)
     for (uint32_t i = 0; i < lanes->num_workers; i++) {
         struct worker *worker = &lanes->workers[i];
         while (worker->open.first)
-            close_lane(lanes, KVF_LANE_OF(worker->open.first));
+            close_lane(lanes, KVF_LANE_OF(worker->open.first, of_worker));
         if (worker->epoll >= 0)
             ring(worker->wake);
     }

@@ -29,6 +29,7 @@ struct kvf_lane_job {
 struct kvf_lanes;
 struct kvf_lane;
 struct kvf_entry; /* a submitted job */
+struct kvf_tls;   /* of tls.h */
 
 /* One call at a time for one `struct kvf_lanes`: the caller has a lock. They belong to the process that made them: in a
  * child of fork no call may be made. NULL: no memory, no descriptors, or a number of threads that is 0 or too large. */
@@ -37,9 +38,10 @@ struct kvf_lanes *kvf_lanes_new(uint32_t threads);
 /* An eventfd, readable exactly while kvf_lanes_reap has something to return. */
 int kvf_lanes_descriptor(struct kvf_lanes *lanes);
 
-/* Takes the connected socket over and closes it in the end. Returns the lane's address, or -errno: then the socket is
- * the caller's. The address is valid until the lane is closed or reported as broken. */
-int64_t kvf_lanes_open(struct kvf_lanes *lanes, int connection);
+/* Takes the connected socket over and closes it in the end, and with it `tls`, whose handshake is complete; NULL: the
+ * blocks are not encrypted. Returns the lane's address, or -errno: then both are the caller's. The address is valid until
+ * the lane is closed or reported as broken. */
+int64_t kvf_lanes_open(struct kvf_lanes *lanes, int connection, struct kvf_tls *tls);
 
 /* Returns the entry's address, which is valid until the job is reaped or abandoned. -ENOTCONN: the lane is broken;
  * -EINVAL: an unknown kind; -ENOMEM. After an error the job is the caller's. */

@@ -13,6 +13,8 @@ from remote_server.native.lane_base import CLOSED, Broken, LaneJob, Lanes
 from remote_server.native.library import Library
 from remote_server.native.mover import MAX_THREADS, library_or_reason
 from remote_server.native.reference_lanes import ReferenceLanes
+from remote_server.native.tls import NativeTls
+from remote_server.native.tls_base import TlsConnection
 
 _REAPED_AT_ONCE = 64
 
@@ -84,14 +86,17 @@ class NativeLanes(Lanes):
                     return self._library.lanes_descriptor(engine.address)
         raise MoverClosed(CLOSED)
 
-    def open(self, connection: socket) -> int:
+    def open(self, connection: socket | TlsConnection) -> int:
+        if isinstance(connection, TlsConnection) and not isinstance(connection, NativeTls):
+            raise TypeError(f"TLS of another kind: {type(connection).__name__}")
+        tls = connection.address if isinstance(connection, NativeTls) else None
         engine = self._engine
         if engine.is_foreign:
             raise MoverClosed(CLOSED)
         with engine.lock:
             if engine.address is None:
                 raise MoverClosed(CLOSED)
-            lane = self._library.lanes_open(engine.address, connection.fileno())
+            lane = self._library.lanes_open(engine.address, connection.fileno(), tls)
             if lane < 0:
                 raise OSError(-lane, os.strerror(-lane))
             connection.detach()

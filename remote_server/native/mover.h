@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { KVF_ABI = 3 }; /* raised with every change of what Python sees: the struct, a function, a constant */
+enum { KVF_ABI = 4 }; /* raised with every change of what Python sees: the struct, a function, a constant */
 
 enum { KVF_COPY, KVF_READ, KVF_WRITE, KVF_KINDS };
 enum { KVF_HASH = 1, KVF_STREAM = 2 }; /* flags */

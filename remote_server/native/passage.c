@@ -153,15 +153,21 @@ static int advance(struct kvf_passage *passage, struct kvf_lane_job *job, size_t
     return 0;
 }
 
-int kvf_pass(struct kvf_passage *passage, struct kvf_lane_job *job, int connection, uint8_t *sink)
+static ssize_t transfer(struct kvf_lane_job *job, int connection, struct kvf_tls *tls, struct msghdr *message)
+{
+    if (job->kind == KVF_SEND)
+        return tls ? kvf_tls_send(tls, message) : sendmsg(connection, message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return tls ? kvf_tls_receive(tls, message) : recvmsg(connection, message, MSG_DONTWAIT);
+}
+
+int kvf_pass(struct kvf_passage *passage, struct kvf_lane_job *job, int connection, struct kvf_tls *tls, uint8_t *sink)
 {
     struct iovec parts[3 * KVF_GATHERED];
     struct msghdr message = {.msg_iov = parts};
     size_t asked = gather(passage, job, sink, parts, &message.msg_iovlen);
     ssize_t moved;
     do
-        moved = job->kind == KVF_SEND ? sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
-                                      : recvmsg(connection, &message, MSG_DONTWAIT);
+        moved = transfer(job, connection, tls, &message);
     while (moved < 0 && errno == EINTR);
     if (moved < 0)
         return errno == EWOULDBLOCK ? EAGAIN : errno;

@@ -5,6 +5,7 @@
 
 #include "bytes.h"
 #include "lanes.h"
+#include "tls_records.h"
 
 enum { KVF_GATHERED = 32 }; /* blocks in one system call, at most */
 
@@ -22,12 +23,13 @@ struct kvf_passage {
 
 enum { KVF_CLOSED = -1 };
 
-/* Moves at most a piece of the job that is not at its end, in one system call, and writes the outputs of the blocks
- * that are whole then. `sink` has room for a piece: discarded bytes are written there.
+/* Moves at most a piece of the job that is not at its end, in one system call or a few of TLS (`tls` may be NULL), and
+ * writes the outputs of the blocks that are whole then. `sink` has room for a piece: discarded bytes are written there.
  *
  * 0: as much as was asked for has moved; EAGAIN: less, the connection has or takes no more now; KVF_CLOSED: the peer has
- * closed it; EPROTO: another header came; or an errno of the system call. */
-KVF_HIDDEN int kvf_pass(struct kvf_passage *passage, struct kvf_lane_job *job, int connection, uint8_t *sink);
+ * closed it; EPROTO: another header came, or bytes that are no TLS; or an errno of the system call. */
+KVF_HIDDEN int kvf_pass(struct kvf_passage *passage, struct kvf_lane_job *job, int connection, struct kvf_tls *tls,
+                        uint8_t *sink);
 
 /* The outputs of the blocks that have not passed whole. */
 KVF_HIDDEN void kvf_end_passage(const struct kvf_passage *passage, struct kvf_lane_job *job, int32_t error);

@@ -1,9 +1,9 @@
-/* Random messages between lanes from several threads: lanes_driver SECONDS SEED.
+/* Random messages between lanes from several threads: lanes_driver SECONDS SEED [CERTIFICATE KEY DIGEST].
  *
  * Rounds of lanes over socket pairs whose two ends belong to the same `struct kvf_lanes`: jobs with good and wrong
  * headers, abandoned jobs, closed lanes, until the lanes are freed with jobs in them. A job's memory is freed as soon as
  * it is reaped or abandoned, so that a later access is an error of AddressSanitizer. Exits with 0, or aborts with a line
- * about the first wrong result. */
+ * about the first wrong result. With the files, which are in DER, all blocks are encrypted. */
 
 #define _GNU_SOURCE
 
@@ -23,6 +23,7 @@
 #include "bytes.h"
 #include "lanes.h"
 #include "mover.h"
+#include "tls.h"
 
 enum { CALLERS = 3, MOST_BLOCKS = 50, LINKS = 4, MOST_TASKS = 32, PATTERN_BYTES = 3 << 20 };
 
@@ -169,12 +170,48 @@ static void check_task(const struct task *task)
     whole_jobs += !failed;
 }
 
+/* NULL: blocks are not encrypted. */
+static struct kvf_tls_context *server_context, *client_context;
+static uint8_t wrong_pin[KVF_PIN], *pin; /* of the certificate */
+
+/* A client that expects another certificate. */
+static void refuse_hands(void)
+{
+    int files[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, files) == 0, "socketpair");
+    struct kvf_tls *refused[2] = {kvf_tls_new(server_context, files[0], NULL),
+                                  kvf_tls_new(client_context, files[1], wrong_pin)};
+    int error = -EAGAIN;
+    while (error == -EAGAIN) {
+        error = kvf_tls_handshake(refused[1]);
+        kvf_tls_handshake(refused[0]);
+    }
+    CHECK(error == -EKEYREJECTED, "%d", error);
+    CHECK(kvf_tls_handshake(refused[1]) == -EKEYREJECTED, "it is accepted later");
+    for (int i = 0; i < 2; i++)
+        kvf_tls_free(refused[i]), close(files[i]);
+}
+
+/* TLS on both ends of a connection. */
+static void shake_hands(const int *files, struct kvf_tls **ends)
+{
+    ends[0] = kvf_tls_new(server_context, files[0], NULL);
+    ends[1] = kvf_tls_new(client_context, files[1], pin);
+    int errors[2] = {-EAGAIN, -EAGAIN};
+    for (int i = 1; errors[0] == -EAGAIN || errors[1] == -EAGAIN; i = 1 - i)
+        errors[i] = kvf_tls_handshake(ends[i]);
+    CHECK(!errors[0] && !errors[1], "%d and %d", errors[0], errors[1]);
+}
+
 static void open_link(struct link *link)
 {
     int files[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, files) == 0, "socketpair");
+    struct kvf_tls *ends[2] = {NULL, NULL};
+    if (server_context)
+        shake_hands(files, ends);
     for (int i = 0; i < 2; i++) {
-        int64_t lane = kvf_lanes_open(round_.lanes, files[i]);
+        int64_t lane = kvf_lanes_open(round_.lanes, files[i], ends[i]);
         CHECK(lane > 0, "%ld", (long)lane);
         link->ends[i] = (struct kvf_lane *)(intptr_t)lane;
     }
@@ -336,9 +373,37 @@ static void run_round(uint64_t *state)
     free(round_.links);
 }
 
+static uint64_t read_file(const char *path, uint8_t *memory, size_t most)
+{
+    FILE *file = fopen(path, "rb");
+    CHECK(file, "%s", path);
+    size_t size = fread(memory, 1, most, file);
+    fclose(file);
+    return size;
+}
+
+/* Of a certificate and a private key, both DER, and the SHA-256 of the certificate. */
+static void use_tls(char **paths)
+{
+    static uint8_t certificate[4096], key[4096], digest[KVF_PIN];
+    CHECK(!kvf_tls_why_none(), "%s", kvf_tls_why_none());
+    uint64_t certificate_size = read_file(paths[0], certificate, sizeof certificate);
+    uint64_t key_size = read_file(paths[1], key, sizeof key);
+    CHECK(read_file(paths[2], digest, sizeof digest) == KVF_PIN, "%s", paths[2]);
+    pin = digest;
+    CHECK(!kvf_tls_context_new(certificate, certificate_size - 1, key, key_size), "a certificate that is cut off");
+    CHECK(!kvf_tls_context_new(certificate, certificate_size, key, key_size - 1), "a key that is cut off");
+    server_context = kvf_tls_context_new(certificate, certificate_size, key, key_size);
+    client_context = kvf_tls_context_new(NULL, 0, NULL, 0);
+    CHECK(server_context && client_context, "no context");
+    refuse_hands();
+}
+
 int main(int count, char **arguments)
 {
-    CHECK(count == 3, "SECONDS SEED");
+    CHECK(count == 3 || count == 6, "SECONDS SEED [CERTIFICATE KEY DIGEST]");
+    if (count == 6)
+        use_tls(arguments + 3);
     double seconds = atof(arguments[1]);
     uint64_t state = strtoull(arguments[2], NULL, 10) * 2 + 1;
     for (int i = 0; i < 20; i++)
@@ -353,6 +418,10 @@ int main(int count, char **arguments)
         rounds++;
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while (now.tv_sec - begin.tv_sec + (now.tv_nsec - begin.tv_nsec) / 1e9 < seconds);
+    if (server_context) {
+        kvf_tls_context_free(server_context);
+        kvf_tls_context_free(client_context);
+    }
     printf("%ld jobs, %ld of them whole, in %ld rounds\n", all_jobs, whole_jobs, rounds);
     return 0;
 }

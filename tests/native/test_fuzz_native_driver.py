@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from remote_server.certificate import make_certificate, parse_certificate
+from remote_server.native import why_no_tls
+
 pytest_plugins = ["fuzzing"]
 
 HERE = Path(__file__).parent
@@ -51,20 +54,34 @@ def compiler_with(flags: list[str], folder: Path) -> str:
     pytest.skip(reason)
 
 
-@pytest.mark.parametrize("program", ["driver", "lanes_driver"])
+def certificate_files(folder: Path) -> list[Path]:
+    """In DER: a certificate, its key, and the SHA-256 of the certificate."""
+    if reason := why_no_tls():
+        pytest.skip(reason)
+    made = parse_certificate(make_certificate(), "made")
+    parts = (made.certificate, made.private_key, made.pin)
+    files = [folder / name for name in ("certificate", "key", "digest")]
+    for file, part in zip(files, parts, strict=True):
+        file.write_bytes(part)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("program", "encrypts"), [("driver", False), ("lanes_driver", False), ("lanes_driver", True)]
+)
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_jobs_from_several_threads_end_once_and_right(fuzz, tmp_path, sanitizer, program):
+def test_jobs_from_several_threads_end_once_and_right(fuzz, tmp_path, sanitizer, program, encrypts):
     compiler = compiler_with(SANITIZERS[sanitizer], tmp_path)
     driver = tmp_path / "driver"
     sources = [*sorted(SOURCES.glob("*.c")), HERE / f"{program}.c"]
     subprocess.run(
-        [compiler, *FLAGS, *SANITIZERS[sanitizer], f"-I{SOURCES}", "-o", driver, *sources],
+        [compiler, *FLAGS, *SANITIZERS[sanitizer], f"-I{SOURCES}", "-o", driver, *sources, "-ldl"],
         check=True, timeout=120,
     )  # fmt: skip
     is_short = fuzz.seconds is None
     seconds, seed = (0.5, 1) if is_short else (fuzz.seconds, secrets.randbelow(1 << 32))
     done = subprocess.run(
-        [driver, f"{seconds}", f"{seed}"],
+        [driver, f"{seconds}", f"{seed}", *(certificate_files(tmp_path) if encrypts else [])],
         capture_output=True, text=True, check=False, timeout=200 + 2 * seconds,
         env=environment(),
     )  # fmt: skip

@@ -6,8 +6,9 @@ from contextlib import closing
 import pytest
 from lane_helpers import connected
 from mover_helpers import choose
+from tls_helpers import secured_end, secured_ends
 
-from remote_server.native import make_lanes
+from remote_server.native import make_lanes, why_no_tls
 
 
 @pytest.fixture(params=["native", "python"])
@@ -23,15 +24,26 @@ def lanes(engine):
         yield lanes
 
 
+@pytest.fixture(params=["plain", "tls"])
+def wire(request, engine):
+    """Whether the blocks are encrypted."""
+    if request.param == "tls" and (reason := why_no_tls()):
+        pytest.skip(reason)
+    return request.param
+
+
 @pytest.fixture
-def link(lanes):
+def link(lanes, wire):
     """A lane, and the far end of its connection."""
     near, far = connected()
+    if wire == "tls":
+        near, far = secured_end(near, far)
     with far:
         yield lanes.open(near), far
 
 
 @pytest.fixture
-def loop(lanes):
+def loop(lanes, wire):
     """Two lanes that are the ends of one connection."""
-    return tuple(lanes.open(end) for end in connected())
+    ends = connected()
+    return tuple(lanes.open(end) for end in (secured_ends(*ends) if wire == "tls" else ends))

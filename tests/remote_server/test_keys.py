@@ -1,5 +1,6 @@
 """Key files: how they are made, and which ones are refused."""
 
+import ctypes
 import os
 import re
 import stat
@@ -12,8 +13,10 @@ from tenancy import tenancy
 
 from remote_server.errors import ConfigError
 from remote_server.keys import (
+    certificate_path,
     main,
     make_keys,
+    read_certificate,
     read_client_keys,
     read_server_keys,
 )
@@ -41,7 +44,7 @@ def test_the_command_makes_secret_files_and_says_what_to_put_where(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert modes == dict.fromkeys(
-        ("server.key", "tenants.toml", "client-blue.key", "client-red.key"), 0o600
+        ("server.key", "server.pem", "tenants.toml", "client-blue.key", "client-red.key"), 0o600
     )
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert f"--keys {folder}/server.key --tenants {folder}/tenants.toml" in done.stdout
@@ -50,8 +53,33 @@ def test_the_command_makes_secret_files_and_says_what_to_put_where(tmp_path):
     server = read_server_keys(str(folder / "server.key"))
     assert blue.server == server.public
     assert keys_of_tenants(str(folder / "tenants.toml"))[blue.public.decode()] == "blue"
-    for secret in (blue.secret, server.secret):
+    for secret in (blue.secret, server.secret, b"PRIVATE KEY"):
         assert secret.decode() not in done.stdout
+
+
+def test_the_certificate_of_older_keys_is_made_without_another_tenant(tmp_path, capsys):
+    make_keys(tmp_path, ["a"])
+    (tmp_path / "server.pem").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([str(tmp_path)]) == 0
+    assert f"{tmp_path}/server.pem" in capsys.readouterr().out
+    made = read_certificate(certificate_path(str(tmp_path / "server.key")))
+    assert made is not None
+    assert main([str(tmp_path)]) == 0
+    assert read_certificate(str(tmp_path / "server.pem")) == made, "it is kept"
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_without_openssl_keys_are_made_and_no_certificate(tmp_path, monkeypatch):
+    def missing(_name):
+        raise OSError("libcrypto.so.3: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    lines = make_keys(tmp_path, ["a"])
+    assert any("no certificate" in line and "libcrypto.so.3" in line for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "client-a.key", "server.key", "tenants.toml"
+    ]  # fmt: skip
 
 
 def test_nothing_that_exists_is_overwritten(tmp_path, capsys):

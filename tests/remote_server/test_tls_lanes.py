@@ -1,0 +1,381 @@
+"""Encrypted lanes: handshakes that fail, damaged records, bytes that epoll does not see."""
+
+import errno
+import os
+import socket
+import ssl
+import time
+from contextlib import closing, suppress
+
+import pytest
+from lane_helpers import Blocks, connected, frame, is_readable, random_blocks, reap, reaped
+from mover_helpers import MAX_S, choose
+from tls_helpers import (
+    a_certificate,
+    secured_end,
+    secured_ends,
+    shake_hands,
+    ssl_client,
+    write_certificate,
+)
+
+from remote_server.certificate import Certificate
+from remote_server.errors import ConfigError, TlsFailed, WrongCertificate
+from remote_server.keys import certificate_path, read_certificate
+from remote_server.native import make_lanes, make_tls_context, why_no_tls
+
+pytest_plugins = ["engine_of_lanes_fixtures"]
+
+pytestmark = pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none")
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def secured(lanes):
+    """A lane, and a client of `ssl` at the far end."""
+    near, far = secured_end(*connected())
+    with far:
+        yield lanes.open(near), far
+
+
+def open_ends():
+    near, far = connected()
+    near.setblocking(False)
+    far.setblocking(False)
+    return near, far
+
+
+def outcome(handshake) -> object:
+    """Of one more step: None when it is complete."""
+    try:
+        return handshake()
+    except (TlsFailed, OSError) as error:
+        return error
+
+
+# ── handshakes ───────────────────────────────────────────────────────────────────────────
+
+
+def test_both_kinds_understand_each_other(monkeypatch):
+    contexts = {}
+    for kind in ("native", "python"):
+        choose(kind, monkeypatch)
+        contexts[kind] = make_tls_context(a_certificate()), make_tls_context()
+    for server, client in (("native", "python"), ("python", "native")):
+        near, far = open_ends()
+        ends = (
+            contexts[server][0].wrap(near),
+            contexts[client][1].wrap(far, a_certificate().pin),
+        )
+        shake_hands(*ends)
+        for one, other in (ends, ends[::-1]):
+            one.send(b"hello")
+            assert is_readable(other, MAX_S)
+            assert other.recv(100) == b"hello"
+            with pytest.raises(BlockingIOError):
+                other.recv(1)
+        for end in ends:
+            end.close()
+            end.close()
+
+
+def test_it_is_tls_1_3_without_tickets(engine):
+    near, far = secured_end(*connected())
+    near.send(b"x")
+    assert far.recv(1) == b"x"
+    assert far.version() == "TLSv1.3"
+    assert not far.session.has_ticket
+    near.close()
+    far.close()
+
+
+def test_a_client_sends_nothing_to_a_server_with_another_certificate(engine):
+    near, far = open_ends()
+    client = make_tls_context().wrap(near, a_certificate().pin)
+    server = make_tls_context(a_certificate("another")).wrap(far)
+    with pytest.raises(WrongCertificate):
+        shake_hands(client, server)
+    client.close()
+    assert is_readable(server, MAX_S)
+    found = outcome(server.handshake) or server.recv(100)
+    assert found == b"" or isinstance(found, OSError)
+    server.close()
+
+
+def test_a_certificate_whose_key_the_server_lacks_is_refused(engine, tmp_path):
+    """The SHA-256 of the right certificate is not enough: an attacker knows it too."""
+    right, other = a_certificate(), write_certificate(tmp_path / "other.pem")
+    mixed = Certificate("mixed", right.certificate, other.private_key)
+    path = tmp_path / "mixed.pem"
+    path.touch(0o600)
+    path.write_text(
+        ssl.DER_cert_to_PEM_cert(right.certificate)
+        + (tmp_path / "other.pem").read_text().split("-----BEGIN CERT")[0]
+    )
+    with pytest.raises(TlsFailed):
+        make_tls_context(mixed._replace(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    "sent", [b"KVFL\1\0\0\0" + bytes(16), b"GET / HTTP/1.1\r\n\r\n", bytes(600)]
+)
+def test_a_plain_client_fails_the_handshake(engine, sent):
+    near, far = open_ends()
+    server = make_tls_context(a_certificate()).wrap(near)
+    far.sendall(sent)
+    assert is_readable(server, MAX_S)
+    assert isinstance(outcome(server.handshake), TlsFailed)
+    server.close()
+    far.close()
+
+
+def test_an_older_tls_is_refused(engine):
+    near, far = open_ends()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    client = context.wrap_socket(far, do_handshake_on_connect=False)
+    server = make_tls_context(a_certificate()).wrap(near)
+    with pytest.raises((TlsFailed, ssl.SSLError)):
+        shake_hands(client, server)
+    assert isinstance(outcome(server.handshake), (TlsFailed, OSError))
+    server.close()
+    client.close()
+
+
+def test_a_handshake_may_come_byte_by_byte_and_end_at_every_byte(engine):
+    first_near, first_far = open_ends()
+    recorded = ssl_client(first_far)
+    with pytest.raises(ssl.SSLWantReadError):
+        recorded.do_handshake()
+    assert is_readable(first_near, MAX_S)
+    hello = first_near.recv(MiB)
+    context = make_tls_context(a_certificate())
+    for size in range(0, len(hello), 7):
+        near, far = open_ends()
+        server = context.wrap(near)
+        far.sendall(hello[:size])
+        far.shutdown(socket.SHUT_WR)
+        until_ended = time.monotonic() + MAX_S
+        while isinstance(error := outcome(server.handshake), BlockingIOError):
+            assert time.monotonic() < until_ended
+        assert isinstance(error, (TlsFailed, OSError)), size
+        server.close()
+        far.close()
+    near, far = open_ends()
+    server = context.wrap(near)
+    for byte in hello:
+        far.sendall(bytes([byte]))
+        assert isinstance(outcome(server.handshake), BlockingIOError)
+    assert is_readable(far, MAX_S)
+    assert far.recv(1) == b"\x16", "the server answers"
+    for end in (first_near, recorded, server, far):
+        end.close()
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_blocks_of_one_record_reach_jobs_that_come_later(lanes, secured):
+    """Their bytes were decrypted with the first one, and the connection has no more."""
+    lane, far = secured
+    targets = [Blocks([5]) for _ in range(20)]
+    far.sendall(b"".join(frame(number, 0, b"block") for number in range(20)))
+    for number, target in enumerate(targets):
+        job = target.receive(number)
+        lanes.submit(lane, job)
+        assert reaped(lanes, 1) == [job]
+        assert target[0] == b"block"
+
+
+def test_a_record_for_each_byte(lanes, secured):
+    lane, far = secured
+    source, target = random_blocks([3, 0, 40, 1]), Blocks([3, 0, 40, 1])
+    receive = target.receive(seeds=[1, 2, 3, 4])
+    lanes.submit(lane, receive)
+    for byte in source.frames(7, [1, 2, 3, 4]):
+        far.sendall(bytes([byte]))
+    assert reaped(lanes, 1) == [receive]
+    assert all(receive.intact())
+
+
+def test_a_block_is_nowhere_in_clear(lanes, secured):
+    lane, far = secured
+    source = Blocks([160_000], b"secret!!" * 20_000)
+    lanes.submit(lane, source.send())
+    with socket.socket(fileno=os.dup(far.fileno())) as wire:
+        wire.settimeout(MAX_S)
+        seen = bytearray()
+        while len(seen) < 160_000:
+            seen += wire.recv(MiB)
+    assert reaped(lanes, 1)
+    assert b"secret" not in seen
+    assert seen.startswith(b"\x17\x03\x03"), "records of application data"
+
+
+@pytest.mark.parametrize("place", [0, 3, 5, 20, 300, -1])
+def test_a_damaged_record_breaks_the_lane_and_only_it(engine, place):
+    """In between, a byte of a record is changed, or the rest of it is missing."""
+    for cut in (False, True):
+        with closing(make_lanes(2)) as lanes:
+            near, middle = connected()
+            far, other = connected()
+            relay = Relay(middle, other)
+            end, client = relay.secured(near, far)
+            lane = lanes.open(end)
+            loop = [lanes.open(one) for one in secured_ends(*connected())]
+            target = Blocks([5, 400])
+            whole, broken = target.receive(1), Blocks([9]).receive(2)
+            client.sendall(frame(1, 0, b"whole") + frame(1, 1, bytes(400)))
+            record = relay.pull()
+            lanes.submit(lane, whole)
+            lanes.submit(lane, broken)
+            near_side = record[:place] if cut else damaged(record, place)
+            middle.sendall(near_side)
+            if cut:
+                middle.close()
+            jobs, ended = reap(lanes, 2, 1)
+            assert {*jobs} == {whole, broken}
+            assert ended[0][0] == lane
+            if not cut:
+                assert ended[0][1] in (errno.EPROTO, errno.ECONNRESET)
+            assert whole.intact() == broken.intact() * 2 == [False, False]
+            assert target[0] == bytes(5), "nothing of it was decrypted"
+            again = random_blocks([9]), Blocks([9])
+            lanes.submit(loop[0], again[0].send())
+            lanes.submit(loop[1], again[1].receive())
+            reaped(lanes, 2)
+            assert again[0][0] == again[1][0]
+            for one in (client, middle, other):
+                one.close()
+
+
+def damaged(record: bytes, place: int) -> bytes:
+    changed = bytearray(record)
+    changed[place] ^= 0x10
+    return bytes(changed) + bytes(20_000)  # a length that grew is complete as well
+
+
+class Relay:
+    """Between the two ends of a connection, by hand."""
+
+    def __init__(self, server_side: socket.socket, client_side: socket.socket) -> None:
+        self.server_side, self.client_side = server_side, client_side
+
+    def secured(self, near: socket.socket, far: socket.socket):
+        near.setblocking(False)
+        far.setblocking(False)
+        server, client = make_tls_context(a_certificate()).wrap(near), ssl_client(far)
+        self.server_side.setblocking(False)
+        self.client_side.setblocking(False)
+        left = {server: server.handshake, client: client.do_handshake}
+        while left:
+            for end, step in [*left.items()]:
+                try:
+                    step()
+                    del left[end]
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    pass
+            for one, other in (
+                (self.server_side, self.client_side), (self.client_side, self.server_side),
+            ):  # fmt: skip
+                with suppress(BlockingIOError):
+                    other.sendall(one.recv(MiB))
+        client.settimeout(MAX_S)
+        self.server_side.settimeout(MAX_S)
+        return server, client
+
+    def pull(self) -> bytes:
+        """What the client has sent."""
+        assert is_readable(self.client_side, MAX_S)
+        return self.client_side.recv(MiB)
+
+
+@pytest.mark.parametrize("lengths", [[1, 150_000, 300_000, 9], [3000, 0, 700] * 40])
+def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
+    """The buffer of the connection is full in the middle of records."""
+    near, far = connected()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    end, client = secured_end(near, far)
+    with client:
+        source, seeds = random_blocks(lengths), [*range(len(lengths))]
+        send = source.send(seeds=seeds)
+        lanes.submit(lanes.open(end), send)
+        expected = source.frames(7, seeds)
+        got = bytearray()
+        while len(got) < len(expected):
+            got += client.recv(1009)
+        assert got == expected
+        assert reaped(lanes, 1) == [send]
+
+
+def test_both_directions_at_once_on_many_lanes(lanes):
+    pairs = [tuple(map(lanes.open, secured_ends(*connected()))) for _ in range(6)]
+    ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]
+    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
+    targets = [Blocks(source.lengths) for source in sources]
+    for (near, far), source, target in zip(ends, sources, targets, strict=True):
+        lanes.submit(far, target.receive(seeds=[near] * 3))
+        lanes.submit(near, source.send(seeds=[near] * 3))
+    assert all(all(job.intact()) for job in reaped(lanes, 2 * len(ends)))
+
+
+def test_lanes_leave_no_files(engine):
+    files = len(os.listdir("/proc/self/fd"))
+    with closing(make_lanes(2)) as lanes:
+        for number in range(40):
+            near, far = secured_end(*connected())
+            if number % 4 == 3:
+                near.close()
+            else:
+                lane = lanes.open(near)
+                if number % 4 == 1:
+                    lanes.submit(lane, Blocks([9]).receive())
+                if number % 2:
+                    lanes.close_lane(lane)
+            far.close()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_tls_of_the_other_kind_is_refused(monkeypatch):
+    choose("native", monkeypatch)
+    native = secured_end(*connected()), make_lanes(1)
+    choose("python", monkeypatch)
+    python = secured_end(*connected()), make_lanes(1)
+    for (near, far), lanes in ((native[0], python[1]), (python[0], native[1])):
+        with pytest.raises(TypeError, match="another kind"):
+            lanes.open(near)
+        near.close()
+        far.close()
+        lanes.close()
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_certificate_lies_beside_the_keys(tmp_path):
+    path = certificate_path(str(tmp_path / "server.key"))
+    assert path == str(tmp_path / "server.pem")
+    assert read_certificate(path) is None
+    made = write_certificate(tmp_path / "server.pem")
+    assert read_certificate(path) == made
+    assert made.certificate != write_certificate(tmp_path / "other.pem").certificate
+
+
+@pytest.mark.parametrize("part", ["CERTIFICATE", "PRIVATE KEY"])
+def test_a_file_without_one_of_both_is_an_error_that_names_it(tmp_path, part):
+    path = tmp_path / "server.pem"
+    write_certificate(path)
+    path.write_text(path.read_text().replace(f"BEGIN {part}", "BEGIN SOMETHING"))
+    with pytest.raises(ConfigError, match=f"server.pem has no {part.lower()}"):
+        read_certificate(str(path))
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path):
+    path = tmp_path / "server.pem"
+    write_certificate(path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_certificate(str(path))
