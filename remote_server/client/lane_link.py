@@ -13,19 +13,20 @@ region, the first transfer is such a one, and lanes are opened for the next.
 
 import logging
 import os
-import socket
 from collections.abc import Container
+from contextlib import closing
 from functools import partial
 from math import inf
 from operator import attrgetter
+from socket import socket
 
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request
-from remote_server.client.lane_opening import OPEN_S, LaneNotOpened, LaneOpening, why_slow
+from remote_server.client.lane_opening import Encryption, LaneNotOpened, LaneOpening, why_slow
 from remote_server.client.lane_user import Lane, LaneUser
 from remote_server.client.results import LaneState
 from remote_server.errors import KVFerryError, LaneBroken, RemoteProtocolError, ServerUnavailable
-from remote_server.native import LaneJob, Lanes, make_lanes
+from remote_server.native import LaneJob, Lanes, TlsConnection, make_lanes
 from remote_server.plain_text import plain
 from remote_server.protocol import Blocks, ErrorCode, LaneOpened, OpenLane
 
@@ -39,7 +40,6 @@ LONGEST_PAUSE_S = 30.0
 
 STEADY_S = 5.0
 """A lane that lasted for so long makes the next pause the shortest one."""
-
 
 # A message of so much is not cut for the sake of another lane.
 _LEAST_BATCH_BYTES = 1 << 20
@@ -73,7 +73,8 @@ class LaneLink(Channel):
         self._due = 0.0
         self._pause_s = self._config.reconnect_s
         self._logged: set[str] = set()
-        self._slow = why_slow()
+        self._encryption = Encryption(is_required=bool(self._config.keys))
+        self._why_none = why_slow() or self._encryption.why_none
         self._reason = ""
         """Why no lane is open."""
 
@@ -99,7 +100,7 @@ class LaneLink(Channel):
 
     @property
     def _num_wanted(self) -> int:
-        if not self._is_demanded or self._slow:
+        if not self._is_demanded or self._why_none:
             return 0
         return min(self._config.lanes, self._session.max_lanes or 0)
 
@@ -233,8 +234,8 @@ class LaneLink(Channel):
     def pump(self, now: float) -> None:
         """Open the lanes that are due."""
         self.blocked = False
-        if self._session.max_lanes == 0 or (self._session.max_lanes and self._slow):
-            self._reason = self._slow or "the server offers none"
+        if self._session.max_lanes == 0 or (self._session.max_lanes and self._why_none):
+            self._reason = self._why_none or "the server offers none"
             self._log_once(self._reason, logging.INFO)
         if self._num_missing <= 0 or now < self._due:
             return
@@ -264,8 +265,8 @@ class LaneLink(Channel):
             return
         host = self._connection.peer_host
         try:
-            opening = LaneOpening(reply, host, self._poll_set, now + OPEN_S)
-        except OSError as error:
+            opening = LaneOpening(reply, host, self._poll_set, now, self._encryption)
+        except (OSError, LaneNotOpened) as error:
             self._failed(str(error), now)
             return
         self._openings.append(opening)
@@ -278,6 +279,9 @@ class LaneLink(Channel):
                 return
             handle = self._open(connection)
         except (LaneNotOpened, OSError) as error:
+            self._counters["lanes_not_trusted"] += (
+                isinstance(error, LaneNotOpened) and error.is_untrusted
+            )
             self._end_opening(opening)
             self._failed(str(error), now)
             return
@@ -287,9 +291,9 @@ class LaneLink(Channel):
         self._lanes[handle] = Lane(opening.number, handle, now)
         self._counters["lanes_opened"] += 1
 
-    def _open(self, connection: socket.socket) -> int:
+    def _open(self, connection: socket | TlsConnection) -> int:
         """Raises `OSError`, and the connection is closed then."""
-        with connection:
+        with closing(connection):
             if self._engine is None:
                 # As many threads as lanes: each can use a core while the others have theirs.
                 self._engine = make_lanes(min(self._config.lanes, os.cpu_count() or 1))

@@ -1,6 +1,6 @@
 """Opening of one lane: from the server's token to a connected socket, without a wait.
 
-resolving (a name only) ──▶ connecting ──▶ greeting: preamble sent ──▶ open
+resolving (a name only) ──▶ connecting ──▶ handshake (TLS only) ──▶ greeting: preamble sent ──▶ open
 """
 
 import errno
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.client.poll_set import PollSet
-from remote_server.errors import KVFerryError
+from remote_server.errors import KVFerryError, TlsFailed, WrongCertificate
+from remote_server.native import TlsConnection, TlsContext, make_tls_context, why_no_tls
 from remote_server.native.mover import library_or_reason
 
 OPEN_S = 3.0
@@ -34,6 +35,39 @@ def why_slow() -> str:
 class LaneNotOpened(KVFerryError):
     """An attempt failed."""
 
+    is_untrusted = False
+    """The server showed another certificate than the right one."""
+
+
+class Encryption:
+    """The choice between plain and encrypted lanes: the server's, but never plain ones if the
+    connection has keys."""
+
+    def __init__(self, *, is_required: bool) -> None:
+        self.is_required = is_required
+        self._context: TlsContext | None = None
+
+    @property
+    def why_none(self) -> str:
+        """Why there can be no lanes; empty if there can."""
+        reason = why_no_tls() if self.is_required else ""
+        return reason and f"the connection has keys, and they cannot be encrypted: {reason}"
+
+    def context_for(self, opened: protocol.LaneOpened) -> TlsContext | None:
+        """None for a plain lane. Raises `LaneNotOpened`."""
+        if not opened.certificate:
+            if self.is_required:
+                raise LaneNotOpened("the server offers one that is not encrypted")
+            return None
+        if len(opened.certificate) != protocol.CERTIFICATE_BYTES:
+            raise LaneNotOpened(f"a certificate is named by {len(opened.certificate)} bytes")
+        if self._context is None:
+            try:
+                self._context = make_tls_context()
+            except TlsFailed as error:
+                raise LaneNotOpened(f"it cannot be encrypted: {error}") from None
+        return self._context
+
 
 class Address(NamedTuple):
     family: int
@@ -44,15 +78,24 @@ class LaneOpening:
     """One attempt. Used by the I/O thread only; a name is resolved on a thread of its own."""
 
     def __init__(
-        self, opened: protocol.LaneOpened, peer_host: str, poll_set: PollSet, ends_at: float
+        self,
+        opened: protocol.LaneOpened,
+        peer_host: str,
+        poll_set: PollSet,
+        now: float,
+        encryption: Encryption,
     ) -> None:
-        """`peer_host` is the numeric address of the ZeroMQ connection's peer. Raises `OSError`."""
+        """`peer_host` is the numeric address of the ZeroMQ connection's peer. Nothing is sent
+        before the server has shown the certificate that `opened` names. Raises `LaneNotOpened` and
+        `OSError`."""
         self.number = opened.number
-        self.ends_at = ends_at
+        self.ends_at = now + OPEN_S
         self._token = opened.token
         self._poll_set = poll_set
-        self._socket: socket.socket | None = None
-        self._greeted = False
+        self._tls = encryption.context_for(opened)
+        self._certificate = opened.certificate
+        self._socket: socket.socket | TlsConnection | None = None
+        self._connected = self._greeted = False
         self._reply = b""
         self._why = ""
         """Why the last address could not be reached."""
@@ -66,7 +109,7 @@ class LaneOpening:
             self._resolver = _Resolver(self._host, self._port)
             poll_set.register(self._resolver.bell)
 
-    def poll(self, now: float, readable: Container[object]) -> socket.socket | None:
+    def poll(self, now: float, readable: Container[object]) -> socket.socket | TlsConnection | None:
         """Do what is due, given the descriptors with an event. Returns the socket, which is the
         caller's then, once the server has accepted the lane. Raises `LaneNotOpened`, and `OSError`
         when the process cannot open another file."""
@@ -78,7 +121,8 @@ class LaneOpening:
         if self._socket is not None and self._socket.fileno() in readable:
             if self._greeted:
                 return self._read()
-            self._greet()
+            if self._connected or self._connect_ended():
+                self._greet()
         while self._socket is None and self._addresses:
             self._connect(self._addresses.popleft())
         if self._socket is None and self._resolver is None:
@@ -108,27 +152,55 @@ class LaneOpening:
         self._socket = connection
         self._poll_set.register(connection.fileno(), writable=True)
 
-    def _greet(self) -> None:
-        assert self._socket is not None
+    def _connect_ended(self) -> bool:
+        """Whether there is a connection now, on which nothing has been sent."""
+        assert isinstance(self._socket, socket.socket)
         failure = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not failure:
-            preamble = _GREETING.pack(_MAGIC, _VERSION) + self._token
-            try:
-                # The buffer of a new connection has room for it.
-                if self._socket.send(preamble) != len(preamble):
-                    raise LaneNotOpened(f"{self._where} takes no bytes")
-            except OSError as error:
-                failure = error.errno or errno.EIO
         self._poll_set.unregister(self._socket.fileno())
         if failure:
-            self._socket.close()
-            self._socket = None
-            self._why = f": {os.strerror(failure)}"
-            return
+            self._refused(failure)
+            return False
+        if self._tls is not None:
+            connection, self._socket = self._socket, None
+            self._socket = self._tls.wrap(connection, self._certificate)
         self._poll_set.register(self._socket.fileno())
-        self._greeted = True
+        self._connected = True
+        return True
 
-    def _read(self) -> socket.socket | None:
+    def _refused(self, failure: int) -> None:
+        """Another address may do."""
+        assert self._socket is not None
+        self._socket.close()
+        self._socket = None
+        self._connected = False
+        self._why = f": {os.strerror(failure)}"
+
+    def _greet(self) -> None:
+        """Send the preamble, once the handshake is complete. The buffer of a new connection has
+        room for both."""
+        assert self._socket is not None
+        preamble = _GREETING.pack(_MAGIC, _VERSION) + self._token
+        try:
+            if isinstance(self._socket, TlsConnection):
+                self._socket.handshake()
+                self._socket.send(preamble)
+            elif self._socket.send(preamble) != len(preamble):
+                raise LaneNotOpened(f"{self._where} takes no bytes")
+        except BlockingIOError:
+            return
+        except WrongCertificate as error:
+            failed = LaneNotOpened(f"{self._where}: {error}")
+            failed.is_untrusted = True
+            raise failed from None
+        except TlsFailed as error:
+            raise LaneNotOpened(f"{self._where}: {error}") from None
+        except OSError as error:
+            self._poll_set.unregister(self._socket.fileno())
+            self._refused(error.errno or errno.EIO)
+        else:
+            self._greeted = True
+
+    def _read(self) -> socket.socket | TlsConnection | None:
         assert self._socket is not None
         try:
             some = self._socket.recv(_GREETING.size - len(self._reply))

@@ -359,7 +359,8 @@ _COUNTERS = (
     "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",
     "withdrawn_puts", "expired_blocks", "released_leases",
     # lanes
-    "lanes_opened", "lanes_refused", "lanes_broken", "lane_bytes_in", "lane_bytes_out",
+    "lanes_opened", "lanes_refused", "lanes_not_trusted", "lanes_broken", "lane_bytes_in",
+    "lane_bytes_out",
     # the connection
     "hellos", "connects", "disconnects", "turned_away", "server_restarts", "breaker_opened",
     "get_resets", "put_resets", "batches_resent", "internal_errors",

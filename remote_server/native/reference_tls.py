@@ -107,6 +107,7 @@ class ReferenceTlsContext(TlsContext):
     def wrap(self, connection: socket, pin: bytes = b"") -> ReferenceTls:
         with connection:
             connection.setblocking(False)
+            connection.getpeername()  # of one that was reset, `ssl` would leave a file open
             wrapped = self._context.wrap_socket(
                 connection, server_side=self._is_server, do_handshake_on_connect=False
             )

@@ -27,6 +27,7 @@ from remote_server.protocol.codec import (
     split_frames,
 )
 from remote_server.protocol.limits import (
+    CERTIFICATE_BYTES,
     LANE_TOKEN_BYTES,
     LANE_TOKEN_S,
     MAGIC,
@@ -109,6 +110,7 @@ from remote_server.protocol.statistics import (
 )
 
 __all__ = [
+    "CERTIFICATE_BYTES",
     "LANE_TOKEN_BYTES", "LANE_TOKEN_S", "MAGIC", "MAX_AHEAD_KEYS", "MAX_FINGERPRINT_BYTES",
     "MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "MAX_KEYS_PER_MESSAGE", "MAX_KEY_BYTES", "MAX_LANES",
     "MAX_MESSAGE_BYTES", "MAX_NAMESPACE_CHARS", "MAX_STRETCHES", "MAX_TICKETS", "MAX_TOKENS",

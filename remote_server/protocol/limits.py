@@ -63,6 +63,9 @@ MAX_LANES = 64
 
 LANE_TOKEN_BYTES = 16
 
+CERTIFICATE_BYTES = 32
+"""Of the SHA-256 of a certificate."""
+
 LANE_TOKEN_S = 10.0
 """The time in which a lane must begin, from its token on."""
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from remote_server.protocol.limits import (
+    CERTIFICATE_BYTES,
     LANE_TOKEN_BYTES,
     MAX_AHEAD_KEYS,
     MAX_FRAME_BYTES,
@@ -326,12 +327,14 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
 
 class LaneOpened(_Reply, frozen=True, tag="lane_opened"):
     """The lane `number` of this connection is awaited at `port` of `host`, with `token`, which is
-    good once and for `LANE_TOKEN_S`. An empty `host` is that of the ZeroMQ connection."""
+    good once and for `LANE_TOKEN_S`. An empty `host` is that of the ZeroMQ connection. With a
+    `certificate`, which is its SHA-256, the lane is encrypted and the server has to show it."""
 
     number: LaneNumber
     token: Annotated[bytes, Meta(min_length=LANE_TOKEN_BYTES, max_length=LANE_TOKEN_BYTES)]
     host: ShortText
     port: Annotated[int, Meta(gt=0, lt=1 << 16)]
+    certificate: Annotated[bytes, Meta(max_length=CERTIFICATE_BYTES)] = b""
 
 
 class Touched(_Reply, frozen=True, tag="touched"):

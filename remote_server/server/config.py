@@ -124,11 +124,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Connections at a time; an engine has four, and a few more while it starts."""
 
     lanes: str = LANES_AUTO
-    """The address of lanes, plain TCP connections that carry blocks past ZeroMQ, at about twice its
+    """The address of lanes, TCP connections that carry blocks past ZeroMQ, at about twice its
     speed: `HOST:PORT`, `auto` for any free port beside `bind`, or `off`. Clients reach it at the
-    host of their connection where HOST is `*`, else at HOST. A server with keys has none, because
-    lanes are not encrypted; with `auto` one without the C library has none either, because they
-    would be slow. Clients that cannot reach one use ZeroMQ."""
+    host of their connection where HOST is `*`, else at HOST. With keys lanes are encrypted, by
+    OpenSSL 3 with the certificate beside the keys; without either there are none. With `auto` a
+    server without the C library has none, because they would be slow. Clients that cannot reach
+    one use ZeroMQ."""
 
     max_inflight: Size = 0
     """Bytes of blocks that may be in flight to one client, or on lease to it; they are pinned. 0:
@@ -187,14 +188,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.max_connections < 1:
             raise ConfigError(f"max_connections: {self.max_connections} admits no connection")
         lanes = lanes_address(self.lanes)
-        if lanes and self.keys:
+        if lanes and not (lanes.is_loopback or self.insecure or self.keys):
             raise ConfigError(
-                f"lanes: {self.lanes} with keys: lanes are not encrypted; leave it at {LANES_AUTO}"
-            )
-        if lanes and not (lanes.is_loopback or self.insecure):
-            raise ConfigError(
-                f"lanes: {self.lanes} can be reached from other machines, and nothing on a lane is "
-                "encrypted; pass --insecure if that network is yours alone"
+                f"lanes: {self.lanes} can be reached from other machines, and without keys nothing "
+                "on a lane is encrypted; pass --insecure if that network is yours alone"
             )
         if self.max_inflight != 0 and self.max_inflight < MIN_INFLIGHT_BYTES:
             raise ConfigError(

@@ -1,4 +1,5 @@
-"""The listener of lanes: tokens that announce one, and TCP connections that have not sent theirs.
+"""The listener of lanes: tokens that announce one, and TCP connections that have not sent theirs,
+which are encrypted where the server has keys.
 
 A connection that is no lane yet is not trusted: it may hold a descriptor for two seconds, and
 nothing else.
@@ -16,7 +17,8 @@ from typing import NamedTuple
 
 import zmq
 
-from remote_server.errors import ConfigError
+from remote_server.errors import ConfigError, TlsFailed
+from remote_server.native import TlsConnection, TlsContext
 from remote_server.plain_text import FewLines
 from remote_server.protocol import LANE_TOKEN_BYTES, LANE_TOKEN_S
 from remote_server.turns import Guard
@@ -38,10 +40,16 @@ PREAMBLE_S = 2.0
 
 BACKLOG = 128
 _ACCEPTED_PER_TURN = 16
+# A handshake takes the loop half a millisecond.
+_READ_PER_TURN = 4
 _RETRY_S = 1.0  # while there are no descriptors
 
+# A peer whose machine is silent, or that reads nothing, for this long is dropped, as by ZeroMQ.
+SILENCE_MS = 30_000
+
 COUNTERS = (
-    "lanes_refused_token", "lanes_refused_preamble", "lanes_refused_unfinished", "lane_tokens_late",
+    "lanes_refused_token", "lanes_refused_preamble", "lanes_refused_unfinished",
+    "lanes_refused_handshake", "lane_tokens_late",
 )  # fmt: skip
 
 
@@ -57,12 +65,22 @@ class Ticket(NamedTuple):
 class _Pending:
     """A connection and the part of its preamble that has come."""
 
-    __slots__ = ("connection", "data", "ends_at")
+    __slots__ = ("connection", "data", "ends_at", "is_secured")
 
-    def __init__(self, connection: socket.socket, ends_at: float) -> None:
+    def __init__(self, connection: socket.socket | TlsConnection, ends_at: float) -> None:
         self.connection = connection
         self.ends_at = ends_at
         self.data = b""
+        self.is_secured = not isinstance(connection, TlsConnection)
+        """The handshake is complete, or there is none."""
+
+    def read(self, size: int) -> bytes:
+        """Bytes of the preamble, after the handshake. Raises `TlsFailed` and `OSError`."""
+        if not self.is_secured:
+            assert isinstance(self.connection, TlsConnection)
+            self.connection.handshake()
+            self.is_secured = True
+        return self.connection.recv(size)
 
 
 class LaneListener:
@@ -73,16 +91,19 @@ class LaneListener:
         poller: zmq.Poller,
         address: LanesAddress,
         clock: Callable[[], float],
-        opened: Callable[[Ticket, socket.socket], bool],
+        opened: Callable[[Ticket, socket.socket | TlsConnection], bool],
         lapsed: Callable[[Ticket], None],
         counters: dict[str, int],
         guard: Guard | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
         """Listen at `address` from now on. Raises `ConfigError`.
 
         `opened` takes over a connection with the token of a ticket, or returns False. `lapsed` is
         called with each ticket that was not used in time. What is refused is counted in `counters`.
+        With `tls` all connections are encrypted, and their tokens with them.
         """
+        self._tls = tls
         self._counters = counters
         self._poller = poller
         self._clock = clock
@@ -116,7 +137,8 @@ class LaneListener:
 
     def handle(self, events: Mapping[object, int]) -> None:
         """Handle `events` of the poller, and end what is overdue."""
-        for number in [number for number in self._pending if number in events]:
+        readable = [number for number in self._pending if number in events]
+        for number in readable[: _READ_PER_TURN if self._tls else None]:
             self._guard.run("the beginning of a lane", partial(self._read, number), None)
         if self._tickets or self.is_waiting:
             self._end_overdue()
@@ -171,24 +193,47 @@ class LaneListener:
                 self._accept_again_at = self._clock() + _RETRY_S
                 self._lines.say(logging.WARNING, "lanes wait: %s", error.strerror)
                 return
-            connection.setblocking(False)
+            try:
+                end = self._prepared(connection)
+            except OSError as error:
+                kind = "preamble" if self._tls is None else "handshake"
+                self._counters[f"lanes_refused_{kind}"] += 1
+                self._lines.say(logging.INFO, "a lane ended as it began: %s", error)
+                continue
             if len(self._pending) >= MAX_PENDING:
                 oldest = next(iter(self._pending))
                 self._refuse(oldest, "unfinished", "its preamble was the oldest of too many")
-            number = connection.fileno()
-            self._pending[number] = _Pending(connection, self._clock() + PREAMBLE_S)
+            number = end.fileno()
+            self._pending[number] = _Pending(end, self._clock() + PREAMBLE_S)
             self._poller.register(number, zmq.POLLIN)
+
+    def _prepared(self, connection: socket.socket) -> socket.socket | TlsConnection:
+        """Raises `OSError`, and the connection is closed then."""
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A peer that vanished, or that reads nothing, ends as that of a ZeroMQ connection does.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+            return connection if self._tls is None else self._tls.wrap(connection)
+        except OSError:
+            connection.close()
+            raise
 
     def _read(self, number: int) -> None:
         pending = self._pending[number]
         try:
-            data = pending.connection.recv(PREAMBLE.size - len(pending.data))
+            data = pending.read(PREAMBLE.size - len(pending.data))
         except BlockingIOError:
             return
-        except OSError:
+        except (TlsFailed, OSError):
             data = b""
         pending.data += data
-        if not data:
+        if not pending.is_secured:
+            self._refuse(number, "handshake", "it is no TLS, or the client has ended it")
+        elif not data:
             self._refuse(number, "preamble", "it ended before its preamble was whole")
         elif not _may_become_preamble(pending.data):
             self._refuse(number, "preamble", "it began with other bytes than a lane")

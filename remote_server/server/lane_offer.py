@@ -2,8 +2,12 @@
 
 import logging
 import os
+from pathlib import Path
 
-from remote_server.errors import ConfigError
+from remote_server.certificate import Certificate
+from remote_server.errors import ConfigError, TlsFailed
+from remote_server.keys import certificate_path, read_certificate
+from remote_server.native import why_no_tls
 from remote_server.native.lanes import make_lanes
 from remote_server.native.mover import library_or_reason
 from remote_server.server.config import ServerConfig
@@ -26,8 +30,7 @@ def num_threads(cores: int | None = None) -> int:
 def lane_files(config: ServerConfig) -> int:
     """The most descriptors that lanes need beside those of open ones, which are connections: those
     of the listener, of connections that are no lanes yet, and of the threads."""
-    offered = config.lanes != LANES_OFF and not config.keys
-    return MAX_PENDING + 2 + 2 * MOST_THREADS if offered else 0
+    return 0 if config.lanes == LANES_OFF else MAX_PENDING + 2 + 2 * MOST_THREADS
 
 
 def offer_lanes(lanes: ServerLanes, config: ServerConfig, endpoint: str) -> None:
@@ -37,23 +40,37 @@ def offer_lanes(lanes: ServerLanes, config: ServerConfig, endpoint: str) -> None
     while it moves bytes, which delays all requests, and moves blocks of 64 KiB at half of ZeroMQ's
     speed (1.1 against 2.4 GB/s got) and larger ones no faster. One line is logged then.
 
-    Raises `ConfigError` when the address of the setting is not available.
+    With keys lanes are encrypted: there are none without a certificate, or without OpenSSL.
+
+    Raises `ConfigError` when the address of the setting is not available, or the certificate cannot
+    be used.
     """
     if config.lanes == LANES_OFF:
         return
     library = library_or_reason()
-    if config.keys:
-        lanes.why_none = "connections have keys, and lanes are not encrypted"
-    elif config.lanes == LANES_AUTO and isinstance(library, str):
+    certificate = read_certificate(certificate_path(config.keys)) if config.keys else None
+    no_tls = why_no_tls() if config.keys else ""
+    # Clients see the reason: it names no folder of this host.
+    if config.lanes == LANES_AUTO and isinstance(library, str):
         lanes.why_none = f"they are slow without the C library ({library})"
+    elif no_tls:
+        lanes.why_none = f"connections have keys, and lanes cannot be encrypted: {no_tls}"
+    elif config.keys and certificate is None:
+        name = Path(certificate_path(config.keys)).name
+        lanes.why_none = (
+            f"connections have keys, and there is no certificate: `kvferry keys FOLDER` makes "
+            f"{name} beside the keys"
+        )
     else:
         lanes.why_none = ""
-        _begin(lanes, config, endpoint)
+        _begin(lanes, config, endpoint, certificate)
     if lanes.why_none:
         log.info("no lanes, blocks go through ZeroMQ: %s", lanes.why_none)
 
 
-def _begin(lanes: ServerLanes, config: ServerConfig, endpoint: str) -> None:
+def _begin(
+    lanes: ServerLanes, config: ServerConfig, endpoint: str, certificate: Certificate | None
+) -> None:
     given = lanes_address(config.lanes)
     try:
         engine = make_lanes(num_threads())
@@ -61,7 +78,11 @@ def _begin(lanes: ServerLanes, config: ServerConfig, endpoint: str) -> None:
         lanes.why_none = f"no threads for them: {error.strerror or error}"
         return
     try:
-        lanes.begin(engine, given or lanes_beside(endpoint), given.reachable_host if given else "")
+        host = given.reachable_host if given else ""
+        lanes.begin(engine, given or lanes_beside(endpoint), host, certificate)
+    except TlsFailed as error:
+        engine.close()
+        raise ConfigError(f"keys: {error}") from None
     except ConfigError as error:
         engine.close()
         if config.lanes != LANES_AUTO:

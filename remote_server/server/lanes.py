@@ -1,4 +1,4 @@
-"""The lanes of all connections: plain TCP connections, over which blocks travel beside ZeroMQ and
+"""The lanes of all connections: TCP connections, over which blocks travel beside ZeroMQ and
 without the interpreter.
 
 A lane belongs to one ZeroMQ connection and ends with it. The threads of `native` move the bytes;
@@ -15,7 +15,9 @@ from time import monotonic
 
 import zmq
 
+from remote_server.certificate import Certificate
 from remote_server.errors import LaneBroken, RequestRefused
+from remote_server.native import TlsConnection, make_tls_context
 from remote_server.native.lane_base import LaneJob, LaneKind, Lanes
 from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_LANES, ErrorCode, LaneOpened
 from remote_server.server.connections import Connections
@@ -41,9 +43,6 @@ BLOCKS_PER_PUT = 16
 # each MiB.
 STALL_S = 30.0
 LEAST_RATE = MiB
-
-# A peer whose machine is silent, or that reads nothing, for this long is dropped, as by ZeroMQ.
-SILENCE_MS = 30_000
 
 _CHECK_S = 1.0
 
@@ -158,15 +157,23 @@ class ServerLanes:
         self._ends: dict[LaneJob, tuple[Lane, OnEnd]] = {}
         self._check_at = clock()
         self._host = ""
+        self._pin = b""
 
-    def begin(self, engine: Lanes, address: LanesAddress, host: str = "") -> None:
+    def begin(
+        self,
+        engine: Lanes,
+        address: LanesAddress,
+        host: str = "",
+        certificate: Certificate | None = None,
+    ) -> None:
         """Offer lanes at `address`, on the threads of `engine`, which is closed at the end. Clients
-        connect to `host`; when it is empty, to the host of their ZeroMQ connection. Raises
-        `ConfigError`."""
+        connect to `host`; when it is empty, to the host of their ZeroMQ connection. With a
+        `certificate` lanes are encrypted. Raises `ConfigError` and `TlsFailed`."""
         self.listener = LaneListener(
             self._poller, address, self._clock, self._opened, self._lapsed, self.counters,
-            self._guard,
+            self._guard, None if certificate is None else make_tls_context(certificate),
         )  # fmt: skip
+        self._pin = b"" if certificate is None else certificate.pin
         self._engine = engine
         self._host = host
         self._bell = engine.fileno()
@@ -195,7 +202,8 @@ class ServerLanes:
     def __str__(self) -> str:
         if self.listener is None or self._engine is None:
             return f"none: {self.why_none}"
-        return f"{self.listener.address} on {self._engine.threads} threads"
+        how = ", encrypted" if self._pin else ""
+        return f"{self.listener.address} on {self._engine.threads} threads{how}"
 
     # ── lanes ────────────────────────────────────────────────────────────────────────────
 
@@ -223,6 +231,7 @@ class ServerLanes:
             token=self.listener.issue(tenant, client, number),
             host=self._host,
             port=self.listener.address.port,
+            certificate=self._pin,
         )
 
     def find(self, client: bytes, number: int) -> Lane:
@@ -235,16 +244,10 @@ class ServerLanes:
             )
         return lane
 
-    def _opened(self, ticket: Ticket, connection: socket.socket) -> bool:
+    def _opened(self, ticket: Ticket, connection: socket.socket | TlsConnection) -> bool:
         theirs = self._clients.get(ticket.client)
         if theirs is None or self._engine is None:
             return False
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A peer that vanished, or that reads nothing, ends as that of a ZeroMQ connection does.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
         lane = Lane(self, ticket, self._engine.open(connection))
         theirs.awaited.discard(ticket.number)
         theirs.open[ticket.number] = lane

@@ -27,7 +27,7 @@ from remote_server.admin.site import _OPEN
 from remote_server.cli import drain as drain_command
 from remote_server.cli.__main__ import _parser
 from remote_server.fleet.server_list import read_list
-from remote_server.keys import make_keys
+from remote_server.keys import certificate_path, make_keys
 from remote_server.server.config import ServerConfig
 from remote_server.values import admin_address, parse_bytes
 
@@ -219,13 +219,16 @@ def test_every_file_that_the_settings_name_is_mounted(pod: Object, container: Ob
     assert disk["name"] == "disk" and not disk.get("readOnly")
 
 
-def test_the_secret_key_is_copied_to_a_file_of_the_servers_user(pod: Object, container: Object):
+def test_the_secret_files_are_copied_to_files_of_the_servers_user(pod: Object, container: Object):
     """Kubernetes mounts a Secret as root's, readable by the pod's group, which the server
     refuses."""
-    program, *options, source, target = pod["initContainers"][0]["command"]
+    program, *options, key, certificate, folder = pod["initContainers"][0]["command"]
     assert (program, options) == ("install", ["-m", "0400"])
-    assert target == settings_in(container).keys
-    assert source.removeprefix("/etc/kvferry/keys/") in files("keys")
+    secrets = [settings_in(container).keys, certificate_path(settings_in(container).keys)]
+    for source, target in zip((key, certificate), secrets, strict=True):
+        name = source.removeprefix("/etc/kvferry/keys/")
+        assert name in files("keys")
+        assert target == f"{folder}/{name}"
     (keys,) = [volume for volume in pod["volumes"] if volume["name"] == "keys"]
     # Others cannot read it, and nothing but root can write it: tenants are refused otherwise.
     assert keys["secret"]["defaultMode"] & 0o227 == 0

@@ -11,6 +11,7 @@ Contract:
 import contextlib
 import secrets
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -121,6 +122,10 @@ class FakeLanes:
 
     def __init__(self) -> None:
         self.host = ""
+        self.tls: ssl.SSLContext | None = None
+        self.certificate = b""
+        """That `offer` names."""
+        self.preambles = bytearray()
         self.greet: Callable[[socket.socket, int], None] = self.accept
         self.read_some: Callable[[FakeLane], None] = lambda lane: None
         self.damage: Callable[[bytes, int], bytes] = lambda data, before: data
@@ -142,6 +147,7 @@ class FakeLanes:
         token = secrets.token_bytes(16)
         self.tokens[token] = peer, number
         fields = {"number": number, "token": token, "host": self.host, "port": self.port}
+        fields["certificate"] = self.certificate
         return LaneOpened(**fields, **about)  # type: ignore[arg-type]
 
     def of(self, peer: bytes, number: int) -> FakeLane:
@@ -185,8 +191,13 @@ class FakeLanes:
 
     def _run(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            preamble = connection.recv(24, socket.MSG_WAITALL)
-            if len(preamble) != 24:
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            preamble = b""
+            while len(preamble) < 24 and (some := connection.recv(24 - len(preamble))):
+                preamble += some
+                self.preambles += some
+            if len(preamble) != 24 or (self.certificate and self.tls is None):
                 return
             assert GREETING.unpack(preamble[:8]) == (b"KVFL", 1)
             peer, number = self.tokens.pop(preamble[8:])

@@ -1,8 +1,10 @@
 """A scripted client with lanes: it writes and reads each of their bytes itself."""
 
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from wire_peer import BLOCK_BYTES, PATIENCE_MS, Peer, block, key
@@ -20,6 +22,17 @@ def preamble(token: bytes, version: int = 1, magic: bytes = b"KVFL") -> bytes:
 def connected(port: int) -> socket.socket:
     """A TCP connection to the server's lanes, on which nothing has been sent yet."""
     return socket.create_connection(("127.0.0.1", port), PATIENCE_MS / 1000)
+
+
+def encrypted(connection: socket.socket, certificate: bytes = b"") -> ssl.SSLSocket:
+    """TLS over `connection`, to a server with that certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    secured = context.wrap_socket(connection)
+    if certificate:
+        assert sha256(secured.getpeercert(binary_form=True) or b"").digest() == certificate
+    return secured
 
 
 def has_ended(connection: socket.socket) -> bool:
@@ -62,6 +75,8 @@ class WireLane:
         self.peer = peer
         self.opened = self.announce(peer)
         self.socket = connected(self.opened.port)
+        if self.opened.certificate:
+            self.socket = encrypted(self.socket, self.opened.certificate)
         self.socket.sendall(preamble(self.opened.token))
         assert read(self.socket, 8) == struct.pack("<4sI", b"KVFL", self.opened.number)
 

@@ -31,7 +31,7 @@ def connect(make_client, tenancy, name: str, **settings) -> RemoteClient:
     return make_client(tenancy.server.endpoint, keys=tenancy.client_file(name), **settings)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"], indirect=True)  # lanes have no encryption
+@pytest.mark.parametrize("transport", ["tcp", "lanes", "shm"], indirect=True)
 def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memory(
     tenancy, make_client, transport
 ):
@@ -119,7 +119,7 @@ def test_a_client_above_the_limit_of_connections_says_so_and_comes_in_when_there
     others = [tenancy.peer(name) for name in "aaabbbb"]
     for peer in (first, *others):
         peer.stats()
-    client = connect(make_client, tenancy, "b", wait=False)
+    client = connect(make_client, tenancy, "b", wait=False, lanes=0)
     told(client, "the server is at its limit of connections")
     assert first.stats().counters["peers_refused_connections"] > 0
     for peer in (first, *others):

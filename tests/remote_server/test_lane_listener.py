@@ -1,6 +1,5 @@
 """The beginning of lanes: tokens, preambles, and connections that send neither."""
 
-import logging
 import socket
 
 import pytest
@@ -182,17 +181,6 @@ def test_with_auto_there_are_lanes_where_there_is_a_library(start_lanes, context
         assert "without the C library" in peer.stats().lanes
 
 
-def test_a_server_with_keys_has_no_lanes_and_logs_why(tenancy, caplog):
-    with caplog.at_level(logging.INFO):
-        server = tenancy.start()
-    peer = tenancy.peer("a")
-    assert peer.hello().max_lanes == 0
-    assert str(server.lanes) == "none: connections have keys, and lanes are not encrypted"
-    assert [record.getMessage() for record in caplog.records if "lanes" in record.getMessage()] == [
-        "no lanes, blocks go through ZeroMQ: connections have keys, and lanes are not encrypted"
-    ]
-
-
 def test_an_address_that_is_taken_is_an_error_of_the_setting(start_lanes):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -214,9 +202,9 @@ def test_a_wrong_address_is_refused_by_its_name(setting, wrong):
         ServerConfig(lanes=setting)
 
 
-def test_an_address_cannot_be_set_beside_keys():
-    with pytest.raises(ConfigError, match="not encrypted"):
-        ServerConfig(lanes="127.0.0.1:*", keys="server.key", tenants="tenants.toml")
+def test_beside_keys_an_address_may_be_reached_from_other_machines():
+    config = ServerConfig(lanes="10.0.0.7:5759", keys="server.key", tenants="tenants.toml")
+    assert config.lanes == "10.0.0.7:5759"
 
 
 def test_addresses_are_read():

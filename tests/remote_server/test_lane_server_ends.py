@@ -8,7 +8,7 @@ from wire_peer import Peer, block
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAGIC, Blocks, Clear, ErrorCode, Got
-from remote_server.server import copier, lane_transfers
+from remote_server.server import copier, lane_listener, lane_transfers
 from remote_server.server import lanes as lanes_module
 from remote_server.values import KiB, MiB
 
@@ -232,7 +232,7 @@ def test_a_reader_that_stops_keeps_its_own_blocks_and_delays_no_other(wide, lane
 
 def test_a_reader_that_stays_and_reads_nothing_loses_its_lane(start_lanes, context, monkeypatch):
     """Only TCP notices it: its window is shut for too long."""
-    monkeypatch.setattr(lanes_module, "SILENCE_MS", 300)
+    monkeypatch.setattr(lane_listener, "SILENCE_MS", 300)
     server = start_lanes()
     peer, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     peer.hello(block_bytes=LENGTH)
