@@ -72,15 +72,17 @@ def connect(
     integrity: bool = True,
     rows: Sequence[SharedPool] = (),
     keys: str = "",
+    lanes: int = 0,
 ) -> RemoteClient:
     """A client of the server at this address (`tcp://…`, also with `?keys=FILE`) that is ready.
-    `rows` is the shared memory of its blocks.
+    `rows` is the shared memory of its blocks; with 0 it opens as many lanes as by default.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
     address = server_address(server)
     config = _config(address.endpoint, transport, integrity=integrity)
-    client = RemoteClient(replace(config, keys=keys or address.keys))
+    config = replace(config, lanes=lanes or config.lanes, keys=keys or address.keys)
+    client = RemoteClient(config)
     _prepare(client, 1, namespace, block_bytes, transport, rows)
     return client
 

@@ -22,6 +22,7 @@ from benchmarks.remote_kv_cache.baseline import (
     blocks,
     encryption,
     fleet_cases,
+    lane_scaling,
     lookups,
     one_batch,
     redis_work,
@@ -41,8 +42,10 @@ from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys", "fleet")
-WITH_OWN_SERVERS = ("tiers", "keys", "fleet")
+SECTIONS = (
+    "models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys", "fleet", "scaling",
+)  # fmt: skip
+WITH_OWN_SERVERS = ("tiers", "keys", "fleet", "scaling")
 """Sections that start servers with a disk, with keys, or several: no running one replaces them."""
 
 SOURCE_OPERATIONS = (
@@ -68,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys`, a quarter of those "
-        "of `fleet` (default: 128MiB)",
+        help="bytes of each trial of `sizes`, `fairness`, `tiers`, `keys` and `scaling`, a quarter "
+        "of those of `fleet` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
@@ -154,6 +157,8 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, serv
         )
         record.rows += rows
         record.figures += figures
+    if "scaling" in arguments.only and not runner.interrupted:
+        record.rows += lane_scaling.measure(runner, arguments.memory, arguments.sizes_bytes)
     if "fleet" in arguments.only and not runner.interrupted:
         record.figures += _unless_skipped(
             record, "fleet",
@@ -236,6 +241,8 @@ def show(record: Record, heading: str) -> None:
     if text := one_batch.describe(record.rows):
         print(f"\n{text}")
     show_tiers(record)
+    for verdict in lane_scaling.verdicts(record.rows):
+        print(verdict)
     if record.rows:
         print(f"\n{results.details(record.rows)}")
     if record.figures:

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results, saturation
+from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results, round_trip, saturation
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
@@ -168,17 +168,12 @@ def _tiers(
         alone.endpoint, TIERS.name, work.block_bytes, transport=transport, rows=pools[:1]
     )
     stack.callback(client.close)
-    memory = FerryWork(client, TIERS.name, work)
     poison = partial(blocks.poison, target)
     came = partial(blocks.verify, source, target, work.everything)
 
-    def present(ferry: FerryWork) -> None:
-        ferry.make_present(source)
-        poison()
-
     def present_below() -> None:
         """Fill the memory as well: get the blocks that a restart kept only on disk."""
-        present(below.ferry)
+        below.ferry.make_present(source)
         below.ferry.get(target)
         poison()
 
@@ -189,15 +184,9 @@ def _tiers(
     def kept_below() -> None:
         below.ferry.verify_kept(source, target)
 
+    memory = FerryWork(client, TIERS.name, work)
     return [
-        Case(
-            Variant("memory: put", transport, True), partial(memory.put, source, deferred=False),
-            memory.clear, partial(memory.verify_kept, source, target),
-        ),
-        Case(
-            Variant("memory: get", transport, True), partial(memory.get, target),
-            partial(present, memory), came,
-        ),
+        *round_trip.cases("memory", transport, memory, work, source, target),
         Case(
             Variant("memory+disk: put", transport, True),
             lambda: below.ferry.put(source, deferred=False), lambda: below.ferry.clear(),
