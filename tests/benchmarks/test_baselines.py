@@ -84,6 +84,7 @@ def test_the_server(
     for batch in ("512", "1,000"):
         assert figures[f"lookups in batches of {batch}"].keys() == {"1 at a time", "4 at a time"}
     assert figures["lookup of 64 keys, while 1 clients stream"]["p99"] > 0
+    assert figures["1 clients streaming"]["all clients"] > 0, "over lanes"
     assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
         "set deferred=False", "stream_get"
     }  # fmt: skip
