@@ -265,7 +265,7 @@ def _make_certificate(path: str) -> list[str]:
         try:
             text = make_certificate()
         except ConfigError as error:
-            return [f"{error}; blocks go through ZeroMQ, encrypted and at about half the speed"]
+            return [f"{error}; blocks go through ZeroMQ, encrypted and more slowly"]
         _write_new(Path(path), text)
     return [f"{path}  the server's, secret: encrypts its lanes, stays beside its keys"]
 

@@ -1,8 +1,9 @@
 """The cost of keys: blocks over tcp through a server without keys and one with, in turns.
 
-Both are real processes on this machine, one client each, checksums on, every byte verified. libzmq
-encrypts and decrypts on a thread of its own on either side. Shared memory is unaffected, since no
-block crosses the socket there.
+Both are real processes on this machine, with clients of their own, checksums on, every byte
+verified. Blocks go through ZeroMQ, where libzmq encrypts and decrypts on a thread of its own on
+either side, and over lanes, which are in TLS with keys. Shared memory is unaffected, since no block
+crosses the socket there.
 """
 
 import tempfile
@@ -57,20 +58,21 @@ def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
     flags = ["--keys", str(folder / SERVER_FILE), "--tenants", str(folder / TENANTS_FILE)]
     for name, client_keys, args in (("without keys", "", []), ("with keys", keys, flags)):
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes, args))
-        client = connect(  # a server with keys has no lanes
-            server.endpoint, KEYS.name, work.block_bytes, transport=OVER_ZMQ, keys=client_keys
-        )
-        stack.callback(client.close)
-        ferry = FerryWork(client, KEYS.name, work)
+        for transport, way in ((OVER_ZMQ, name), ("tcp", f"{name}, lanes")):
+            client = connect(
+                server.endpoint, KEYS.name, work.block_bytes, transport=transport, keys=client_keys
+            )
+            stack.callback(client.close)
+            ferry = FerryWork(client, KEYS.name, work)
 
-        def prepare(ferry: FerryWork = ferry) -> None:
-            ferry.make_present(source)
-            poison()
+            def prepare(ferry: FerryWork = ferry) -> None:
+                ferry.make_present(source)
+                poison()
 
-        kept = partial(ferry.verify_kept, source, target)
-        put = partial(ferry.put, source, deferred=False)
-        cases += [
-            Case(Variant(f"{name}: put", "tcp", True), put, ferry.clear, kept),
-            Case(Variant(f"{name}: get", "tcp", True), partial(ferry.get, target), prepare, came),
-        ]
+            kept = partial(ferry.verify_kept, source, target)
+            put, get = partial(ferry.put, source, deferred=False), partial(ferry.get, target)
+            cases += [
+                Case(Variant(f"{way}: put", "tcp", True), put, ferry.clear, kept),
+                Case(Variant(f"{way}: get", "tcp", True), get, prepare, came),
+            ]
     return cases
