@@ -20,10 +20,11 @@ class FleetServers:
 
     def __init__(
         self, number: int, memory: int, *, folder: Path | None = None, disk: Sequence[str] = (),
-        copies_head: bool = False,
+        copies_head: bool = False, flags: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`memory` is the bytes of each. With a `folder` each has a directory there as its disk,
-        with the flags `disk`."""
+        with the flags `disk`; all have `flags`."""
+        self._flags = flags
         self._memory, self._folder, self._disk = str(memory), folder, [*disk]
         self._copies_head = copies_head
         self._number = number
@@ -47,7 +48,7 @@ class FleetServers:
         self.stop()
 
     def start(self, name: str, bind: str = "tcp://127.0.0.1:*") -> None:
-        args = ["--name", name]
+        args = ["--name", name, *self._flags]
         if self._folder is not None:
             args += ["--disk", str(self._folder / name), *self._disk]
         server = RemoteServer(self._memory, bind=bind, args=args)

@@ -68,9 +68,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`all`: every new block is written, soon after its put. `twice`: only those that are put or
     got again, which wears the device less; a killed server loses the other blocks."""
 
-    eviction: str = "lru"
-    """`lru`: the least recently used blocks go first. `learned`: the blocks stay that are likeliest
-    to be wanted again, as this server's requests show; `lru` reigns while it finds more."""
+    eviction: str = "learned"
+    """`learned`: the blocks stay that are likeliest to be wanted again, as this server's requests
+    show; the least recently used blocks go first while that finds more. `lru`: always so."""
 
     bucket: str = ""
     """An object store below memory and disk, which servers share: `s3://bucket/prefix`, `gs://…`,

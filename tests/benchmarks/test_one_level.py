@@ -1,6 +1,7 @@
 """Eviction judged on one level: made-up workloads, and the trace where it is there."""
 
 import os
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -11,18 +12,26 @@ from benchmarks.remote_kv_cache.replay import trace_file
 from benchmarks.remote_kv_cache.replay.one_level import POLICIES, replay
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
-from remote_server.store.eviction import hazard
+from remote_server.store.eviction import hazard, learner, policy
 
 CAPACITY = 3510
 TRACE = os.environ.get("KVFERRY_TRACE", "")
-SEEDS = {"uniform": range(1, 5)}
-"""Chance alone moves a rule of the uniform workload by half a point: the mean of four counts."""
+PROMISED = [(CAPACITY, 13.5), (5851, 18.0), (10532, 24.0), (19894, 31.0), (38619, 36.4)]
+"""Places of 96, 160, 288, 544 and 1,056 GiB, and the least per cent found."""
+
+SEEDS = {"uniform": range(1, 5), "few": range(1, 4)}
+"""Chance alone moves a rule of these workloads by half a point: the mean of some counts."""
 
 
 def found_by(name, policy):
     seeds = SEEDS.get(name, [1])
     made = [WORKLOADS[name](CAPACITY, seed) for seed in seeds]
     return mean(replay(requests, CAPACITY, policy).found_percent for requests in made)
+
+
+@cache
+def lru_finds(name):
+    return found_by(name, "lru")
 
 
 @pytest.fixture
@@ -34,16 +43,16 @@ def sabotaged(monkeypatch):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_learned_is_never_half_a_point_below_lru(name):
-    assert found_by(name, "learned") > found_by(name, "lru") - 0.5
+    assert found_by(name, "learned") > lru_finds(name) - 0.5
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_sabotaged_rule_costs_at_most_a_point_and_a_half(name, sabotaged):
-    assert found_by(name, "learned") > found_by(name, "lru") - 1.5
+    assert found_by(name, "learned") > lru_finds(name) - 1.5
 
 
 def test_a_loop_that_is_larger_than_the_cache_is_mostly_found():
-    assert found_by("loop", "lru") == 0
+    assert lru_finds("loop") == 0
     assert found_by("loop", "learned") > 75
 
 
@@ -55,11 +64,14 @@ def test_no_policy_finds_more_than_the_optimum(policy):
 
 
 @pytest.mark.skipif(not TRACE, reason="KVFERRY_TRACE names no conversation_trace.jsonl")
-def test_conversations_are_found_as_promised():
-    requests = trace_file.read(Path(TRACE))
-    result = replay(requests, CAPACITY, "learned")
-    assert result.found_percent >= 13.5
-    assert result.written_percent <= 45
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(("capacity", "least"), PROMISED)
+def test_conversations_are_found_as_promised(capacity, least, seed, monkeypatch):
+    for module in (learner, policy):
+        monkeypatch.setattr(module, "SEED", seed)
+    result = replay(trace_file.read(Path(TRACE)), capacity, "learned")
+    assert result.found_percent >= least
+    assert result.written_percent <= 45 or capacity > CAPACITY
 
 
 def test_the_ranks_are_finite_numbers_before_anything_is_learned():

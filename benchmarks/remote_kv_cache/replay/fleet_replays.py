@@ -216,7 +216,7 @@ class _Wire:
         on_disk = setting.event is Event.RETURN
         self._servers = stack.enter_context(FleetServers(
             setting.servers, memory, folder=folder if on_disk else None, disk=disk,
-            copies_head=setting.copies_head,
+            copies_head=setting.copies_head, flags=["--eviction", "lru"],
         ))  # fmt: skip
         self._tier_of = "disk" if on_disk else "memory"
         addresses = self._servers.addresses

@@ -136,10 +136,10 @@ def _over_the_wire(
             memory_for(setting.memory, pace.payload),
             disk_for(setting.disk, pace.payload),
         )
-        arguments: list[str] = []
+        arguments = ["--eviction", setting.policy]
         if disk.places:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-replay-"))
-            arguments = ["--disk", str(Path(directory, "disk")), "--disk-bytes",
+            arguments += ["--disk", str(Path(directory, "disk")), "--disk-bytes",
                          f"{disk.num_bytes}", "--disk-write-rate", "0"]  # fmt: skip
         server = stack.enter_context(RemoteServer(f"{memory.num_bytes}", args=arguments))
         make_tier = remote_tier(server.endpoint, "trace", transport=pace.transport, **PATIENT)

@@ -1,7 +1,7 @@
 """Workloads made up with a seed, each of which a rule of eviction may be bad at.
 
 Prompts have as many blocks as those of the conversation trace in the mean, and arrive as often; but
-those of `chat` are as long as their conversation.
+those of `chat` and `few` are as long as their conversation.
 """
 
 import heapq
@@ -91,9 +91,24 @@ def chat(capacity: int, seed: int = 1) -> tuple[Request, ...]:
     return tuple(made)
 
 
+def few(capacity: int, seed: int = 1) -> tuple[Request, ...]:
+    """Thirty conversations, any of which goes on each second, and begins anew once it takes an
+    eighth of the cache."""
+    chance = random.Random(seed)
+    new, now, made = itertools.count(), 0.0, list[Request]()
+    blocks: list[list[int]] = [[] for _ in range(30)]
+    for _ in range(6_000):
+        now += chance.expovariate(1.0)
+        number = chance.randrange(len(blocks))
+        before = blocks[number] if len(blocks[number]) <= capacity // 8 else []
+        blocks[number] = one = [*before, *itertools.islice(new, chance.randint(1, 5))]
+        made.append(Request(now, len(one) * TOKENS_PER_BLOCK, ANSWER_TOKENS, tuple(one)))
+    return tuple(made)
+
+
 WORKLOADS: dict[str, Callable[[int, int], tuple[Request, ...]]] = {
     "uniform": uniform, "scan": scan, "loop": loop, "zipf": zipf, "turnover": turnover,
-    "chat": chat,
+    "chat": chat, "few": few,
 }  # fmt: skip
 """By name: made for a cache of so many blocks, with a seed."""
 

@@ -10,11 +10,11 @@ from remote_server.store.eviction.victims import Rule, Victims
 MAX_SHADOW = 4096
 """Keys of one shadow; a cache of more than eight times as many has smaller shares sampled."""
 
-PER_KEY = 8
+PER_KEY = 2
 """At most one of so many keys is in the shadows."""
 
-MEMORY_S = 200.0
-"""Seconds after which a request counts a third."""
+MEMORY_S, MEMORY_REQUESTS = 200.0, 500
+"""A request counts a third after so many seconds and so many requests, whichever is later."""
 
 LEAST_KEYS = 500.0
 """Sampled keys, as they count, before the rule may change."""
@@ -140,6 +140,7 @@ class Floor:
         self._total = 0.0
         self._squares = 0.0  # of the difference of each request
         self._at = 0.0
+        self._num_new = 0  # requests since the last time that counts faded
 
     def fit(self, num_blocks: int) -> None:
         """The cache has `num_blocks`."""
@@ -182,7 +183,12 @@ class Floor:
 
     def _judge(self, number: int, found: Sequence[int], now: float) -> None:
         """A request for `number` sampled keys found so many in each shadow."""
-        keep = exp(-max(0.0, now - self._at) / MEMORY_S)
+        self._num_new += 1
+        passed = max(0.0, now - self._at)
+        keep = 1.0
+        if passed:
+            keep = exp(-min(passed / MEMORY_S, self._num_new / MEMORY_REQUESTS))
+            self._num_new = 0
         self._at = now
         self._total = self._total * keep + number
         self._squares = self._squares * keep + (found[0] - found[1]) ** 2
