@@ -14,7 +14,7 @@ from typing import Protocol
 
 from remote_server.client.results import GetResult, PutResult
 from remote_server.client.session import BreakerState
-from remote_server.protocol import Found, StatsReply, Stretch
+from remote_server.protocol import Found, Hint, StatsReply, Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class CacheClient(Protocol):
         chain: Sequence[Stretch] = (),
         explain: bool = False,
         anchors: Anchors = (),
+        hint: Hint | None = None,
     ) -> "Future[Found]":
         """See `RemoteClient.lookup`. With several servers the better state of a key's servers wins,
         and a state may be `UNANSWERED`, `UNANSWERED_LATE` or `ABSENT_SO_FAR`. The reply comes when

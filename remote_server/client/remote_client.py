@@ -201,12 +201,13 @@ class RemoteClient(OneServer):
         chain: Sequence[protocol.Stretch] = (),
         explain: bool = False,
         anchors: Anchors = (),
+        hint: protocol.Hint | None = None,
     ) -> "Future[protocol.Found]":
         """Query which of `keys` are there: one state per key, and the readable prefix. A reply
         that comes after the deadline goes to `on_late`, on the I/O thread and at most once.
         `chain` has the stretches of all keys, or none. With `explain` the reply has the chain
-        fields of each block, and the namespace may be any that the server knows. `anchors`, here
-        and below, are for a client of several servers, and ignored.
+        fields of each block, and the namespace may be any that the server knows. `hint` is that of
+        the request. `anchors`, here and below, are for a client of several servers, and ignored.
 
         Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`, or
         `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
@@ -215,7 +216,7 @@ class RemoteClient(OneServer):
         future = future_of(protocol.Found)
         ask = requests.lookup(
             future, namespace, list(keys), _seconds(timeout_s), on_late, chain,
-            explain=explain, fleet=self._config.in_fleet,
+            explain=explain, fleet=self._config.in_fleet, hint=hint,
         )  # fmt: skip
         self._loop.mailbox.submit(ask)
         return future

@@ -114,6 +114,7 @@ def lookup(
     *,
     explain: bool = False,
     fleet: bool = False,
+    hint: protocol.Hint | None = None,
 ) -> Ask:
     """`future` receives one `Found` for all of `keys`, from any number of messages. After its
     deadline `on_late` receives it instead. `chain` has the stretches of all keys, or none. With
@@ -142,7 +143,7 @@ def lookup(
         )  # fmt: skip
 
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))
-    kind = partial(protocol.Lookup, explain=explain, fleet=fleet)
+    kind = partial(protocol.Lookup, explain=explain, fleet=fleet, hint=hint)
     return Ask(
         Op.LOOKUP, _by_keys(kind, namespace, keys, chain),
         fits, _resolve(future, merge), timeout_s, None if explain else namespace, end_late=end_late,

@@ -41,7 +41,7 @@ from remote_server.fleet.transfers import (
     unavailable,
 )
 from remote_server.fleet.view import View, ends_of, runs_in
-from remote_server.protocol import Found, PutOutcome, StatsReply, Stretch, select
+from remote_server.protocol import Found, Hint, PutOutcome, StatsReply, Stretch, select
 
 T = TypeVar("T")
 
@@ -155,6 +155,7 @@ class Fleet(CacheClient):
         chain: Sequence[Stretch] = (),
         explain: bool = False,
         anchors: Anchors = (),
+        hint: Hint | None = None,
     ) -> "Future[Found]":
         """`on_late` is called once for each server whose reply comes late."""
         future = future_of(Found)
@@ -180,7 +181,7 @@ class Fleet(CacheClient):
             asked = part.server.client.lookup(
                 namespace, part.keys, timeout_s=timeout_s,
                 on_late=partial(self._late, merged, part),
-                chain=part.chain, explain=explain,
+                chain=part.chain, explain=explain, hint=hint,
             )  # fmt: skip
             asked.add_done_callback(partial(self._found, merged, part, now_s))
         return future

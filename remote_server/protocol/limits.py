@@ -111,6 +111,20 @@ FleetDigest = Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")]
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
 
+MAX_WITHIN_S = 86_400.0 * 365
+"""The longest time of a hint."""
+
+
+class Hint(msgspec.Struct, array_like=True, frozen=True):
+    """What the sender of a request knows of its prompt's future."""
+
+    returns: bool
+    """Whether another request will continue the prompt, or repeat it."""
+
+    within_s: Annotated[float, Meta(ge=0, le=MAX_WITHIN_S)] = 0.0
+    """So soon; 0: no time is known."""
+
+
 class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Consecutive keys of one message, with neighbouring blocks of one group.
 

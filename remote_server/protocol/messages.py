@@ -17,6 +17,7 @@ from remote_server.protocol.limits import (
     Checksums,
     Counts,
     FleetDigest,
+    Hint,
     KeyBytes,
     Keys,
     LaneNumber,
@@ -60,7 +61,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
 class Lookup(Message, frozen=True, tag="lookup"):
     """Query which blocks are there. Changes nothing, not even recency. With `explain` the reply has
-    the chain fields of each. With `fleet`, here and in `Put`, it has the server's `load`."""
+    the chain fields of each. With `fleet`, here and in `Put`, it has the server's `load`.
+    `hint` is that of the request whose prompt the keys are of."""
 
     namespace: Namespace
     keys: Keys
@@ -68,6 +70,7 @@ class Lookup(Message, frozen=True, tag="lookup"):
     explain: bool = False
     fleet: bool = False
     key_bytes: KeyBytes = 0
+    hint: Hint | None = None
 
 
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -243,14 +243,13 @@ class Handlers:
         protocol.check_chain(request.chain, len(request.keys))
         if len(request.keys) > LOOKUP_KEYS_PER_STEP or request.explain:
             return self._look_up_in_steps(client, request)
-        self._found(
-            client, request, self._store.gets.lookup(request.namespace, request.keys, request.chain)
-        )
+        about = request.namespace, request.keys, request.chain, request.hint
+        self._found(client, request, self._store.gets.lookup(*about))
         return None
 
     def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
         found = yield from self._store.gets.lookup_in_steps(
-            request.namespace, request.keys, request.chain, explain=request.explain
+            request.namespace, request.keys, request.chain, request.hint, explain=request.explain
         )
         self._found(client, request, found)
 

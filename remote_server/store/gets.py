@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from remote_server.protocol import BlockCopy, KeyState, Stretch
+from remote_server.protocol import BlockCopy, Hint, KeyState, Stretch
 from remote_server.store.fetches import Fetches
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
@@ -65,12 +65,13 @@ class Gets:
         self._counters = counters
 
     def lookup(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = ()
-    ) -> KeyStates:
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = (),
+        hint: Hint | None = None,
+    ) -> KeyStates:  # fmt: skip
         """The state of each of `keys`. Not a use of any block."""
         packs = self._tier_stack.expect(namespace, keys, chain)
         found = self._look_up(namespace, keys)
-        self._tier_stack.looked_up(namespace, keys, chain, packs, found.states)
+        self._tier_stack.looked_up(namespace, keys, chain, packs, found.states, hint)
         return found
 
     def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
@@ -87,6 +88,7 @@ class Gets:
         namespace: str,
         keys: Sequence[bytes],
         chain: Sequence[Stretch] = (),
+        hint: Hint | None = None,
         *,
         explain: bool,
     ) -> Steps[KeyStates]:
@@ -107,7 +109,7 @@ class Gets:
             if explain:
                 explained += [self._tier_stack.explain(namespace, key) for key in part]
         if not explain:
-            self._tier_stack.looked_up(namespace, keys, chain, packs, states)
+            self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 

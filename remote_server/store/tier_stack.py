@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-from remote_server.protocol import UNKNOWN, BlockCopy, KeyState, Stretch, TierShare
+from remote_server.protocol import UNKNOWN, BlockCopy, Hint, KeyState, Stretch, TierShare
 from remote_server.store.bucket.packs import Group
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
@@ -90,12 +90,13 @@ class TierStack:
 
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], packs: Packs,
-        states: bytes,
+        states: bytes, hint: Hint | None = None,
     ) -> None:  # fmt: skip
         """The lookup of `keys` found `states`: puts may bring those that are not readable."""
         if (learner := self.memory.learner) is not None:
             held = self.memory.lookup_all(namespace, keys) if self.tiers else states
-            learner.looked_up(namespace, keys, chain, len(held) - len(held.lstrip(_READABLE)))
+            prefix = len(held) - len(held.lstrip(_READABLE))
+            learner.looked_up(namespace, keys, chain, prefix, hint)
         for each, groups in packs:
             if groups:
                 each.looked_up(namespace, groups, states)

@@ -22,6 +22,7 @@ from remote_server.protocol import (
     Get,
     Got,
     Hello,
+    Hint,
     Leased,
     LeaseRequest,
     LocalMessage,
@@ -143,6 +144,14 @@ GOLDEN = [
         "85a474797065a5746f756368a96e616d657370616365a16ea46b657973c4026130a96b65795f6279"
         "74657302aa726571756573745f69640a",
     ),
+    (
+        Lookup(
+            request_id=10, namespace="n", keys=[b"a"], chain=[Stretch(1, 0, 0, 16)],
+            hint=Hint(True, 300.0),
+        ),
+        "86a474797065a66c6f6f6b7570a96e616d657370616365a16ea46b65797391c40161a5636861696e"
+        "919701000010ffc200a468696e7492c3cb4072c00000000000aa726571756573745f69640a",
+    ),
 ]  # fmt: skip
 
 
@@ -231,7 +240,7 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
 PARTS = [
     SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings, ServerLoad,
-    EvictionStats,
+    EvictionStats, Hint,
 ]  # fmt: skip
 """Fields of messages that have fields themselves."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
-from remote_server.protocol import Stretch
+from remote_server.protocol import Hint, Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.victims import Rule
@@ -70,9 +70,12 @@ class OneLevel:
     def __len__(self) -> int:
         return len(self._index)
 
-    def request(self, now: float, keys: Sequence[bytes]) -> tuple[int, int]:
-        """A request for a prompt. Returns how many of its first blocks were found, and how many of
-        the others are written."""
+    def request(
+        self, now: float, keys: Sequence[bytes], hint: Hint | None = None,
+        namespace: str = NAMESPACE,
+    ) -> tuple[int, int]:  # fmt: skip
+        """A request for a prompt, whose keys no other namespace has. Returns how many of its first
+        blocks were found, and how many of the others are written."""
         self.now = now
         index, policy, learner = self._index, self._policy, self.learner
         found = 0
@@ -82,21 +85,21 @@ class OneLevel:
             found += 1
         chain = [Stretch(len(keys), 0, 0, TOKENS_PER_BLOCK)] if keys else []
         if learner is not None:
-            learner.looked_up(NAMESPACE, keys, chain, found)
+            learner.looked_up(namespace, keys, chain, found, hint)
         policy.use_all([index[key] for key in keys[found - 1 :: -1]] if found else [])
         new = [key for key in keys[found:] if key not in index]
         if not new:
             return found, 0
         if learner is not None:
             learner.num_blocks = self.capacity
-        policy.arrive(NAMESPACE, new[0], may_refuse=True)
+        policy.arrive(namespace, new[0], may_refuse=True)
         room = self.capacity - len(index)
         while room < len(new) and (victim := policy.victim()) is not None:
             policy.remove(victim)
             del index[victim.key]
             room += 1
         policy.arrived()
-        places = [Place(NAMESPACE, key) for key in new[:room]]
+        places = [Place(namespace, key) for key in new[:room]]
         policy.reserve(places)
         for place in reversed(places):
             index[place.key] = place
@@ -116,13 +119,16 @@ def key_of(block: int) -> bytes:
     return (mixed & (1 << 128) - 1).to_bytes(16, "little")
 
 
-def replay(requests: Sequence[Request], capacity: int, policy: str) -> Result:
-    """What `requests` find."""
+def replay(
+    requests: Sequence[Request], capacity: int, policy: str, hints: Sequence[Hint | None] = ()
+) -> Result:
+    """What `requests` find. `hints` are theirs; empty for none."""
     level, result = OneLevel(capacity, policy), Result(policy, capacity)
     keys_of = [[key_of(block) for block in request.blocks] for request in requests]
     began = time.process_time()
-    for request, keys in zip(requests, keys_of, strict=True):
-        found, written = level.request(request.arrival_s, keys)
+    all_hints = hints or [None] * len(requests)
+    for request, keys, hint in zip(requests, keys_of, all_hints, strict=True):
+        found, written = level.request(request.arrival_s, keys, hint)
         result.requested += len(keys)
         result.found += found
         result.written += written

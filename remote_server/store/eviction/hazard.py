@@ -22,8 +22,8 @@ seem worth keeping for one more moment."""
 TURNS = 5
 """The first turn of a conversation, the second, up to the fifth and later."""
 
-MARKS = 3
-"""A request without a hint, one whose blocks return by its hint, and one whose do not."""
+MARKS = 6
+"""Of requests, by their hints; see `hints`."""
 
 UNKNOWN = TURNS * MARKS
 """The class of blocks whose place in a prompt is not known."""

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from remote_server.protocol import Stretch
+from remote_server.protocol import Hint, Stretch
 from remote_server.store.bucket.packs import joined
 from remote_server.store.eviction.floor import Floor
-from remote_server.store.eviction.hazard import MARKS, TURNS, UNKNOWN, Hazards, class_of
+from remote_server.store.eviction.hazard import UNKNOWN, Hazards
+from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO_HINT, Trust
 from remote_server.store.eviction.paths import TABLE, Path, Paths, Turns
 from remote_server.store.eviction.tree import Tree
 from remote_server.store.eviction.victims import Rule
@@ -28,13 +29,7 @@ MAX_SALTS = 4096
 
 SEED = 20
 
-KINDS = [
-    [tuple(class_of(max(turn, uses), mark) for uses in range(TURNS)) for mark in range(MARKS)]
-    for turn in range(TURNS)
-]
-"""By turn and mark of a request: the classes of its blocks, by the number of their uses before."""
-
-BY_USES = KINDS[0][0]
+BY_USES = KINDS[0][NO_HINT]
 """Those of a request whose turn is not known."""
 
 _ALONE = (UNKNOWN,)
@@ -57,6 +52,7 @@ class Learner:
         self.trees: WeakSet[Tree] = WeakSet()
         """Those of the size classes of its tiers."""
         self._fixed = rule
+        self.trust = Trust()
         self._turns = Turns()
         self._num_paths = 0
         self._salts: dict[str, int] = {}
@@ -76,10 +72,15 @@ class Learner:
     # ── events ───────────────────────────────────────────────────────────────────────────
 
     def looked_up(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], num_held: int
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        chain: Sequence[Stretch],
+        num_held: int,
+        hint: Hint | None = None,
     ) -> None:
-        """A request looked `keys` up, with these chain fields, or none. Memory has the first
-        `num_held` of them."""
+        """A request looked `keys` up, with these chain fields and this hint, or none. Memory has
+        the first `num_held` of them."""
         now = self.clock()
         self.hazards.fit(self.num_blocks)
         self.floor.fit(self.num_blocks)
@@ -88,7 +89,7 @@ class Learner:
             end = begin + stretch.rows
             if stretch.tokens:
                 held = max(0, min(num_held - begin, stretch.rows))
-                self._one_prompt(namespace, keys[begin:end], held, stretch.backwards, now)
+                self._one_prompt(namespace, keys[begin:end], held, stretch.backwards, now, hint)
             else:
                 self._alone(namespace, keys[begin:end], now)
             begin = end
@@ -119,7 +120,13 @@ class Learner:
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _one_prompt(
-        self, namespace: str, keys: Sequence[bytes], num_held: int, backwards: bool, now: float
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        num_held: int,
+        backwards: bool,
+        now: float,
+        hint: Hint | None = None,
     ) -> None:
         if backwards:
             keys, num_held = keys[::-1], 0
@@ -128,7 +135,10 @@ class Learner:
             before.num_held = num_held
             return
         hashes = self._hashes(namespace, keys)
-        kinds = KINDS[min(self._turns.turn_of(hashes.tolist()), TURNS - 1)][0]
+        numbers = hashes.tolist()
+        turn = min(self._turns.turn_of(numbers), MAX_TURN)
+        self.trust.returned(self._turns.continued)
+        kinds = KINDS[turn][self.trust.mark(namespace, hint, numbers[-1])]
         self._num_paths += 1
         self.paths.add(namespace, Path(self._num_paths, keys, kinds, now, num_held))
         sampled, shadowed = self._sampled(hashes)

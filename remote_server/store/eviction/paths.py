@@ -84,13 +84,15 @@ class Turns:
     """
 
     def __init__(self) -> None:
+        self.continued = 0
+        """The hash of the end that the last prompt continues; 0: it begins a conversation."""
         self._table = array("Q", bytes(8 * TABLE))  # 44 bits of a hash, turn, branches, uses
 
     def turn_of(self, hashes: Sequence[int]) -> int:
         """The turn of the prompt whose keys have these hashes of 60 bits, from 0; recorded."""
         table = self._table
         end = len(hashes) - 1
-        turn = 0
+        turn = self.continued = 0
         for index in range(end, -1, -1):
             one = hashes[index]
             entry = table[one % TABLE]
@@ -98,9 +100,13 @@ class Turns:
                 turn, branches, uses = entry >> 8 & 0xF, entry >> 4 & 0xF, entry & 0xF
                 if index == end:
                     table[one % TABLE] = _entry(one, turn, branches, uses + 1)
+                    self.continued = one
                     return max(turn, uses)
                 table[one % TABLE] = _entry(one, turn, branches + 1, uses)
-                turn = turn + 1 if branches < SHARED else 0
+                if branches < SHARED:
+                    turn, self.continued = turn + 1, one
+                else:
+                    turn = 0
                 break
         if hashes:
             table[hashes[-1] % TABLE] = _entry(hashes[-1], turn, 0, 1)
