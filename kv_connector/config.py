@@ -5,12 +5,14 @@ of a `secondary_tiers` entry when the remote tier is used bare.
 
 Options of a request come over HTTP, in `kv_transfer_params`:
 
-    {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true}}}
+    {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true,
+                                        "returns": "yes", "within_s": 300}}}
 
 `load: false` computes the prompt even if it is cached below the engine. `store: false` keeps the
 request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one token
 sent ahead of the real one: it loads all blocks of its prompt that the server holds, without
-break-even and without `wait_budget_ms`. A request with unreadable options does not use the server:
+break-even and without `wait_budget_ms`. `returns` and `within_s` are a hint (`hints.py`), which has
+no effect when it cannot be read. A request with other unreadable options does not use the server:
 they may have been an opt-out. A request with a LoRA adapter uses only the CPU pool: vLLM's block
 hash identifies adapters by name and path, which do not identify their weights on another host. A
 request whose prompt another connector brings, as Nixl does, loads nothing here: it would wait for
@@ -32,6 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from kv_connector.hints import HINT_NAMES, OPTIONS_KEY
 from remote_server.client import CacheClient, ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.fleet.fleet import Fleet
@@ -266,8 +269,6 @@ def _name_the_value(error: msgspec.ValidationError, given: Mapping[str, Any]) ->
 
 logger = logging.getLogger("vllm.kvferry.request_options")
 
-OPTIONS_KEY = "kvferry"
-
 BYPASS_KEY = "kvferry_bypass"
 """In a request's `kv_transfer_params`: a `Bypass`. Any other value comes from a client."""
 
@@ -315,7 +316,7 @@ def apply_request_options(request: "Request") -> None:
     if unread is not None:
         logger.warning(
             "request %s does not use the server: cannot read %s in kv_transfer_params; known: "
-            '{"%s": {"load": ..., "store": ..., "prefetch": ...}}, each true or false',
+            '{"%s": {"load": ..., "store": ..., "prefetch": ...}}, each true or false, and a hint',
             request.request_id,
             reprlib.repr(unread),  # a client chooses the length of its body
             OPTIONS_KEY,
@@ -354,6 +355,8 @@ def _read(options: object) -> tuple[dict[str, int | bool], object]:
     translated: dict[str, int | bool] = {}
     unread: dict[Any, Any] = {}
     for name, wanted in options.items():
+        if name in HINT_NAMES:
+            continue
         if not isinstance(wanted, bool) or name not in (*_VLLM_LIMITS, PREFETCH):
             unread[name] = wanted
         elif name == PREFETCH:

@@ -92,9 +92,11 @@ class Queries:
             wait.sent(query.sent_s)
             on_late = partial(self._on_late, query)
         timeout_s = self.patience.lookup_s
+        hint = wait.hint if wait is not None else None
         found = self.client.lookup(
-            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain, anchors=anchors
-        )
+            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain, anchors=anchors,
+            hint=hint,
+        )  # fmt: skip
         found.add_done_callback(partial(self._on_found, query))
 
     def send_for(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
-from remote_server.protocol import KeyState, Stretch, lowest_start
+from remote_server.protocol import Hint, KeyState, Stretch, lowest_start
 
 if TYPE_CHECKING:
     from kv_connector.pool_rows import PoolRows
@@ -119,6 +119,8 @@ class LookupState:
     reused: int = -1
     """Tokens of the prompt that were found in any level when the engine first admitted the request;
     -1 when that is not known."""
+    hint: Hint | None = None
+    """Of the client that sent the request, about the future of its prompt."""
     position: Callable[[Any], int | None] = lambda _: None
     """Where the tokens of a key end in the prompt."""
     anchors: "RunAnchors | None" = None

@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 from kv_connector import metrics
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
+from kv_connector.hints import hint_in
 from kv_connector.judge import Judge
 from kv_connector.link import Patience, Queries
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
@@ -85,12 +86,12 @@ class Lookups:
 
     def begin(self, req_context: ReqContext) -> None:
         self._past.pop(req_context.req_id, None)
-        params = req_context.kv_transfer_params
-        prefetch = prefetches(params)
+        prefetch = prefetches(params := req_context.kv_transfer_params)
         budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
         self._waits[req_context.req_id] = LookupState(
             budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch,
             position=req_context.get_offload_key_position, anchors=self.anchors_of(req_context),
+            hint=hint_in(params, self._counters),
         )  # fmt: skip
 
     def anchors_of(self, req_context: ReqContext) -> RunAnchors | None:
@@ -307,8 +308,7 @@ class Lookups:
     def retry_held(self) -> None:
         """Look held requests up again."""
         for wait in self._waits.values():
-            wait.news = wait.news or wait.held
-            wait.held = False
+            wait.news, wait.held = wait.news or wait.held, False
 
     def _decide(
         self, wait: LookupState, readable: list[bytes], request_id: str, now_s: float

@@ -59,6 +59,7 @@ OPEN_LOADS = "kvferry_open_loads"
 OPEN_PUTS = "kvferry_open_puts"
 PINNED_ROWS = "kvferry_pinned_rows"
 QUEUED_BYTES = "kvferry_queued_bytes"
+BAD_HINTS = "kvferry_bad_hints"
 
 BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
 """Values of `BREAKER_STATE`."""
@@ -114,6 +115,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     ),
     HOOK_ERRORS: OffloadingCounterMetadata(
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
+    ),
+    BAD_HINTS: OffloadingCounterMetadata(
+        "Hints of requests that cannot be read and have no effect, by reason.", ("reason",)
     ),
     SERVER_READY: OffloadingGaugeMetadata(
         "1 while the server answers, 0 while it does not, or is not used. The label is empty for "

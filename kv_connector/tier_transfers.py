@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from kv_connector import guarded, kept_from_engine, metrics
 from kv_connector.config import RemoteConfig
+from kv_connector.hints import hint_in
 from kv_connector.link import Patience
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, anchors_at
@@ -226,8 +227,9 @@ class Transfers:
             if lacked or hot:
                 self._put(put)
                 return
+            hint = hint_in(job.req_context.kv_transfer_params)
             found = self.client.lookup(
-                namespace, keys, timeout_s=timeout_s, chain=chain, anchors=anchors
+                namespace, keys, timeout_s=timeout_s, chain=chain, anchors=anchors, hint=hint
             )
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:

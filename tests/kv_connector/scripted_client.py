@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
-from remote_server.protocol import Found, KeyState, PutOutcome, Stretch
+from remote_server.protocol import Found, Hint, KeyState, PutOutcome, Stretch
 
 STEP_END = ScheduleEndContext((), ())
 
@@ -32,6 +32,7 @@ class Asked:
     stall_s: float = 0.0
     anchors: Sequence[bytes | None] = ()
     hot: bool = False
+    hint: Hint | None = None
 
     def found(self, *states: KeyState, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
@@ -115,9 +116,11 @@ class ScriptedClient:
         on_late: Callable[[Found], None] | None = None,
         chain: Sequence[Stretch] = (),
         anchors: Sequence[bytes | None] = (),
+        hint: Hint | None = None,
     ) -> "Future[Any]":
         reply = self._ask("lookup", namespace, keys, anchors=anchors)
         self.asked[-1].on_late, self.asked[-1].chain = on_late, chain
+        self.asked[-1].hint = hint
         return reply
 
     def get(

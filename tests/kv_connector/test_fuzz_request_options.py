@@ -20,6 +20,7 @@ from scripted_client import ScriptedClient
 from kv_connector import metrics
 from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
+from kv_connector.hints import HINT_NAMES, BadHint
 from kv_connector.lookup_state import Missed
 from kv_connector.resets import OLD_KV
 from kv_connector.weight_watch import AdapterState
@@ -42,7 +43,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=5),
     max_leaves=12,
 )
-options = st.dictionaries(st.sampled_from(["load", "store", "other"]), st.booleans() | values)
+options = st.dictionaries(
+    st.sampled_from(["load", "store", "returns", "within_s", "other"]), st.booleans() | values
+)
 bodies = values | st.fixed_dictionaries(
     {},
     optional={
@@ -113,6 +116,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
     known = {
         *map(str, Missed),
         *map(str, Bypass),
+        *map(str, BadHint),
         *map(str, AdapterState),
         OLD_KV,
         "",
@@ -144,5 +148,6 @@ def readable(body: Any) -> bool:
     if ours is None:
         return True
     return isinstance(ours, dict) and all(
-        name in ("load", "store") and isinstance(allowed, bool) for name, allowed in ours.items()
+        name in HINT_NAMES or (name in ("load", "store") and isinstance(allowed, bool))
+        for name, allowed in ours.items()
     )

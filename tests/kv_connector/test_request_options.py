@@ -13,13 +13,13 @@ from vllm.v1.kv_offload.base import ReqContext
 from kv_connector import metrics
 from kv_connector.config import (
     BYPASS_KEY,
-    OPTIONS_KEY,
     PREFETCH_KEY,
     Bypass,
     apply_request_options,
     prefetches,
 )
 from kv_connector.connector import KVFerryConnector
+from kv_connector.hints import OPTIONS_KEY
 
 
 def request(params: Any = None, *, adapter: bool = False) -> Any:
