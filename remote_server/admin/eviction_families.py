@@ -18,7 +18,7 @@ def eviction_families(by_tenant: Mapping[str, EvictionStats]) -> Iterator[Metric
     returns = _gauge(
         "return_ratio",
         "Chance that a block just used is used again within so many seconds, by turn of its "
-        "conversation.",
+        "conversation and hint.",
         "class", "within_s",
     )  # fmt: skip
     held = _gauge("bytes", "Memory that the policy takes beside the index, about.")

@@ -10,11 +10,13 @@ from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.admin.exposition import families
 from remote_server.cli.eviction_lines import eviction_lines
-from remote_server.protocol import StatsReply
+from remote_server.protocol import Hint, StatsReply
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
+from remote_server.store.eviction.hazard import NUM_CLASSES, class_of
+from remote_server.store.eviction.hints import mark_of
 from remote_server.store.eviction.learner import Learner
-from remote_server.store.eviction.report import WITHIN_S, eviction_stats
+from remote_server.store.eviction.report import CLASSES, WITHIN_S, eviction_stats
 from remote_server.values import MiB
 
 CAPACITY = 3510
@@ -45,6 +47,13 @@ def test_chances_grow_with_the_horizon_and_only_classes_that_were_seen_have_some
         assert len(chances) == len(stats.within_s) == len(WITHIN_S)
         assert 0.0 <= chances[0] <= chances[1] <= chances[2] <= 1.0
     assert eviction_stats(Learner(lambda: 0.0)).returns == {}
+
+
+def test_classes_are_named_by_turn_and_hint_each_once():
+    assert len({*CLASSES.values()}) == len(CLASSES) == NUM_CLASSES
+    assert CLASSES[class_of(0, mark_of(None))] == "turn 1"
+    assert CLASSES[class_of(1, mark_of(Hint(True, 300.0)))] == "turn 2, back in 5 min"
+    assert CLASSES[class_of(4, mark_of(Hint(False)))] == "turn 5 and later, not back"
 
 
 def test_a_chance_within_a_range_of_ages_lies_between_those_at_its_ends(loop):

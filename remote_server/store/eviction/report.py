@@ -1,7 +1,8 @@
 """Statistics of eviction that learns: rules, classes and their chances of another use."""
 
 from remote_server.protocol import EvictionStats
-from remote_server.store.eviction.hazard import TURNS, UNKNOWN, class_of
+from remote_server.store.eviction.hazard import MARKS, TURNS, UNKNOWN, class_of
+from remote_server.store.eviction.hints import WITHIN_S as HINTED_S
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.victims import Rule
 
@@ -10,12 +11,15 @@ WITHIN_S = (60.0, 300.0, 1800.0)
 LEAST_SEEN = 20
 """Observations from which on the chances of a class are shown."""
 
+_TURNS = [*(f"turn {turn + 1}" for turn in range(TURNS - 1)), f"turn {TURNS} and later"]
+_MARKS = ["", *(f", back in {seconds / 60:g} min" for seconds in HINTED_S), ", back", ", not back"]
+
 CLASSES = {
-    **{class_of(turn, 0): f"turn {turn + 1}" for turn in range(TURNS - 1)},
-    class_of(TURNS - 1, 0): f"turn {TURNS} and later",
+    **{class_of(turn, mark): _TURNS[turn] + _MARKS[mark]
+       for mark in range(MARKS) for turn in range(TURNS)},
     UNKNOWN: "alone",
-}
-"""Names of classes; `alone` are blocks whose place in a prompt is not known."""
+}  # fmt: skip
+"""Names of classes, by turn and hint; `alone` are blocks whose place in a prompt is not known."""
 
 
 def eviction_stats(learner: Learner | None) -> EvictionStats | None:
