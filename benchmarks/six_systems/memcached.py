@@ -1,6 +1,5 @@
 """memcached: a real process, over tcp and a unix socket, by two clients."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +8,10 @@ import numpy as np
 
 from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
+from benchmarks.remote_kv_cache.baseline.memcached_work import MemcachedServer, connect
 from benchmarks.six_systems.systems import Host, Share, Sizes
-from examples.processes import LoggedProcess, free_port
-from remote_server.values import GiB, KiB, MiB, format_bytes
+from remote_server.values import MiB
 
-MOST_ITEM_BYTES = GiB
-"""The largest value of `-I`, the key and memcached's header included."""
-
-_OVERHEAD = KiB
 _PATIENCE_S = 60.0
 _UNANSWERED = 64
 """Commands sent ahead of their replies. memcached stops reading while a reply does not fit into the
@@ -26,57 +21,10 @@ _WINDOW_BYTES = 16 * MiB
 """Gets in flight."""
 
 
-class MemcachedServer(LoggedProcess):
-    """A memcached that refuses a block instead of evicting another (`-M`)."""
-
-    name = "memcached"
-
-    def __init__(self, sizes: Sizes, transport: str) -> None:
-        """`transport` is "tcp" or "unix". Raises `Skipped` without the program, and for blocks
-        larger than its largest item."""
-        program = peer_folder.program("memcached", "memcached")
-        item = sizes.block_bytes + _OVERHEAD
-        if item > MOST_ITEM_BYTES:
-            raise Skipped(f"its items are 1 GiB at most (-I), a block is {format_bytes(item)}")
-        self.port, self.unix = free_port(), str(sizes.folder / "memcached")
-        memory = max(sizes.num_bytes * 3 // 2 + 64 * MiB, 4 * item)
-        args = ["-m", str(memory // MiB), "-M", "-v"]
-        if item > MiB:  # its default
-            args += ["-I", f"{-(-item // MiB)}m"]
-        if transport == "tcp":
-            self.address: tuple[str, int] | str = ("127.0.0.1", self.port)
-            args += ["-l", "127.0.0.1", "-p", str(self.port), "-U", "0"]
-        else:
-            self.address = self.unix
-            args += ["-s", self.unix]
-        super().__init__([program.path, "-u", "root", *args], program.env)
-
-    def is_ready(self) -> bool:
-        try:
-            connect(self.address).close()
-        except OSError:
-            return False
-        return True
-
-
 @contextmanager
 def serve(sizes: Sizes, *, transport: str) -> Iterator[Host]:
-    with MemcachedServer(sizes, transport) as server:
+    with MemcachedServer(sizes.num_bytes, sizes.block_bytes, sizes.folder, transport) as server:
         yield Host(server.address)
-
-
-def connect(address: tuple[str, int] | str) -> socket.socket:
-    """Raises `OSError` without a listener there."""
-    made = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-    made.settimeout(_PATIENCE_S)
-    try:
-        made.connect(address)
-        if not isinstance(address, str):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 class Memcached:

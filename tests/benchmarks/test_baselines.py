@@ -3,15 +3,23 @@
 import importlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
-from benchmarks.remote_kv_cache.baseline import redis_work, saturation, small_operations
+from benchmarks.remote_kv_cache.baseline import (
+    link_cases,
+    memcached_work,
+    redis_work,
+    saturation,
+    small_operations,
+)
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_profile as profile
@@ -79,15 +87,24 @@ def test_the_server(
     assert rows["contains", "tcp", True]["gb_per_s"] is None
     assert rows["stream_get", "tcp", True]["ratio_to_wall"] > 0
     assert ("redis GET", "tcp", None) in rows  # measured, or skipped with a reason
+    assert ("memcached get", "tcp", None) in rows
     figures = {figure["name"]: figure["values"] for figure in record["figures"]}
     assert figures["lookup of 1,000 keys, one round trip"].keys() == {"median", "p99"}
     for batch in ("512", "1,000"):
         assert figures[f"lookups in batches of {batch}"].keys() == {"1 at a time", "4 at a time"}
+    (times_raw,) = [
+        values for name, values in figures.items() if name.endswith("both sides, beside raw")
+    ]
+    assert times_raw["stream_get, tcp, integrity on"] > 0
     assert figures["lookup of 64 keys, while 1 clients stream"]["p99"] > 0
     assert figures["1 clients streaming"]["all clients"] > 0, "over lanes"
     assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
         "set deferred=False", "stream_get"
     }  # fmt: skip
+    if "link" not in record["parameters"]:  # no namespaces are permitted here
+        assert set(figures[f"{link_cases.NAME}, times raw"]) == {
+            "put over lanes", "get over lanes", "put over ZeroMQ", "get over ZeroMQ"
+        }  # fmt: skip
     below = {
         (row["operation"], row["transport"]): row
         for row in record["rows"]
@@ -216,6 +233,43 @@ def test_without_redis_every_row_of_it_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert len(redis) == 8
     assert all(row["skipped"].startswith("no redis-server on the PATH") for row in redis)
     assert "redis-server" not in record["versions"]
+    for operation in ("memcached set", "memcached get"):
+        reason = rows[operation, "tcp", None]["skipped"]
+        assert reason.startswith("no memcached on the PATH"), reason
+
+
+class OneReply:
+    """A memcached that answers once."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._reply = reply
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection, self._listener:
+            connection.recv(100)
+            for byte in self._reply:  # in pieces, as a network may
+                connection.send(bytes([byte]))
+
+
+def test_a_block_from_memcached_lands_between_its_texts_in_however_many_pieces():
+    row = bytearray(5)
+    there = OneReply(b"VALUE k 0 5\r\nabcde\r\nEND\r\n")
+    connection = memcached_work._Connection(there.address)
+    connection.get_rows([b"k"], [memoryview(row)])
+    assert row == b"abcde"
+    connection.close()
+
+
+def test_a_memcached_that_has_not_the_block_is_an_error():
+    there = OneReply(b"END\r\n" + b"VALUE k 0 5\r\n" + bytes(20))
+    connection = memcached_work._Connection(there.address)
+    with pytest.raises(OSError, match="in place of b'VALUE k 0 5"):
+        connection.get_rows([b"k"], [memoryview(bytearray(5))])
+    connection.close()
 
 
 def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Runner, Skipped, WrongBytes
+from benchmarks.remote_kv_cache.baseline.memcached_work import MemcachedServer
 from benchmarks.six_systems import __main__ as six
 from benchmarks.six_systems import catalogue, clients, lmcache_library, memcached
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
@@ -252,7 +253,7 @@ def test_a_block_larger_than_memcacheds_largest_item_is_skipped(tmp_path, monkey
         memcached.serve(Sizes(GiB, 1, tmp_path), transport="tcp"),
     ):
         pass
-    server = memcached.MemcachedServer(Sizes(3 << 20, 8, tmp_path), "tcp")
+    server = MemcachedServer(8 * 3 << 20, 3 << 20, tmp_path, "tcp")
     assert server.command[server.command.index("-I") + 1] == "4m"
     assert "-M" in server.command, "a full one refuses and does not evict"
 

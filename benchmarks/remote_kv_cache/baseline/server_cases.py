@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.runner import Case, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks, redis_work
+from benchmarks.remote_kv_cache.baseline import blocks, memcached_work, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
@@ -37,6 +37,7 @@ GET, STREAM_GET, CONTAINS = "get", "stream_get", "contains"
 
 REDIS_SET, REDIS_GET = "redis SET", "redis GET"
 REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
+MEMCACHED_SET, MEMCACHED_GET = "memcached set", "memcached get"
 
 
 def wall_cases(
@@ -202,3 +203,33 @@ def redis_cases(
         get_all = partial(redis_work.get_with_redis_py, client, target.pool, work)
         cases += [Case(put, set_all, clear, kept), Case(get, get_all, prepare, came)]
     return cases
+
+
+def memcached_cases(
+    stack: ExitStack, beside: Target, source: SharedPool, target: SharedPool, work: Work
+) -> list[Case]:
+    """A real memcached on the machine of the server, or rows with the reason for its absence."""
+    put, get = Variant(MEMCACHED_SET, "tcp"), Variant(MEMCACHED_GET, "tcp")
+    if beside.is_elsewhere:
+        return [Case.skipped(variant, ELSEWHERE) for variant in (put, get)]
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+    try:
+        server = stack.enter_context(
+            memcached_work.MemcachedServer(work.num_bytes, work.block_bytes, folder, "tcp")
+        )
+    except Skipped as reason:
+        return [Case.skipped(variant, reason) for variant in (put, get)]
+    client = memcached_work.ZeroCopyMemcached(server.address, work)
+    stack.callback(client.close)
+
+    def prepare() -> None:
+        if not client.holds_all:
+            client.set_all(source.pool)
+        blocks.poison(target.pool)
+
+    kept = partial(client.verify_kept, source.pool, target.pool)
+    came = partial(blocks.verify, source.pool, target.pool, work.everything)
+    return [
+        Case(put, partial(client.set_all, source.pool), client.clear, kept),
+        Case(get, partial(client.get_all, target.pool), prepare, came),
+    ]

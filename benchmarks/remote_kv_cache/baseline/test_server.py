@@ -2,9 +2,10 @@
 
 A real server process; one client; each model's blocks put, got and looked up, over each transport,
 with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
-connections, a copy between two shared maps, and a real Redis. Then with one batch outstanding:
-to the acknowledgement, to the first block, to the last. Then small operations: lookups, small
-blocks, and lookups while others stream. Ratios are to a plain copy of the same blocks.
+connections, a copy between two shared maps, a real Redis and a real memcached, with the CPU time of
+both sides. Then with one batch outstanding: to the acknowledgement, to the first block, to the
+last. Then small operations: lookups, small blocks, and lookups while others stream. Ratios are to a
+plain copy of the same blocks.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from benchmarks.remote_kv_cache.baseline import (
     encryption,
     fleet_cases,
     lane_scaling,
+    link_cases,
     lookups,
+    memcached_work,
     one_batch,
     redis_work,
     results,
@@ -33,6 +36,7 @@ from benchmarks.remote_kv_cache.baseline import (
     tiers,
 )
 from benchmarks.remote_kv_cache.baseline.blocks import Work
+from benchmarks.remote_kv_cache.baseline.cpu_cost import CpuCost
 from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
@@ -44,9 +48,11 @@ MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
 SECTIONS = (
     "models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys", "fleet", "scaling",
+    "link",
 )  # fmt: skip
-WITH_OWN_SERVERS = ("tiers", "keys", "fleet", "scaling")
-"""Sections that start servers with a disk, with keys, or several: no running one replaces them."""
+WITH_OWN_SERVERS = ("tiers", "keys", "fleet", "scaling", "link")
+"""Sections that start servers with a disk, with keys, several, or behind a slow link: no running
+one replaces them."""
 
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
@@ -58,6 +64,15 @@ CHARTED = [
     Variant(server_cases.SET, "shm", True), Variant(server_cases.STREAM_GET, "shm", True),
     server_cases.SHM_WALL,
     server_cases.MOVER_WALL,
+]  # fmt: skip
+COSTED = [
+    *(
+        Variant(operation, "tcp", integrity)
+        for operation in (server_cases.SET, server_cases.STREAM_GET)
+        for integrity in (True, False)
+    ),
+    Variant(server_cases.REDIS_SET, "tcp"), Variant(server_cases.REDIS_GET, "tcp"),
+    Variant(server_cases.MEMCACHED_SET, "tcp"), Variant(server_cases.MEMCACHED_GET, "tcp"),
 ]  # fmt: skip
 _SIZES_BYTES = 128 * MiB
 
@@ -72,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
         help="bytes of each trial of `sizes`, `fairness`, `tiers`, `keys` and `scaling`, a quarter "
-        "of those of `fleet` (default: 128MiB)",
+        "of those of `fleet`, 16 times those of `link` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
@@ -95,6 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.versions["redis-server"] = redis_work.version()
     except Skipped as reason:
         record.parameters["redis-server"] = str(reason)
+    try:
+        record.versions["memcached"] = peer_folder.version(memcached_work.find())
+    except Skipped as reason:
+        record.parameters["memcached"] = str(reason)
     parts = len({"models", "one-batch"}.intersection(arguments.only))
     total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
@@ -164,6 +183,11 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, serv
             record, "fleet",
             lambda: fleet_cases.measure(runner, arguments.memory, arguments.sizes_bytes),
         )  # fmt: skip
+    if "link" in arguments.only and not runner.interrupted:
+        record.parameters["congestion control"] = link_cases.congestion_control()
+        record.figures += _unless_skipped(
+            record, "link", lambda: link_cases.measure(runner, arguments.sizes_bytes // 16)
+        )
     if "keys" in arguments.only and not runner.interrupted:
         record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
 
@@ -185,8 +209,8 @@ def measure_model(
     name = work.model.name
     with ExitStack() as stack:
         try:
-            # Two shared and two private pools here, one in the sender, the server's, and Redis's.
-            machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
+            # Two shared and two private pools here, one in the sender, those of the three servers.
+            machine.skip_unless_fits(work.num_bytes * 9, memory)
             endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
         except Skipped as reason:
             record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
@@ -199,12 +223,18 @@ def measure_model(
                 stack, endpoint, server.namespace(name), source, target, work
             ),
             *server_cases.redis_cases(stack, server, source, target, work),
+            *server_cases.memcached_cases(stack, server, source, target, work),
         ]
-        samples = runner.measure(work.model.name, cases, work.num_bytes)
+        cost = CpuCost()
+        samples = runner.measure(work.model.name, [cost.of(case) for case in cases], work.num_bytes)
         # Before the servers are stopped, because the stop may be interrupted.
         record.rows += results.rows_of(
             work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
         )
+        if not server.runs_already:
+            record.figures += cost.figures(
+                name, work.num_bytes, samples, COSTED, server_cases.TCP_WALL
+            )
 
 
 def show(record: Record, heading: str) -> None:
