@@ -132,7 +132,8 @@ class Learner:
             keys, num_held = keys[::-1], 0
         before = self.paths.of(namespace, keys[-1])
         if before is not None and before.keys[-1] == keys[-1] and now - before.at < AGAIN_S:
-            before.num_held = num_held
+            if len(before.keys) == len(keys):  # not of a part of it, or of more
+                before.num_held = num_held
             return
         hashes = self._hashes(namespace, keys)
         numbers = hashes.tolist()

@@ -1,0 +1,36 @@
+"""Requests as the eviction that learns sees them: lookups, and the gets that follow."""
+
+import pytest
+
+from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Place, key_of
+from remote_server.protocol import Stretch
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.policy import LearnedPolicy
+from remote_server.store.eviction.tree import Segment
+
+KEYS = [key_of(number) for number in range(12)]
+
+
+def chain(keys):
+    return [Stretch(len(keys), 0, 0, 16)]
+
+
+@pytest.mark.parametrize("first", [KEYS[8:], KEYS[2:], KEYS])
+@pytest.mark.parametrize("second", [KEYS[8:], KEYS[2:], KEYS])
+def test_lookups_with_the_same_end_are_one_request_whatever_part_of_it_each_names(first, second):
+    here = {key: Place(NAMESPACE, key) for key in KEYS}
+    now = [1.0]
+    learner = Learner(lambda: now[0])
+    policy = LearnedPolicy(learner, lambda _, key: here.get(key))
+    learner.arriving(NAMESPACE, KEYS, chain(KEYS))
+    policy.reserve([*here.values()])
+    for place in here.values():
+        policy.add(place)
+    now[0] = 10.0
+    learner.looked_up(NAMESPACE, first, chain(first), 1)
+    learner.looked_up(NAMESPACE, second, chain(second), len(second))
+    policy.use_all([here[key] for key in reversed(second)])
+    segment = here[KEYS[-1]].branch
+    assert isinstance(segment, Segment)
+    assert segment.uses == 2, "the put and both lookups"
+    policy.check()
