@@ -150,7 +150,9 @@ class Hazards:
         self.seen = ended.sum(1)
         later = ended[:, ::-1].cumsum(1)[:, ::-1] - ended
         self.chances = _shrunk(used, later + used + 0.5 * censored)
-        self.ranks = _gittins(self.chances).tolist()
+        # Classes of a turn that were never seen have equal chances, and are ranked once.
+        rows, place = np.unique(self.chances, axis=0, return_inverse=True)
+        self.ranks = _gittins(rows)[place.reshape(-1)].tolist()
 
     def _waiting(self, now: float) -> Counts:
         """Keys that wait, by class and by age range."""
