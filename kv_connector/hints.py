@@ -8,11 +8,10 @@ They come from the body of a client's request, so one that cannot be read has no
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum, auto
 from functools import cache
 
-from kv_connector.metrics import BAD_HINTS, TierCounters
 from remote_server.protocol import MAX_WITHIN_S, Hint
 
 logger = logging.getLogger("vllm.kvferry.hints")
@@ -38,14 +37,14 @@ _RULES = {
 }
 
 
-def hint_in(params: object, counters: TierCounters | None = None) -> Hint | None:
-    """The hint of a request with these `kv_transfer_params`. With `counters` one that cannot be
-    read is counted, and the first one of each kind is logged."""
+def hint_in(params: object, on_bad: Callable[[BadHint], None] | None = None) -> Hint | None:
+    """The hint of a request with these `kv_transfer_params`. `on_bad` is called for one that cannot
+    be read, and the first one of each kind is logged then."""
     hint = hint_of(params.get(OPTIONS_KEY)) if isinstance(params, Mapping) else None
     if not isinstance(hint, BadHint):
         return hint
-    if counters is not None:
-        counters.count(BAD_HINTS, label=hint)
+    if on_bad is not None:
+        on_bad(hint)
         _log_once(hint)
     return None
 

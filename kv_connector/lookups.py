@@ -91,7 +91,7 @@ class Lookups:
         self._waits[req_context.req_id] = LookupState(
             budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch,
             position=req_context.get_offload_key_position, anchors=self.anchors_of(req_context),
-            hint=hint_in(params, self._counters),
+            hint=hint_in(params, lambda why: self._counters.count(metrics.BAD_HINTS, label=why)),
         )  # fmt: skip
 
     def anchors_of(self, req_context: ReqContext) -> RunAnchors | None:

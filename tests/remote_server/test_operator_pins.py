@@ -7,6 +7,7 @@ from one_by_one import OneByOne
 from wire_peer import BLOCK_BYTES, key
 
 from remote_server.client import requests
+from remote_server.client.limits import Limits
 from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
@@ -221,12 +222,12 @@ def test_more_keys_than_a_message_may_have_are_refused_and_nothing_is_kept(peer)
 def test_a_client_asks_in_several_messages_and_gives_the_sum():
     future = Future()
     ask = requests.keep(future, "ns", [b"1", b"2", b"3"], 1.0, keep=False)
-    messages = [part(request_id=1) for part in ask.split(2)]
+    messages = [part(request_id=1) for part in ask.split(Limits(max_keys=2))]
     assert [(message.keys, message.keep) for message in messages] == [
         ([b"1", b"2"], False), ([b"3"], False)
     ]  # fmt: skip
     ask.end([Kept(request_id=n, epoch="e", kept=n, bytes=5, declined=2) for n in (1, 2)])
     done = future.result(0)
     assert (done.kept, done.bytes, done.declined) == (3, 10, 4)
-    (everything,) = requests.keep(future, "ns", None, 1.0, keep=True).split(2)
+    (everything,) = requests.keep(future, "ns", None, 1.0, keep=True).split(Limits(max_keys=2))
     assert everything(request_id=1).keys is None
