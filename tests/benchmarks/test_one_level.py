@@ -19,19 +19,20 @@ TRACE = os.environ.get("KVFERRY_TRACE", "")
 PROMISED = [(CAPACITY, 13.5), (5851, 18.0), (10532, 24.0), (19894, 31.0), (38619, 36.4)]
 """Places of 96, 160, 288, 544 and 1,056 GiB, and the least per cent found."""
 
-SEEDS = {"uniform": range(1, 5), "few": range(1, 4)}
+SEEDS = {"uniform": [1, 2], "few": [1, 2]}
 """Chance alone moves a rule of these workloads by half a point: the mean of some counts."""
 
-
-def found_by(name, policy):
-    seeds = SEEDS.get(name, [1])
-    made = [WORKLOADS[name](CAPACITY, seed) for seed in seeds]
-    return mean(replay(requests, CAPACITY, policy).found_percent for requests in made)
+FIRST = {"uniform": 6000, "chat": 5000, "few": 2500}
+"""Requests of the workloads that take longest."""
 
 
-@cache
-def lru_finds(name):
-    return found_by(name, "lru")
+def found_by(name, policy, seed=1):
+    made = WORKLOADS[name](CAPACITY, seed)[: FIRST.get(name)]
+    return replay(made, CAPACITY, policy).found_percent
+
+
+soundly_found_by = cache(found_by)
+"""Not for a sabotaged rule."""
 
 
 @pytest.fixture
@@ -43,17 +44,22 @@ def sabotaged(monkeypatch):
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_is_learned_is_never_half_a_point_below_lru(name):
-    assert found_by(name, "learned") > lru_finds(name) - 0.5
+    seeds = SEEDS.get(name, [1])
+    lru, learned = (
+        mean(soundly_found_by(name, policy, seed) for seed in seeds)
+        for policy in ("lru", "learned")
+    )
+    assert learned > lru - 0.5
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_sabotaged_rule_costs_at_most_a_point_and_a_half(name, sabotaged):
-    assert found_by(name, "learned") > lru_finds(name) - 1.5
+    assert found_by(name, "learned") > soundly_found_by(name, "lru", 1) - 1.5
 
 
 def test_a_loop_that_is_larger_than_the_cache_is_mostly_found():
-    assert lru_finds("loop") == 0
-    assert found_by("loop", "learned") > 75
+    assert soundly_found_by("loop", "lru", 1) == 0
+    assert soundly_found_by("loop", "learned", 1) > 75
 
 
 @pytest.mark.parametrize("policy", POLICIES)
