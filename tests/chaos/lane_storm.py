@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fault_proxy import FaultProxy
+from fault_threads import FaultThreads
 from faults import BOTH, CLEAR, TO_CLIENT, TO_SERVER, Direction, Faults
 from sky import Sky
 from tampering import CUT, Output, flip_at
@@ -83,39 +84,25 @@ class LaneStorm:
         """See `LaneHurts`. Complete after `stop`."""
         self._seed, self._proxies = seed, proxies
         self._over = threading.Event()
-        self._errors: list[BaseException] = []
         self._hurts: list[LaneHurts] = []
         self._thief = TokenThief(seed, proxies)
         runs: list[Callable[[], None]] = [partial(self._thief.run, self._over)]
         for number, (proxy, sky) in enumerate(zip(proxies, skies, strict=True)):
             runs.append(partial(self._blow, proxy, sky, number))
-        self._threads = [
-            threading.Thread(target=self._guard, args=(run,), daemon=True) for run in runs
-        ]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._threads = FaultThreads(self._over, runs)
+        self.start = self._threads.start
 
     def stop(self) -> None:
-        """No fault is left when this returns. Raises the first error of a thread."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
+        """No fault is left when this returns. Raises the first error."""
+        self._threads.stop(self._clear_up)
+
+    def _clear_up(self) -> None:
         for proxy in self._proxies:
             proxy.clear()
         self.faults.update(self._thief.done)
         for hurts in self._hurts:
             self.faults.update(hurts.done)
             self.cuts.update(hurts.cuts)
-        if self._errors:
-            raise self._errors[0]
-
-    def _guard(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException as error:
-            self._errors.append(error)
 
     def _blow(self, proxy: FaultProxy, sky: Sky, number: int) -> None:
         rng = random.Random(f"{self._seed}/lanes {number}")

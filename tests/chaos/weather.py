@@ -8,6 +8,7 @@ from functools import partial
 
 from chaos_server import ChaosServer
 from fault_proxy import FaultProxy
+from fault_threads import FaultThreads
 from faults import BOTH, CLEAR, TO_CLIENT, TO_SERVER, Faults
 from sky import Sky
 from tampering import TAMPERS, ReorderMessages
@@ -72,7 +73,6 @@ class Weather:
         with the address of a server that was started in place of another one; by default it becomes
         the target of `proxies`."""
         self.faults: Counter[str] = Counter()
-        self.errors: list[BaseException] = []
         self._seed, self._server, self._proxies = seed, server, proxies
         self._kinds, self._pause_s = kinds, pause_s
         self._sky = server_sky or Sky()
@@ -85,31 +85,19 @@ class Weather:
         ]
         if server is not None:
             runs.append(partial(self._trouble_the_server, server))
-        self._threads = [
-            threading.Thread(target=self._guard, args=(run,), daemon=True) for run in runs
-        ]
+        self._threads = FaultThreads(self._over, runs)
+        self.start = self._threads.start
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    @property
+    def errors(self) -> Sequence[BaseException]:
+        """What its threads have raised so far."""
+        return self._threads.errors
 
     def stop(self) -> None:
-        """No fault is left when this returns, and the server runs."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-        self._clear_up()
-        if self.errors:
-            raise self.errors[0]
-
-    def _guard(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException as error:
-            self.errors.append(error)
+        """No fault is left when this returns, and the server runs. Raises the first error."""
+        self._threads.stop(self._clear_up)
 
     def _clear_up(self) -> None:
-        """A thread that failed may have failed between a fault and its end."""
         for proxy in self._proxies:
             proxy.clear()
         if self._server is not None:

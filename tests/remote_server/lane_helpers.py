@@ -110,3 +110,25 @@ def read(connection: socket.socket, num_bytes: int) -> bytes:
         assert piece, "the connection was closed"
         pieces += piece
     return bytes(pieces)
+
+
+def read_slowly(connection: socket.socket, num_bytes: int) -> bytes:
+    """All of these, in small calls."""
+    got = bytearray()
+    while len(got) < num_bytes:
+        got += connection.recv(1009)
+    return bytes(got)
+
+
+def move_both_ways(lanes: Lanes, pairs: Sequence[tuple[int, int]]) -> None:
+    """Send three blocks each way between the lanes of each pair, all at once, and check them."""
+    ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]
+    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
+    targets = [Blocks(source.lengths) for source in sources]
+    for (near, far), source, target in zip(ends, sources, targets, strict=True):
+        lanes.submit(far, target.receive(seeds=[near] * 3))
+        lanes.submit(near, source.send(seeds=[near] * 3))
+    completed = reaped(lanes, 2 * len(ends))
+    assert all(all(job.intact()) for job in completed)
+    for source, target in zip(sources, targets, strict=True):
+        assert source.memory.map[:] == target.memory.map[:]

@@ -14,6 +14,7 @@ from lane_helpers import (
     digest,
     frame,
     is_readable,
+    move_both_ways,
     random_blocks,
     read,
     reap,
@@ -106,17 +107,8 @@ def test_jobs_of_one_kind_are_carried_in_their_order(lanes, loop):
 
 
 def test_both_directions_at_once_on_many_lanes(lanes):
-    pairs = [tuple(lanes.open(end) for end in connected()) for _ in range(6)]
-    ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]
-    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
-    targets = [Blocks(source.lengths) for source in sources]
-    for (near, far), source, target in zip(ends, sources, targets, strict=True):
-        lanes.submit(far, target.receive(seeds=[near] * 3))
-        lanes.submit(near, source.send(seeds=[near] * 3))
-    completed = reaped(lanes, 2 * len(ends))
-    assert all(all(job.intact()) for job in completed)
-    assert all(source.memory.map[:] == target.memory.map[:]
-               for source, target in zip(sources, targets, strict=True))  # fmt: skip
+    ends = [connected() for _ in range(6)]
+    move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
 
 
 def test_a_block_of_64_mib(lanes, loop):

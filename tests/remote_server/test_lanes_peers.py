@@ -17,6 +17,7 @@ from lane_helpers import (
     is_readable,
     random_blocks,
     read,
+    read_slowly,
     reap,
     reaped,
 )
@@ -60,10 +61,7 @@ def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
         send = source.send(seeds=seeds)
         lanes.submit(lanes.open(near), send)
         expected = source.frames(7, seeds)
-        got = bytearray()
-        while len(got) < len(expected):
-            got += far.recv(1009)
-        assert got == expected
+        assert read_slowly(far, len(expected)) == expected
         assert reaped(lanes, 1) == [send]
 
 

@@ -8,7 +8,17 @@ import time
 from contextlib import closing, suppress
 
 import pytest
-from lane_helpers import Blocks, connected, frame, is_readable, random_blocks, reap, reaped
+from lane_helpers import (
+    Blocks,
+    connected,
+    frame,
+    is_readable,
+    move_both_ways,
+    random_blocks,
+    read_slowly,
+    reap,
+    reaped,
+)
 from mover_helpers import MAX_S, choose
 from tls_helpers import (
     a_certificate,
@@ -304,22 +314,13 @@ def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
         send = source.send(seeds=seeds)
         lanes.submit(lanes.open(end), send)
         expected = source.frames(7, seeds)
-        got = bytearray()
-        while len(got) < len(expected):
-            got += client.recv(1009)
-        assert got == expected
+        assert read_slowly(client, len(expected)) == expected
         assert reaped(lanes, 1) == [send]
 
 
 def test_both_directions_at_once_on_many_lanes(lanes):
-    pairs = [tuple(map(lanes.open, secured_ends(*connected()))) for _ in range(6)]
-    ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]
-    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
-    targets = [Blocks(source.lengths) for source in sources]
-    for (near, far), source, target in zip(ends, sources, targets, strict=True):
-        lanes.submit(far, target.receive(seeds=[near] * 3))
-        lanes.submit(near, source.send(seeds=[near] * 3))
-    assert all(all(job.intact()) for job in reaped(lanes, 2 * len(ends)))
+    ends = [secured_ends(*connected()) for _ in range(6)]
+    move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
 
 
 def test_lanes_leave_no_files(engine):

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.harness import machine
 from benchmarks.harness.record import Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks, results
+from benchmarks.remote_kv_cache.baseline import blocks, results, round_trip
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
     FerryWork,
@@ -49,9 +49,9 @@ def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(source)
-    poison = partial(blocks.poison, target)
     came = partial(blocks.verify, source, target, work.everything)
-    cases = [Case(NAIVE, partial(blocks.copy_naive, source, target, work), poison, came)]
+    naive = partial(blocks.copy_naive, source, target, work)
+    cases = [Case(NAIVE, naive, partial(blocks.poison, target), came)]
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
     make_keys(folder, [_TENANT])
     keys = str(folder / f"client-{_TENANT}.key")
@@ -64,15 +64,5 @@ def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
             )
             stack.callback(client.close)
             ferry = FerryWork(client, KEYS.name, work)
-
-            def prepare(ferry: FerryWork = ferry) -> None:
-                ferry.make_present(source)
-                poison()
-
-            kept = partial(ferry.verify_kept, source, target)
-            put, get = partial(ferry.put, source, deferred=False), partial(ferry.get, target)
-            cases += [
-                Case(Variant(f"{way}: put", "tcp", True), put, ferry.clear, kept),
-                Case(Variant(f"{way}: get", "tcp", True), get, prepare, came),
-            ]
+            cases += round_trip.cases(way, "tcp", ferry, work, source, target)
     return cases
