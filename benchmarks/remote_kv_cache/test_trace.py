@@ -3,7 +3,8 @@
 Replays a trace of real requests against the CPU pool and the server, at chosen sizes, and reports
 the share of the prompts' blocks found in the pool, in the server's memory and on its disk, beside
 the share of the best possible evictions. `--replay wire` is a real server process, the connector's
-tier and its client; `store` is the policies alone, which takes seconds.
+tier and its client; `store` is the policies alone, which takes seconds. `--eviction` judges the
+server's eviction in one level without a pool above.
 """
 
 import argparse
@@ -36,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = flags.parser(MODULE)
     arguments = parser.parse_args(argv)
+    flags.check(parser, arguments)
     model = arguments.model
     block_bytes = model.block_bytes(TOKENS_PER_BLOCK)
     try:
-        requests = trace_file.read(
-            arguments.trace, partial_blocks=arguments.partial_blocks, limit=arguments.requests
-        )
+        requests = _requests_of(arguments)
+        if arguments.eviction:
+            return _one_level(arguments, argv, requests)
         if arguments.servers:
             return _fleets(arguments, argv, requests)
         settings = settings_of(arguments, block_bytes, requests)
@@ -187,6 +189,42 @@ def _fleets(
     options.write(record, runner, arguments, fleet_report.chart)
     print(fleet_report.describe(study))
     return options.finish(record, runner)
+
+
+def _one_level(
+    arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[trace_file.Request]
+) -> int:
+    """The replays of `--eviction`."""
+    from benchmarks.remote_kv_cache.replay import one_level_report as of
+
+    block_bytes = arguments.model.block_bytes(TOKENS_PER_BLOCK)
+    record = Record.begin(MODULE, argv)
+    study = of.LevelStudy(arguments.workload or arguments.trace.name)
+    with Runner(1, 0) as runner:
+        make = of.maker_of(arguments, requests)
+        of.run(study, make, of.rooms_of(arguments, block_bytes), arguments, runner)
+    runner.show("")
+    runner.num_failed += len(study.failures())
+    record.parameters |= {
+        "source": study.source, "requests": max(study.requests.values(), default=0),
+        "block_bytes": block_bytes, "model": arguments.model.name, "hints right": of.HINTS_RIGHT,
+        "hints' times, s": list(of.HINTS_WITHIN_S),
+    }  # fmt: skip
+    record.figures += of.figures(study)
+    machine = record.describe_machine()
+    options.write(record, runner, arguments, lambda _: of.chart(study, machine))
+    print(of.headline(study))
+    print(of.describe(study))
+    return options.finish(record, runner)
+
+
+def _requests_of(arguments: argparse.Namespace) -> tuple[trace_file.Request, ...]:
+    """Of the trace; none for a workload, which is made for each capacity."""
+    if arguments.trace is None:
+        return ()
+    return trace_file.read(
+        arguments.trace, partial_blocks=arguments.partial_blocks, limit=arguments.requests
+    )
 
 
 def policies_of(arguments: argparse.Namespace, kind: str) -> list[tuple[str, str]]:

@@ -8,14 +8,21 @@ from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model, choose
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
 from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
-from benchmarks.remote_kv_cache.replay.points import REPLAYS
+from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
+from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.store.policies import Admit
 
 ALL = "all"
 BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
 BOTH = "both"
 POOL_POLICIES = ("lru", "arc")
+EVICTIONS = ("lru", "learned", "unfloored", "hinted", "optimum")
+"""In one level. `unfloored`: the learned rule reigns always; `hinted`: hints of which nine in ten
+are right; `optimum`: the most that can be found."""
+
+SERVED = ("lru", "learned")
+"""Those of them that are also replayed over the wire."""
 
 
 def parser(module: str) -> argparse.ArgumentParser:
@@ -23,12 +30,19 @@ def parser(module: str) -> argparse.ArgumentParser:
         prog=f"python -m {module}", description="what real requests find on each cache level"
     )
     add = made.add_argument
-    add(
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "--trace",
         type=Path,
-        required=True,
         metavar="FILE",
         help="a trace in the format of the Mooncake paper, JSON lines, plain or gzipped",
+    )
+    source.add_argument(
+        "--workload",
+        type=_workload,
+        metavar="NAME",
+        help="with --eviction, in place of a trace requests made up with a seed for a cache of "
+        f"each capacity: {', '.join(WORKLOADS)}",
     )
     add(
         "--replay",
@@ -154,6 +168,7 @@ def parser(module: str) -> argparse.ArgumentParser:
         help="packs older than this are removed, 0 for never (default: 7)",
     )
     _add_fleet(add)
+    _add_one_level(add)
     for name, price in PRICES._asdict().items():
         add(
             f"--{name.replace('_', '-')}-price",
@@ -191,6 +206,43 @@ def _add_fleet(add: Callable[..., object]) -> None:
         metavar="head",
         help="with --servers, store the first 8,192 tokens of a prompt on both homes",
     )
+
+
+def _add_one_level(add: Callable[..., object]) -> None:
+    add(
+        "--eviction",
+        type=options.names(EVICTIONS),
+        default=[],
+        metavar="NAMES",
+        help=f"eviction in one level without a pool: {', '.join(EVICTIONS)}; with --replay wire "
+        f"{' and '.join(SERVED)} alone, each also on a real server (default: none, the levels of "
+        "an engine)",
+    )
+    add(
+        "--capacity",
+        type=options.several(options.size),
+        default="96GiB,160GiB,288GiB,544GiB,1056GiB",
+        metavar="SIZES",
+        help="of the one level of --eviction (default: %(default)s)",
+    )
+
+
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse flags that exclude each other: prints why and exits with 2."""
+    if not arguments.eviction:
+        if arguments.workload is not None:
+            parser.error("--workload: only with --eviction; an engine's levels replay a --trace")
+        return
+    if arguments.servers or arguments.csv is not None or arguments.bucket != ["none"]:
+        parser.error("--eviction: one level has no --servers, no --bucket and no --csv")
+    if arguments.replay == WIRE and not {*SERVED}.intersection(arguments.eviction):
+        parser.error(f"--eviction: over the wire {' and '.join(SERVED)}; none of them is named")
+
+
+def _workload(text: str) -> str:
+    if text not in WORKLOADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(WORKLOADS)}")
+    return text
 
 
 def _model(text: str) -> Model:

@@ -1,0 +1,87 @@
+"""The replays of one level as a benchmark: every policy, a real server beside the model, and the
+names that it knows."""
+
+import json
+
+import pytest
+
+from benchmarks.remote_kv_cache import test_trace as trace_benchmark
+from benchmarks.remote_kv_cache.replay import one_level_report
+from benchmarks.remote_kv_cache.replay.flags import EVICTIONS
+from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
+from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+
+SMALL = ["--workload", "chat", "--requests", "900", "--capacity", "4GiB,16GiB"]
+
+
+def refused(capsys, *flags):
+    with pytest.raises(SystemExit) as left:
+        trace_benchmark.main([*flags])
+    assert left.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_policy_is_recorded_and_drawn_and_none_finds_more_than_the_optimum(tmp_path, capsys):
+    record, drawing = tmp_path / "made.json", tmp_path / "made.svg"
+    flags = ["--eviction", ",".join(EVICTIONS), "--json", f"{record}", "--plot", f"{drawing}"]
+    assert trace_benchmark.main([*SMALL, "--replay", "store", *flags]) == 0
+    figures = {each["name"]: each["values"] for each in json.loads(record.read_text())["figures"]}
+    rooms = ("4.0 GiB", "16.0 GiB")
+    assert [*figures] == [f"store: {name}, {room}" for room in rooms for name in EVICTIONS]
+    for name, values in figures.items():
+        best = figures[f"store: optimum, {name.rpartition(', ')[2]}"]
+        assert 0 < values["found"] <= best["found"]
+        if "optimum" not in name:
+            assert values["blocks found"] + values["blocks written"] <= values["blocks requested"]
+            assert values["us a block"] > 0
+    for name in ("lru", "optimum"):
+        less, more = (figures[f"store: {name}, {room}"]["found"] for room in rooms)
+        assert less < more
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in EVICTIONS)
+    assert drawing.read_text().startswith("<?xml")
+    assert drawing.with_suffix(".png").exists()
+
+
+def test_a_real_server_beside_the_model_is_equal_to_the_block(capsys):
+    flags = ["--workload", "chat", "--requests", "400", "--capacity", "1GiB"]
+    wire = ["--replay", "wire", "--eviction", "lru,learned,hinted"]
+    assert trace_benchmark.main([*flags, *wire]) == 0
+    printed = capsys.readouterr().out
+    assert "wire: lru, 1.0 GiB: equal to the block" in printed
+    assert "wire: learned, 1.0 GiB: equal to the block" in printed
+    assert "store: hinted" not in printed
+
+
+def test_a_server_that_differs_by_a_block_and_a_policy_above_the_optimum_are_failures():
+    room = Room(1 << 30, 36)
+    study = LevelStudy("made up")
+    study.points += [
+        LevelPoint("store", "lru", room, 100, 50, 40),
+        LevelPoint("store", "optimum", room, 100, 49),
+        LevelPoint("wire", "lru", room, 100, 49, 41),
+    ]
+    differs, above = study.failures()
+    assert "found -1 blocks and written +1 to the model's" in differs
+    assert "more than the optimum" in above
+    assert "equal" not in one_level_report.describe(study)
+
+
+def test_a_wrong_name_is_refused_with_the_right_ones(capsys):
+    error = refused(capsys, "--workload", "zipf", "--eviction", "lru,fifo")
+    assert f"'fifo' is none of {', '.join(EVICTIONS)}" in error
+    error = refused(capsys, "--workload", "zapf", "--eviction", "lru")
+    assert f"'zapf' is none of {', '.join(WORKLOADS)}" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--workload", "zipf"], "--workload: only with --eviction"),
+        (["--workload", "zipf", "--eviction", "lru", "--servers", "2"], "no --servers"),
+        (["--workload", "zipf", "--eviction", "hinted", "--replay", "wire"], "over the wire lru"),
+        (["--eviction", "lru"], "--trace --workload"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused_with_the_reason(flags, why, capsys):
+    assert why in refused(capsys, *flags)
