@@ -12,12 +12,12 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "lookup, tcp": Bound(22, 5, 1),
-    "put, tcp": Bound(38, 7, 1),
-    "get, tcp": Bound(42, 8, 1),
-    "lookup, shm": Bound(22, 5, 1),
-    "put, shm": Bound(38, 5, 1),
-    "get, shm": Bound(40, 5, 2),
+    "lookup, tcp": Bound(27, 5, 1),
+    "put, tcp": Bound(42, 7, 1),
+    "get, tcp": Bound(45, 8, 1),
+    "lookup, shm": Bound(27, 5, 1),
+    "put, shm": Bound(42, 5, 1),
+    "get, shm": Bound(43, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release."""
 

@@ -46,7 +46,7 @@ def test_a_running_server_is_measured_by_every_section_but_those_with_their_own(
     names = {figure["name"] for figure in record["figures"]}
     assert {"lookup of 1,000 keys, one round trip", "lookup of 64 keys, alone"} <= names
     left_out = record["parameters"]["not measured"]
-    assert left_out.keys() == {"tiers", "keys", "fleet", "scaling"}
+    assert left_out.keys() == {"tiers", "keys", "fleet", "scaling", "link"}
     assert "not measured: tiers: needs servers of its own" in capsys.readouterr().out
 
 
