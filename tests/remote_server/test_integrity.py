@@ -29,7 +29,8 @@ REASONS = (
 
 @pytest.fixture
 def quiet_server() -> Iterator[Server]:
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    lanes = "127.0.0.1:*"  # also without the C library
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, lanes=lanes)
     with Server(config) as server:
         yield server
     server.store.tier_stack.check()
