@@ -4,11 +4,10 @@ import errno
 import os
 from array import array
 from socket import socket
-from threading import Lock
 from weakref import finalize
 
 from remote_server.errors import LaneBroken, MoverClosed
-from remote_server.native.base import Forks
+from remote_server.native.handle import Handle
 from remote_server.native.lane_base import CLOSED, Broken, LaneJob, Lanes
 from remote_server.native.library import Library
 from remote_server.native.mover import MAX_THREADS, library_or_reason
@@ -30,27 +29,18 @@ def make_lanes(threads: int) -> Lanes:
     return ReferenceLanes(threads)
 
 
-class _Engine:
-    """The lanes in C and their jobs, which outlive the object until the threads have ended."""
+class _Engine(Handle):
+    """The lanes in C and their jobs. The library wants one call at a time."""
 
     def __init__(self, library: Library, threads: int) -> None:
-        self.address = library.lanes_new(threads)
-        if self.address is None:
-            raise OSError(errno.ENOMEM, f"no lanes on {threads} threads")
-        self.lock = Lock()  # the library wants one call at a time
+        super().__init__(library.lanes_new(threads), f"lanes on {threads} threads")
         self.jobs: dict[int, LaneJob] = {}
         """Submitted and not reaped, by the address of the entry in C."""
         self.lanes: dict[int, int] = {}
         """The address of a lane in C by its number, until it is closed or reported."""
         self.numbers: dict[int, int] = {}
         """The other way around."""
-        self._forks = Forks.count
         self._free = library.lanes_free
-
-    @property
-    def is_foreign(self) -> bool:
-        """This process was forked from that of the lanes. The lock may be held by no thread."""
-        return self._forks != Forks.count
 
     def close(self) -> None:
         if self.is_foreign:
@@ -79,12 +69,10 @@ class NativeLanes(Lanes):
         finalize(self, self._engine.close)
 
     def fileno(self) -> int:
-        engine = self._engine
-        if not engine.is_foreign:
-            with engine.lock:
-                if engine.address is not None:
-                    return self._library.lanes_descriptor(engine.address)
-        raise MoverClosed(CLOSED)
+        descriptor = self._engine.descriptor(self._library.lanes_descriptor)
+        if descriptor is None:
+            raise MoverClosed(CLOSED)
+        return descriptor
 
     def open(self, connection: socket | TlsConnection) -> int:
         if isinstance(connection, TlsConnection) and not isinstance(connection, NativeTls):

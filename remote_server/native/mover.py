@@ -9,7 +9,8 @@ from threading import Lock
 from weakref import finalize
 
 from remote_server.errors import ConfigError, MoverClosed, MoverFull
-from remote_server.native.base import CLOSED, Forks, Mover
+from remote_server.native.base import CLOSED, Mover
+from remote_server.native.handle import Handle
 from remote_server.native.job import Job, Kind
 from remote_server.native.library import Library, LibraryMissing, load
 from remote_server.native.reference import ReferenceMover
@@ -67,25 +68,17 @@ def _runner() -> Mover:
     return make_mover(1)
 
 
-class _Pool:
-    """The pool in C and its jobs, which outlive the mover until the threads have ended."""
+class _Pool(Handle):
+    """The pool in C and its jobs."""
 
     def __init__(self, library: Library, threads: int, max_jobs: int) -> None:
-        self.address = library.pool_new(threads, max_jobs)
-        if self.address is None:
-            raise OSError(errno.ENOMEM, f"no mover of {threads} threads and {max_jobs} jobs")
-        self.lock = Lock()  # no call may use an address that `close` has freed
+        what = f"mover of {threads} threads and {max_jobs} jobs"
+        super().__init__(library.pool_new(threads, max_jobs), what)
         self.jobs: dict[int, Job] = {}
         """Submitted and not reaped, by number."""
         self.freed = False
         self._freeing = Lock()
-        self._forks = Forks.count
         self._free = library.pool_free
-
-    @property
-    def is_foreign(self) -> bool:
-        """This process was forked from the pool's. Its lock may be held by no thread."""
-        return self._forks != Forks.count
 
     def close(self) -> None:
         if self.is_foreign:
@@ -116,12 +109,10 @@ class NativeMover(Mover):
         finalize(self, self._pool.close)
 
     def fileno(self) -> int:
-        pool = self._pool
-        if not pool.is_foreign:
-            with pool.lock:
-                if pool.address is not None:
-                    return self._library.pool_descriptor(pool.address)
-        raise MoverClosed(CLOSED)
+        descriptor = self._pool.descriptor(self._library.pool_descriptor)
+        if descriptor is None:
+            raise MoverClosed(CLOSED)
+        return descriptor
 
     def submit(self, job: Job) -> None:
         pool = self._pool
