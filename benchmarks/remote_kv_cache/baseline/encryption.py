@@ -11,17 +11,16 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import machine
 from benchmarks.harness.record import Row
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results, round_trip
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
     FerryWork,
     connect,
     server_for,
 )
-from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
 from remote_server.values import MiB
@@ -29,7 +28,6 @@ from remote_server.values import MiB
 KEYS = Model("keys, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 _TENANT = "benchmark"
 _BATCH_BYTES = 16 * MiB
-NAIVE = Variant("b2b naive")
 
 
 def measure(runner: Runner, memory: int | None, num_bytes: int) -> list[Row]:
@@ -37,21 +35,13 @@ def measure(runner: Runner, memory: int | None, num_bytes: int) -> list[Row]:
     num_batches = max(1, num_bytes // _BATCH_BYTES)
     work = blocks.plan(KEYS, num_batches, _BATCH_BYTES // KEYS.block_bytes())
     try:
-        machine.skip_unless_fits(work.num_bytes * 5, memory)
-        with ExitStack() as stack:
-            samples = runner.measure(KEYS.name, _cases(stack, work))
-            return results.rows_of(work, samples, NAIVE)
+        return round_trip.measure(runner, work, memory, 2, partial(_cases, work))
     except Skipped as reason:
         return results.skipped_rows(work, "with keys: get", str(reason))
 
 
-def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
-    source = blocks.allocate(work.num_blocks, work.block_bytes)
-    target = blocks.allocate(work.num_blocks, work.block_bytes)
-    blocks.fill(source)
-    came = partial(blocks.verify, source, target, work.everything)
-    naive = partial(blocks.copy_naive, source, target, work)
-    cases = [Case(NAIVE, naive, partial(blocks.poison, target), came)]
+def _cases(work: Work, stack: ExitStack, source: Pool, target: Pool) -> list[Case]:
+    cases: list[Case] = []
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
     make_keys(folder, [_TENANT])
     keys = str(folder / f"client-{_TENANT}.key")

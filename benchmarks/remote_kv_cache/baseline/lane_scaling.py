@@ -11,8 +11,8 @@ from benchmarks.harness import machine
 from benchmarks.harness.record import Row
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results, round_trip
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect, server_for
-from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.values import MiB
 
@@ -22,7 +22,6 @@ CORES = 8
 """Four lanes have four threads on either side."""
 
 _BATCH_BYTES = 64 * MiB
-_NAIVE = Variant("b2b naive")
 
 
 def measure(runner: Runner, memory: int | None, num_bytes: int) -> list[Row]:
@@ -31,10 +30,7 @@ def measure(runner: Runner, memory: int | None, num_bytes: int) -> list[Row]:
     work = blocks.plan(SCALING, num_batches, _BATCH_BYTES // SCALING.block_bytes())
     try:
         skip_unless_cores(CORES)
-        machine.skip_unless_fits(work.num_bytes * (len(LANES) + 3), memory)
-        with ExitStack() as stack:
-            samples = runner.measure(SCALING.name, _cases(stack, work))
-            return results.rows_of(work, samples, _NAIVE)
+        return round_trip.measure(runner, work, memory, len(LANES), partial(_cases, work))
     except Skipped as reason:
         return results.skipped_rows(work, "4 lanes: get", str(reason))
 
@@ -46,13 +42,8 @@ def skip_unless_cores(needed: int) -> None:
         raise Skipped(f"needs {needed} cores, this machine has {cores}")
 
 
-def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
-    source = blocks.allocate(work.num_blocks, work.block_bytes)
-    target = blocks.allocate(work.num_blocks, work.block_bytes)
-    blocks.fill(source)
-    came = partial(blocks.verify, source, target, work.everything)
-    naive = partial(blocks.copy_naive, source, target, work)
-    cases = [Case(_NAIVE, naive, partial(blocks.poison, target), came)]
+def _cases(work: Work, stack: ExitStack, source: Pool, target: Pool) -> list[Case]:
+    cases: list[Case] = []
     server = stack.enter_context(server_for(len(LANES) * work.num_bytes, work.block_bytes))
     for lanes in LANES:
         name = f"{lanes} lane{'s' * (lanes > 1)}"

@@ -1,12 +1,40 @@
 """Cases of one client: all blocks put, all blocks got, every byte verified."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
-from benchmarks.harness.runner import Case
-from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.harness import machine
+from benchmarks.harness.record import Row
+from benchmarks.harness.runner import Case, Runner
+from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork
 from benchmarks.remote_kv_cache.baseline.results import Variant
+
+NAIVE = Variant("b2b naive")
+
+
+def measure(
+    runner: Runner,
+    work: Work,
+    memory: int | None,
+    num_copies: int,
+    cases_of: Callable[[ExitStack, Pool, Pool], list[Case]],
+) -> list[Row]:
+    """A plain copy, and the cases of `cases_of` on the same source and target, whose servers hold
+    `num_copies` of the blocks. Raises `Skipped` where memory lacks."""
+    machine.skip_unless_fits(work.num_bytes * (num_copies + 3), memory)
+    source = blocks.allocate(work.num_blocks, work.block_bytes)
+    target = blocks.allocate(work.num_blocks, work.block_bytes)
+    blocks.fill(source)
+    copy = Case(
+        NAIVE, partial(blocks.copy_naive, source, target, work), partial(blocks.poison, target),
+        partial(blocks.verify, source, target, work.everything),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        samples = runner.measure(work.model.name, [copy, *cases_of(stack, source, target)])
+    return results.rows_of(work, samples, NAIVE)
 
 
 def cases(
