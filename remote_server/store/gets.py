@@ -109,6 +109,7 @@ class Gets:
             if explain:
                 explained += [self._tier_stack.explain(namespace, key) for key in part]
         if not explain:
+            yield
             self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
