@@ -113,7 +113,7 @@ class Learner:
     def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
         """A level above used `keys`."""
         now = self.clock()
-        sampled, shadowed = self._sampled(self._hashes(namespace, keys))
+        sampled, shadowed = self._sampled_of(namespace, keys)
         self.hazards.use(sampled, BY_USES, now)
         self.floor.touch(shadowed, BY_USES, now)
 
@@ -153,7 +153,7 @@ class Learner:
 
     def _alone(self, namespace: str, keys: Sequence[bytes], now: float) -> None:
         if keys:
-            sampled, shadowed = self._sampled(self._hashes(namespace, keys))
+            sampled, shadowed = self._sampled_of(namespace, keys)
             self.hazards.use(sampled, _ALONE, now)
             self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
 
@@ -167,6 +167,11 @@ class Learner:
         # 0.1 µs a key, most of it for the hash itself; as plain ints these numbers take twice that.
         digests = map(xxhash.xxh3_64_intdigest, keys)
         return np.fromiter(digests, np.uint64, len(keys)) >> np.uint64(4) ^ np.uint64(salt)
+
+    def _sampled_of(self, namespace: str, keys: Sequence[bytes]) -> tuple[list[int], list[int]]:
+        """`_sampled`, of keys whose other hashes nothing needs: about as many are made as do."""
+        enough = MAX_SAMPLED * (max(self.hazards.mask, self.floor.mask) + 1)
+        return self._sampled(self._hashes(namespace, keys[:enough]))
 
     def _sampled(self, hashes: Hashes) -> tuple[list[int], list[int]]:
         """Those of which hazards are learned, and those in the shadows."""
