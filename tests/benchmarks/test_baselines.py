@@ -112,7 +112,8 @@ def test_the_server(
         if row["model"].startswith("tiers")
     }
     for operation in ("put", "get"):
-        assert below[f"raw loop: {operation}", None]["seconds"], below
+        for loop in ("raw loop", "raw loop and copy"):
+            assert below[f"{loop}: {operation}", None]["seconds"], below
         for tier in ("memory", "disk", "memory+disk"):
             for transport in ("tcp", "shm"):
                 assert below[f"{tier}: {operation}", transport]["seconds"], below

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped
 from remote_server import protocol
+from remote_server.native.job import Job, Kind
+from remote_server.native.mover import run
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import NUM_THREADS, ThreadPool
@@ -100,6 +102,34 @@ class RawLoop:
         require_all(
             os.preadv(self._fd, [blocks[number]], number * blocks.shape[1]), blocks.shape[1]
         )
+
+
+class CopyingLoop(RawLoop):
+    """The raw loop with the copy and the hash of each block that no server on the same host goes
+    without: a client's rows are not where its blocks are kept."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int, threads: int) -> None:
+        super().__init__(folder, num_blocks, block_bytes, threads)
+        self._kept = aligned(num_blocks, block_bytes)
+
+    @staticmethod
+    def file_name(threads: int) -> str:
+        return f"copying-{threads}"
+
+    def _write_one(self, blocks: Blocks, number: int) -> None:
+        _copy_and_hash(self._kept[number], blocks[number])
+        super()._write_one(self._kept, number)
+
+    def _read_one(self, blocks: Blocks, number: int) -> None:
+        super()._read_one(self._kept, number)
+        _copy_and_hash(blocks[number], self._kept[number])
+
+
+def _copy_and_hash(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
+    run(Job(
+        Kind.COPY, [target.ctypes.data], [source.ctypes.data], [target.nbytes], seeds=[0],
+        stream=True,
+    ))  # fmt: skip
 
 
 class Tier:

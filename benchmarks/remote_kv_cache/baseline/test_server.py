@@ -291,7 +291,7 @@ def show(record: Record, heading: str) -> None:
 
 
 def show_tiers(record: Record) -> None:
-    """Print GB/s of each tier, side by side, and the part of the raw loop that the disk reaches."""
+    """Print GB/s of each tier, side by side, and what part of the raw loops the disk reaches."""
     speeds = {
         (row.operation, row.transport): row.gb_per_s
         for row in record.rows
@@ -302,12 +302,13 @@ def show_tiers(record: Record) -> None:
     ways = [(operation, transport) for operation in ("put", "get") for transport in TRANSPORTS]
     lines: list[list[table.Cell]] = []
     for operation, transport in ways:
-        raw = speeds.get((f"{tiers.RAW_LOOP}: {operation}", None))
+        raw = [speeds.get((f"{loop}: {operation}", None)) for loop in tiers.RAW_LOOPS]
         of_tiers = [speeds.get((f"{tier}: {operation}", transport)) for tier in tiers.TIERS_SHOWN]
         disk = of_tiers[-1]
-        share = f"{100 * disk / raw:.0f}" if disk and raw else None
-        lines.append([operation, transport, *of_tiers, raw, share])
-    names = ["", "transport", *tiers.TIERS_SHOWN, tiers.RAW_LOOP, "disk, % of the raw loop"]
+        shares = [f"{100 * disk / bound:.0f}" if disk and bound else None for bound in raw]
+        lines.append([operation, transport, *of_tiers, *raw, *shares])
+    shares_of = [f"disk, % of {loop}" for loop in tiers.RAW_LOOPS]
+    names = ["", "transport", *tiers.TIERS_SHOWN, *tiers.RAW_LOOPS, *shares_of]
     print(f"\nGB/s, integrity on\n{table.render(names, lines)}")
 
 

@@ -5,7 +5,8 @@
                    that its memory is empty, read past the page cache
     memory+disk    the client's view: put until readable, written behind; got from memory
 
-The bound of a disk is the raw loop of `test_disk`, with as many threads as the tier. Then
+The bound of a disk is the raw loop of `test_disk`, with as many threads as the tier, and beside it
+the same loop with the one copy and hash of a block that no server does without. Then
 `saturation`: the cost of a get from memory while the disk is busy.
 """
 
@@ -36,7 +37,7 @@ from remote_server.values import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 TIERS_SHOWN = ("memory", "memory+disk", "disk")
-RAW_LOOP = "raw loop"
+RAW_LOOPS = {"raw loop": disk_cases.RawLoop, "raw loop and copy": disk_cases.CopyingLoop}
 _BATCH_BYTES = 16 * MiB
 
 
@@ -48,7 +49,7 @@ def measure(
     num_batches = max(1, num_bytes // _BATCH_BYTES)
     work = blocks.plan(TIERS, num_batches, _BATCH_BYTES // TIERS.block_bytes())
     try:
-        machine.skip_unless_fits(work.num_bytes * 8, memory)
+        machine.skip_unless_fits(work.num_bytes * 9, memory)
         with ExitStack() as stack:
             folder = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-", dir=directory))
@@ -59,7 +60,7 @@ def measure(
             came = partial(blocks.verify, source, target, work.everything)
             naive = partial(blocks.copy_naive, source, target, work)
             cases = [Case(Variant("b2b naive"), naive, poison, came)]
-            cases += _raw_loop(stack, folder, work, source, target)
+            cases += _raw_loops(stack, folder, work, source, target)
             for transport in TRANSPORTS:
                 below = stack.enter_context(
                     DiskServer(folder / transport, work, transport, pools[:1])
@@ -142,20 +143,23 @@ class DiskServer:
         self._server.stop()
 
 
-def _raw_loop(
+def _raw_loops(
     stack: ExitStack, folder: Path, work: Work, source: Pool, target: Pool
 ) -> list[Case]:  # fmt: skip
-    raw = disk_cases.RawLoop(folder, work.num_blocks, work.block_bytes, NUM_THREADS)
-    stack.callback(raw.close)
-    raw.write(source)
     in_place = blocks.Batch(work.everything.source, work.everything.source)
-    return [
-        Case(Variant(f"{RAW_LOOP}: put"), partial(raw.write, source)),
-        Case(
-            Variant(f"{RAW_LOOP}: get"), partial(raw.read, target), partial(blocks.poison, target),
-            partial(blocks.verify, source, target, in_place),
-        ),
-    ]  # fmt: skip
+    cases = []
+    for name, loop in RAW_LOOPS.items():
+        raw = loop(folder, work.num_blocks, work.block_bytes, NUM_THREADS)
+        stack.callback(raw.close)
+        raw.write(source)
+        cases += [
+            Case(Variant(f"{name}: put"), partial(raw.write, source)),
+            Case(
+                Variant(f"{name}: get"), partial(raw.read, target), partial(blocks.poison, target),
+                partial(blocks.verify, source, target, in_place),
+            ),
+        ]  # fmt: skip
+    return cases
 
 
 def _tiers(
