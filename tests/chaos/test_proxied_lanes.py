@@ -1,11 +1,13 @@
 """Lanes pass through the fault proxy, and meet its faults there."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, eventually
 from faults import BOTH, TO_CLIENT, TO_SERVER, Faults
+from gate_proxy import GateProxy
 from lane_wire import GREETING_BYTES, HEADER, LaneParser, moved
 from oracle import LARGE, MEDIUM
 from tampering import TAMPERS, flip_header, flip_payload
@@ -30,6 +32,12 @@ def client(make_client) -> ChaosClient:
     client: ChaosClient = make_client("lanes")
     assert client.finish(client.put(LARGE, NUMBERS, force=True)) == "stored"
     return client
+
+
+@pytest.fixture
+def gate(server) -> Iterator[GateProxy]:
+    with GateProxy(server.endpoint) as gate:
+        yield gate
 
 
 def frame(length: int) -> bytes:
@@ -110,6 +118,22 @@ def test_a_block_that_is_caught_halfway_breaks_its_lane_and_costs_its_own_transf
     assert after["connects"] == before["connects"]
     eventually(lambda: client.client.lanes.num_open == 2, "another lane is opened")
     assert client.finish(client.get(LARGE, NUMBERS)) == "hit"
+
+
+def test_blocks_of_a_lane_wait_at_a_closed_gate_and_are_whole_when_it_opens(
+    server, gate, make_client
+):
+    """Messages beside lanes have fewer bytes than the gate lets through."""
+    client = make_client("lanes", gate.endpoint)
+    assert client.finish(client.put(LARGE, NUMBERS, force=True)) == "stored"
+    before = server.stats().counters["lane_bytes_out"]
+    with gate.held(after_bytes=LARGE.block_bytes) as blocked:
+        request = client.get(LARGE, NUMBERS)
+        assert blocked.wait(10)
+        assert not request.future.done()
+    assert client.finish(request) == "hit"
+    sent = server.stats().counters["lane_bytes_out"] - before
+    assert sent == len(NUMBERS) * LARGE.block_bytes
 
 
 def test_a_server_that_moved_awaits_lanes_at_its_new_address(make_client, proxy, server):

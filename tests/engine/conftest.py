@@ -23,9 +23,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(logs: Path) -> Iterator[Cluster]:
-    """Without lanes: blocks on them would pass by the proxy."""
     with (
-        RemoteServer("512MiB", args=["--lanes", "off"], log=logs / "server.log") as server,
+        RemoteServer("512MiB", log=logs / "server.log") as server,
         GateProxy(server.endpoint) as proxy,
     ):
         cluster = Cluster(server, proxy)

@@ -9,6 +9,7 @@ from cluster import BLOCK, ROW_BYTES, Cluster, Engine
 from benchmarks.engine.prompts import keys_of
 from examples.tiny_model import prompt_tokens
 from remote_server.client import GetOutcome
+from remote_server.client.lane_opening import why_slow
 
 
 def blocks_of(cluster: Cluster, namespace: str, keys: list[bytes]) -> list[bytearray]:
@@ -103,10 +104,13 @@ def test_the_engines_metrics_count_a_remote_hit(engine: Engine, cluster: Cluster
     engine.push_out_of_pool(seed=9)
     cluster.settled()
     before = engine.metric("kvferry_loaded_bytes_total"), cluster.counter("get_hit")
+    lanes_before = cluster.counter("lane_bytes_out")
     _, tokens = engine.ask_from(prompt, 1)
     assert tokens["server"] == 640
     assert engine.metric("kvferry_loaded_bytes_total") - before[0] == 20 * ROW_BYTES
     assert cluster.counter("get_hit") - before[1] == 20
+    if not why_slow():
+        assert cluster.counter("lane_bytes_out") - lanes_before == 20 * ROW_BYTES
     assert engine.metric("kvferry_server_ready") == 1
     assert engine.metric("kvferry_hook_errors_total") == 0
 
