@@ -1,6 +1,7 @@
 """What tests of both packages share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from examples import tiny_model
 # For the servers that tests start as processes, by default: this port is fixed, and a server of the
 # machine's user may have it.
 os.environ["KVFERRY_ADMIN"] = "off"
+
+# Where the environment has bytecode off, each of several hundred processes would compile all of its
+# modules again, which is half of the CPU time of a server's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
