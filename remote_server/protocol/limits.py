@@ -66,8 +66,8 @@ LANE_TOKEN_BYTES = 16
 CERTIFICATE_BYTES = 32
 """Of the SHA-256 of a certificate."""
 
-LANE_TOKEN_S = 10.0
-"""The time in which a lane must begin, from its token on."""
+LANE_TOKEN_S = 2.0
+"""The time in which a lane must begin, from its token on: so long it has a place, opened or not."""
 
 MAX_TOKENS = (1 << 31) - 1
 """Limit of a position in a prompt."""

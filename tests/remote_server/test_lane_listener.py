@@ -9,7 +9,7 @@ from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
-from remote_server.protocol import Error, OpenLane
+from remote_server.protocol import Error, LaneOpened, OpenLane
 from remote_server.server import lane_listener
 from remote_server.server.config import ServerConfig
 from remote_server.server.lane_offer import num_threads
@@ -61,12 +61,38 @@ def test_an_unknown_token_is_refused(lane):
 def test_a_late_token_is_refused_and_its_place_is_free_again(lane_peer, lane_clock: LaneClock):
     late = [WireLane.announce(lane_peer) for _ in range(LANES_PER_CONNECTION)]
     assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
-    lane_clock.now += 10.0
+    lane_clock.now += 2.0
     connection = connected(late[0].port)
     connection.sendall(preamble(late[0].token))
     assert has_ended(connection)
     assert counters(lane_peer)["lane_tokens_late"] == LANES_PER_CONNECTION
     assert WireLane(lane_peer).put([1]).created == 1
+
+
+def closes(opened: LaneOpened) -> None:
+    """A client whose lane ends before its preamble is whole."""
+    one = connected(opened.port)
+    one.sendall(preamble(opened.token)[:-1])
+    one.close()
+
+
+def sends_another_token(opened: LaneOpened) -> None:
+    one = connected(opened.port)
+    one.sendall(preamble(bytes(16)))
+    assert has_ended(one)
+
+
+def sends_nothing(opened: LaneOpened) -> None:
+    """It does not even connect, as a client whose network drops the lanes."""
+
+
+@pytest.mark.parametrize("fails", [closes, sends_another_token, sends_nothing])
+def test_a_lane_that_failed_to_open_has_its_place_for_two_seconds(lane_peer, lane_clock, fails):
+    for _ in range(LANES_PER_CONNECTION):
+        fails(WireLane.announce(lane_peer))
+    lane_clock.now += 2.0
+    opened = [WireLane(lane_peer) for _ in range(LANES_PER_CONNECTION)]
+    assert [lane.put([n]).created for n, lane in enumerate(opened)] == [1] * len(opened)
 
 
 def test_a_token_ends_with_the_connection_it_was_sent_to(lane_peer, lane_server, context):
