@@ -15,6 +15,7 @@ import pytest
 from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline import (
+    fleet_cases,
     link_cases,
     memcached_work,
     redis_work,
@@ -73,6 +74,7 @@ def test_the_server(
     monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
     monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
     monkeypatch.setattr(saturation, "_PROBES", 1)
+    monkeypatch.setattr(fleet_cases, "NUM_LOOKED_UP", 2)
     only = ",".join(section for section in server.SECTIONS if section != "one-batch")
     record, rows = run(
         server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path), "--only", only

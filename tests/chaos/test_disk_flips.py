@@ -15,6 +15,8 @@ from remote_server.store.disk.layout import PAGE
 BLOCKS = [(SMALL, n) for n in range(40)] + [(MEDIUM, n) for n in range(30)]
 BLOCKS += [(LARGE, n) for n in range(10)]
 
+WIRES = "tcp", "lanes"
+
 
 class Disk:
     """The files of a server, searched and damaged from outside."""
@@ -49,6 +51,12 @@ class Disk:
             file.seek(offset)
             file.write(bytes([byte ^ (1 << bit)]))
             os.fsync(file.fileno())
+
+
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.whole) for way in WIRES] + ["shm"])
+def transport(request):
+    """The files are below all transports, so the whole suite alone has more than one."""
+    return request.param
 
 
 @pytest.fixture
