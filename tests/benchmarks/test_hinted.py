@@ -68,14 +68,16 @@ def two_users():
 
 @pytest.fixture(scope="module")
 def found_without(two_users):
-    return found_of_both(*two_users, None)
+    first, second = two_users
+    return found_of_both(first, second, None)
 
 
 @pytest.mark.parametrize("hint", [Hint(True), Hint(True, 1.0), Hint(False)], ids=str)
 def test_a_namespace_that_always_gives_one_hint_gets_and_takes_what_it_would_without(
     hint, two_users, found_without
 ):
-    assert found_of_both(*two_users, hint) == found_without
+    first, second = two_users
+    assert found_of_both(first, second, hint) == found_without
 
 
 def test_the_hints_of_a_trace_are_right_for_the_share_that_is_wanted(requests):
