@@ -30,7 +30,7 @@ ANSWER_TOKENS = 4
 # answers of 120 tokens do not fit, so requests are preempted.
 ENGINE_BLOCKS = 92
 
-FILLERS = range(9_000, 9_000 + 2 * POOL_ROWS // ROWS)
+FILLERS = range(9_000, 9_000 + 3 * POOL_ROWS // (2 * ROWS))
 """Prompts that push all others out of the pool."""
 
 PATIENCE_S = 60.0
@@ -44,12 +44,10 @@ class Scene:
         self.expected: dict[int, Completion] = {}
         self.client = observer_of(server)
 
-    def hold(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> None:
+    def hold(self, seeds: range) -> None:
         """These prompts are on the server and nowhere else; what is not yet known is computed,
         one prompt at a time. A busy host declines some puts: what they lost is computed again."""
-        for seed in seeds:
-            if seed not in self.expected:
-                self.expected[seed] = self.ask(seed, answer_tokens)
+        self.learn(seeds)
         for _ in range(ATTEMPTS):
             for seed in FILLERS:
                 self.ask(seed, 1)
@@ -59,6 +57,12 @@ class Scene:
             for seed in self.expected:
                 self.ask(seed, 1)
         raise AssertionError("the server does not hold the prompts")
+
+    def learn(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> None:
+        """The answers that are not yet known are."""
+        for seed in seeds:
+            if seed not in self.expected:
+                self.expected[seed] = self.ask(seed, answer_tokens)
 
     def _all_stored(self) -> bool:
         """Whether backfill, which goes with steps, brings all blocks to the server in time."""

@@ -80,7 +80,7 @@ def test_all_that_the_server_holds_comes_from_it(scene: Scene, step_ms: float, p
 @pytest.mark.timeout(600)
 def test_preempted_prompts_come_from_the_server_and_their_answers_are_right(scene: Scene):
     seeds = range(2_000, 2_010)
-    scene.hold(seeds, LONG_ANSWER_TOKENS)
+    scene.learn(seeds, LONG_ANSWER_TOKENS)
     counted = check_shares(scene, seeds, lambda: scene.ask_at_once(seeds, LONG_ANSWER_TOKENS))
     assert counted["preempted"] > 0
 
