@@ -96,7 +96,7 @@ def machines(model: Path, logs: Path) -> Iterator[tuple[Machine, Machine]]:
         yield machines
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.whole)])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
     if request.param == "file":
         yield Bucket(f"file://{tmp_path / 'bucket'}", {})
