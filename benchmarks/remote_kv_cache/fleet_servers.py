@@ -1,6 +1,7 @@
 """Real servers of a fleet on this machine: each a process with a name, and the list of them."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -34,8 +35,10 @@ class FleetServers:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.callback(self.stop)
-            for name in names_of(self._number):
-                self.start(name)
+            servers = [self._add(name) for name in names_of(self._number)]
+            # A start is one thread's imports.
+            with ThreadPoolExecutor(len(servers)) as starters:
+                list(starters.map(RemoteServer.start, servers))
             stack.pop_all()
         return self
 
@@ -48,12 +51,16 @@ class FleetServers:
         self.stop()
 
     def start(self, name: str, bind: str = "tcp://127.0.0.1:*") -> None:
+        self._add(name, bind).start()
+
+    def _add(self, name: str, bind: str = "tcp://127.0.0.1:*") -> RemoteServer:
+        """Not started, and known before its start, which may be interrupted."""
         args = ["--name", name, *self._flags]
         if self._folder is not None:
             args += ["--disk", str(self._folder / name), *self._disk]
         server = RemoteServer(self._memory, bind=bind, args=args)
-        self.servers[name] = server  # before its start, which may be interrupted
-        server.start()
+        self.servers[name] = server
+        return server
 
     def restart(self, name: str) -> None:
         """Ends the server in order, and starts it on the same port and disk."""

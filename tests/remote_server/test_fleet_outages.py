@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from statistics import median
 
@@ -22,11 +23,14 @@ DEADLINE_S = 0.25
 
 @pytest.fixture
 def servers() -> Iterator[list[ServerProcess]]:
-    with ExitStack() as stack:
-        servers = [ServerProcess("64MiB", "--name", f"kvferry-{number}") for number in range(4)]
-        for server in servers:
+    with ExitStack() as stack, ThreadPoolExecutor(4) as starters:
+
+        def start(number: int) -> ServerProcess:
+            server = ServerProcess("64MiB", "--name", f"kvferry-{number}")
             stack.callback(server.close)
-        yield servers
+            return server
+
+        yield list(starters.map(start, range(4)))
 
 
 @contextmanager
