@@ -92,10 +92,10 @@ class FaultProxy:
         self._call(self._reset_all)
 
     def catch(
-        self, direction: Direction, type: str, *, fraction: float = 0.0, skip: int = 0
+        self, direction: Direction, *types: str, fraction: float = 0.0, skip: int = 0
     ) -> Catch:
-        """Catch the first message called `type`, or the one after `skip` of them."""
-        caught = Catch(direction, type, fraction, skip, self._let_go)
+        """Catch the first message called one of `types`, or the one after `skip` of them."""
+        caught = Catch(direction, types, fraction, skip, self._let_go)
         self._call(lambda: self._catches.append(caught))
         return caught
 
@@ -288,7 +288,7 @@ class FaultProxy:
 
     def _catches_it(self, caught: Catch, pipe: Pipe, unit: Unit) -> bool:
         wanted = caught.pipe is None and caught.direction is pipe.direction
-        if not wanted or unit.type != caught.type:
+        if not wanted or unit.type not in caught.types:
             return False
         if caught.skip:
             caught.skip -= 1

@@ -46,7 +46,7 @@ class Catch:
     `fraction` of its bytes."""
 
     direction: Direction
-    type: str
+    types: tuple[str, ...]
     fraction: float
     skip: int
     _let_go: Callable[["Catch", bool], None]
@@ -58,7 +58,7 @@ class Catch:
 
     def wait(self, timeout_s: float = PATIENCE_S) -> None:
         """Until it has been caught."""
-        assert self.event.wait(timeout_s), f"no {self.type} came by: nothing was caught"
+        assert self.event.wait(timeout_s), f"nothing of {self.types} came by to be caught"
 
     def release(self, *, deliver: bool) -> None:
         """Send the rest of it and go on; or else end the connection where it is."""

@@ -24,6 +24,8 @@ from outage import (
 from stage import Stage
 from weather import Weather
 
+from remote_server.client.lane_opening import why_slow
+
 pytestmark = pytest.mark.whole
 
 NEW, RETURNING = 25, 17
@@ -47,7 +49,7 @@ def stage(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> I
     @contextmanager
     def build() -> Iterator[Scene]:
         with (
-            ChaosServer("256MiB", args=["--lanes", "off"]) as server,  # they pass by the proxy
+            ChaosServer("256MiB") as server,
             FaultProxy(server.endpoint, seed) as proxy,
             Engine(
                 model,
@@ -146,12 +148,13 @@ def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     aborted = 0
     for prompt in prompts:
         scene.until_ready()
-        caught = scene.proxy.catch(TO_CLIENT, "blocks", fraction=rng.random())
+        caught = scene.proxy.catch(TO_CLIENT, "lane", "blocks", fraction=rng.random())
         try:
             aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
         finally:
             caught.release(deliver=rng.random() < 0.5)
     assert aborted >= 50
+    assert scene.proxy.counts["lanes"] or why_slow(), "blocks came by lanes too"
     for prompt in prompts:
         scene.ask(prompt)
     scene.check()
