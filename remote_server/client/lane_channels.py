@@ -30,6 +30,7 @@ class LaneGets(GetChannel[LaneWindow]):
 
     def __init__(self, client_context: ClientContext, link: LaneLink) -> None:
         super().__init__(client_context, None, LaneWindow(client_context.config.lane_window_bytes))
+        self._window_bytes = client_context.config.lane_window_bytes
         self._link = link
         self._verify = client_context.verify
         self._landings: dict[LaneJob, Landing] = {}
@@ -49,7 +50,9 @@ class LaneGets(GetChannel[LaneWindow]):
 
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
         """Request one batch on the least busy lane, once the window has space for all of it."""
-        most_bytes = self._link.batch_bytes(transfer.total_bytes)
+        most_bytes = self._link.batch_bytes(
+            len(transfer.rows), transfer.total_bytes, self._window_bytes
+        )
         indices, num_bytes = transfer.next_blocks(most_bytes, self._session.limits.max_keys)
         lane = self._link.for_receiving()
         if lane is None or not self._window.has_room(num_bytes):
@@ -261,7 +264,8 @@ class LanePuts(PutChannel):
     name = "lanes"
 
     def __init__(self, client_context: ClientContext, link: LaneLink) -> None:
-        super().__init__(client_context, None, client_context.config.lane_window_bytes)
+        # A server refuses more than 64 MiB a connection, and counts a KiB a block.
+        super().__init__(client_context, None, max(1, client_context.config.lane_window_bytes // 2))
         self._link = link
         self._lanes: dict[int, Lane] = {}
         """Of the batches in flight."""
@@ -272,7 +276,8 @@ class LanePuts(PutChannel):
         return self._link.reaches()
 
     def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
-        most_bytes = self._link.batch_bytes(sum(row.nbytes for row in rows))
+        num_bytes = sum(row.nbytes for row in rows)
+        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes)
         return most_bytes, most_bytes
 
     @property

@@ -125,11 +125,11 @@ class LaneLink(Channel):
         """Lanes are opened for the first transfer that needs them: shared memory may carry all."""
         self._is_eager, self._is_demanded = False, bool(self._lanes)
 
-    def batch_bytes(self, num_bytes: int) -> int:
-        """The size of a message of a transfer of `num_bytes`: a quarter of the window at most, and
-        a lane's share of the transfer, so that a short one uses all lanes."""
+    def batch_bytes(self, num_rows: int, num_bytes: int, window_bytes: int) -> int:
+        """The size of a transfer's messages: a lane's share in equal parts of a third of the window
+        at most, and a row more, because they have whole rows and none shall be left over."""
         share = max(_LEAST_BATCH_BYTES, -(-num_bytes // max(1, len(self._lanes))))
-        return max(1, min(self._config.lane_window_bytes // 4, share))
+        return -(-share // -(-3 * share // window_bytes)) + num_bytes // max(1, num_rows) - 1
 
     def for_sending(self) -> Lane | None:
         """The lane with the fewest bytes to send."""

@@ -114,9 +114,9 @@ class ClientConfig:
     server cannot evict these blocks meanwhile. A message costs as much as copying one or two MiB,
     and covers half of this (get) or a quarter (put)."""
 
-    lane_window_bytes: int = 32 * MiB
-    """Limit over lanes of bytes requested and not received, and again of bytes offered and not
-    acknowledged. A message costs as much as moving half a MiB. It covers a quarter of this, or less
+    lane_window_bytes: int = 64 * MiB
+    """Limit over lanes of bytes requested and not received; half of it limits bytes offered and not
+    acknowledged. A message costs as much as moving a MiB. It covers a third of its limit, or less
     so that a short transfer uses all lanes."""
 
     max_control_in_flight: int = 64

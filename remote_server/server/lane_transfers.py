@@ -24,9 +24,9 @@ from remote_server.turns import KEYS_PER_STEP, Steps
 from remote_server.values import KiB, MiB
 
 # Bytes of one message of a get. On an idle lane it is small, so that its blocks come early. A large
-# one costs both interpreters as much as a small one.
+# one costs both interpreters as much as a small one: what moves a MiB.
 FIRST_BYTES = 512 * KiB
-MOST_BYTES = 8 * MiB
+MOST_BYTES = 16 * MiB
 
 
 # What a put takes that waits for its bytes, beside its keys: without bytes there may be many.

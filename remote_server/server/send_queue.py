@@ -36,7 +36,8 @@ UNSEEN_BYTES = 32 * KiB
 # Clients with an empty queue whose untracked bytes are remembered.
 MAX_REMEMBERED = 4096
 
-# What one client may send before the others get their turn.
+# What one client may send before the others get their turn. Blocks on lanes do not count: threads
+# of the lanes move them, some of each lane in turn, and a message that names some is small.
 TURN_BYTES = 1 << 20
 
 # And for how long: a message of many small blocks costs 2 µs a block to put together.
@@ -335,7 +336,6 @@ class SendQueues:
                 self.clients_gone += 1
                 return False
             if (on_lane := outgoing.on_lane) is not None:
-                sent_bytes += on_lane.num_bytes
                 on_lane.send(partial(self._ended_on_lane, queue, on_lane))
             sent_bytes += max(1, outgoing.num_bytes)
             self.bytes_out += outgoing.num_bytes

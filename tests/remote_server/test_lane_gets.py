@@ -21,6 +21,7 @@ from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Blocks, Get, OpenLane, Put
+from remote_server.values import MiB
 
 pytest_plugins = ["client_fixtures"]
 
@@ -62,6 +63,22 @@ def begun(client: RemoteClient, far: FakeServer, number: int, stall_s: float = 6
     rows = empty_rows(number)
     future = client.get(NAMESPACE, keys, rows, stall_s=stall_s)
     return future, rows, far.wait_for(Get)[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "window", "sizes"),
+    [(7, 64, [4, 3]), (8, 64, [4, 4]), (11, 9, [3, 3, 3]), (12, 9, [3, 3, 3]), (3, 1, [1])],
+)
+def test_a_get_is_cut_into_equal_messages_of_each_lane(far, make_client, number, window, sizes):
+    client = make_client(far.endpoint, block_bytes=MiB, lane_window_bytes=window * MiB)
+    wait_for_lanes(client)
+    far.silence(Get)
+    keys = [key(each) for each in range(number)]
+    client.get(NAMESPACE, keys, empty_rows(number, MiB), stall_s=60)
+    asked = [one.message for one in far.wait_for(Get, len(sizes))]
+    turn(client)
+    assert [len(one.keys) for one in asked] == sizes
+    assert len({one.lane for one in asked}) == min(2, len(sizes))
 
 
 def test_a_get_whose_message_comes_slowly_does_not_stall(far, make_client, clock: Clock):

@@ -266,6 +266,7 @@ def test_a_reader_that_stops_may_not_have_more_than_its_window(start_lanes, cont
 def test_one_lane_takes_only_some_of_a_stream_ahead(wide, monkeypatch):
     """The rest waits in the stream, where it is dropped at once when the lane ends."""
     monkeypatch.setattr(lanes_module, "AHEAD_BYTES", 2 * LENGTH)
+    monkeypatch.setattr(lane_transfers, "MOST_BYTES", 2 * LENGTH)
     request = wide.send_get(range(20))
     assert isinstance(wide.peer.receive()[0], Got)
     sent = 0
