@@ -29,8 +29,8 @@ def check_shares(
     scene: Scene, seeds: range, ask: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
     """All complete rows came from the server, but for prompts that met a deadline of the server:
-    with default limits a host that stands still has some. Then they are asked once more. A wait
-    for the engine is no reason. Gives what was counted."""
+    with default limits a host that stands still has some. Where these are more than one in ten, all
+    are asked once more. A wait for the engine is no reason. Gives what was counted."""
     for _ in range(ATTEMPTS):
         scene.hold(seeds)
         counted = ask()
@@ -40,7 +40,7 @@ def check_shares(
         assert not any(reasons.values()), reasons
         in_time = len(seeds) - sum(late.values())
         assert counted["from server"] >= 0.99 * in_time * ROWS * BLOCK
-        if in_time == len(seeds):
+        if in_time >= 0.9 * len(seeds):
             return counted
     raise AssertionError(f"of {len(seeds)} {in_time} were in time, {ATTEMPTS} times: {late}")
 

@@ -27,6 +27,7 @@ from remote_server.protocol import (
     Stored,
     Welcome,
 )
+from remote_server.server.intake import HEARTBEAT_INTERVAL_MS
 from remote_server.values import MiB
 
 BLOCK_BYTES = 65_536
@@ -163,6 +164,7 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
     for number in range(200):
         honest.hello(f"ns-{number}", fingerprint=texts(number, 20, 500))
     deaf = [connect(small=True) for _ in range(2)]
+    began = time.monotonic()
     for peer in deaf:
         for _ in range(20):
             peer.socket.sendall(stats_requests(peer, 100, **asked_for))
@@ -171,14 +173,17 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
     assert server.most < MOST_GROWTH
     assert isinstance(honest.stats(), StatsReply)
     replies = 0
-    while deaf[0].readable():  # the replies are in order, and then there is nothing more
-        reply, _ = deaf[0].receive()
-        replies += 1
-        assert reply.request_id == replies
-        if not deaf[0].readable():
-            server.watch(0.1)
+    try:
+        while deaf[0].readable():  # the replies are in order, and then there is nothing more
+            reply, _ = deaf[0].receive()
+            replies += 1
+            assert reply.request_id == replies
+            if not deaf[0].readable():
+                server.watch(0.1)
+        assert deaf[0].lookup([1], namespace="ns-1").states == b"\0"
+    except ConnectionAbortedError:  # a slow host: a peer that answers no heartbeat is gone
+        assert time.monotonic() - began > HEARTBEAT_INTERVAL_MS / 1000
     assert 0 < replies < 2000
-    assert deaf[0].lookup([1], namespace="ns-1").states == b"\0"
 
 
 def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):

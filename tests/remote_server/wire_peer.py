@@ -195,7 +195,8 @@ class HandPeer(Peer):
     def _next_unit(self) -> zmtp.Unit:
         while not self._units:
             piece = self.socket.recv(1 << 18)
-            assert piece, "the server closed the connection"
+            if not piece:
+                raise ConnectionAbortedError("the server closed the connection")
             self._units += self._parser.feed(piece)
         return self._units.pop(0)
 
