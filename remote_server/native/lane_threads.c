@@ -5,12 +5,17 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "lane.h"
 #include "mover.h"
 
 enum {
+    /* They have two thirds of the weight of other threads: the loop that gives them work also serves small requests.
+     * With two cores a lookup beside four streams takes three quarters of the time (2.6 for 3.6 ms, slowest tenth 8.3
+     * for 11.4), and the streams move as much. */
+    NICER = 2,
     TURN_PIECES = 4, /* then the next lane of the thread has its turn */
     EVENTS = 16,
     ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR,
@@ -117,6 +122,7 @@ static void *work(void *argument)
     struct kvf_lanes *lanes = worker->lanes;
     struct epoll_event events[EVENTS];
     pthread_setname_np(pthread_self(), "kvferry-lanes");
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICER); /* of this thread, on Linux */
     for (bool stopping = false; !stopping;) {
         int count = epoll_wait(worker->epoll, events, EVENTS, -1);
         pthread_mutex_lock(&lanes->lock);

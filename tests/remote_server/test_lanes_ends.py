@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 from lane_helpers import (
@@ -23,6 +24,7 @@ from mover_helpers import num_threads, num_threads_at_rest, until
 
 from remote_server.errors import LaneBroken, MoverClosed
 from remote_server.native import make_lanes
+from remote_server.native.lanes import NativeLanes
 
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
@@ -300,3 +302,20 @@ def test_a_lane_that_is_unknown_takes_no_jobs(lanes):
     with pytest.raises(LaneBroken):
         lanes.submit(1, Blocks([1]).send())
     lanes.close_lane(1)
+
+
+def nice_of_threads(name: str) -> list[int]:
+    """Of the threads of this process that have this name."""
+    stats = [task.read_text() for task in Path("/proc/self/task").glob("*/stat")]
+    return [int(one.rpartition(") ")[2].split()[16]) for one in stats if f"({name})" in one]
+
+
+def test_a_thread_of_lanes_lets_the_loops_run_first():
+    lanes = make_lanes(1)
+    if not isinstance(lanes, NativeLanes):
+        pytest.skip("the threads of the reference hold the interpreter, as the loops do")
+    near, far = connected()
+    with closing(lanes), far:
+        lanes.open(near)
+        until(lambda: {*nice_of_threads("kvferry-lanes")} == {min(19, os.nice(0) + 2)})
+    assert os.getpriority(os.PRIO_PROCESS, 0) == os.nice(0), "this thread stays as it was"
