@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "kv_connector").glob("*.py"))
 
 Edit = Callable[[str], str | None]
+
+
+parsed_once = cache(vllm_support._parsed)
+
+
+@pytest.fixture(autouse=True)
+def _each_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its real path: to parse all that is used of vLLM takes a second, and copies of it differ
+    in one file."""
+    monkeypatch.setattr(vllm_support, "_parsed", lambda file: parsed_once(file.resolve()))
 
 
 @pytest.fixture(scope="module")
