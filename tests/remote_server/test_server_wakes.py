@@ -1,10 +1,11 @@
 """Work that becomes possible in a turn of the server's loop is done before the loop sleeps."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from remote_server.server import send_queue
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues, Sent
@@ -69,3 +70,45 @@ def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_s
     assert tenant.take_turn()
     tenant.take_turn()
     assert stream.went_on
+
+
+class BlocksOnLane:
+    """The blocks of one message, which a lane has not sent yet."""
+
+    blocks: tuple[Block, ...] = ()
+    num_bytes = 16 * MiB
+
+    def send(self, on_end: Callable[[bool], None]) -> None:
+        pass
+
+    def ended(self, sent: bool) -> None:
+        pass
+
+
+class OnOneLane(WaitsForRoom):
+    """A stream of so many messages whose blocks follow on a lane."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def go_on(self, last_resort: bool) -> bool:
+        return True
+
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
+        if not self.number:
+            return None
+        self.number -= 1
+        outgoing = OutgoingMessage([b"", b""])
+        outgoing.on_lane = BlocksOnLane()
+        return outgoing
+
+
+def test_messages_of_lanes_leave_in_one_turn_however_many_bytes_they_name(monkeypatch):
+    """A turn for each would cost the loop more than the message."""
+    monkeypatch.setattr(send_queue, "TURN_S", 60.0)
+    frames: list[object] = []
+    router = SimpleNamespace(send=lambda frame, flags: frames.append(frame))
+    queues = SendQueues(router, lambda _: None)
+    queues.post_stream(b"client", OnOneLane(5))
+    assert not queues.send_some(), "all has left"
+    assert frames.count(b"client") == 5
