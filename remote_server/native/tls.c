@@ -1,4 +1,4 @@
-/* TLS on connections that do not block: records are formed and opened in buffers, which the socket fills and empties. */
+/* TLS on connections that do not block, until their handshake is complete: OpenSSL makes it in the buffers of ours. */
 
 #define _GNU_SOURCE
 
@@ -8,28 +8,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 
-#include "openssl.h"
-#include "tls_records.h"
-
-enum {
-    RECORD = 16 << 10,      /* the most that one has */
-    INPUT_BYTES = 128 << 10, /* of one system call */
-    /* A send of KVF_TLS_MOST with 22 bytes a record, and a reply to a key update before it. */
-    OUTPUT_BYTES = KVF_TLS_MOST + (4 << 10),
-};
-
-struct kvf_tls {
-    SSL *ssl;
-    int connection;
-    bool has_pin, is_closed; /* is_closed: the peer has closed the connection */
-    int error;               /* an errno; nothing follows it */
-    uint32_t input_begin, input_end, output_begin, output_end, accepted; /* accepted: bytes sent, not reported yet */
-    uint8_t pin[KVF_PIN];
-    uint8_t staged[RECORD]; /* small parts, gathered for a record */
-    uint8_t input[INPUT_BYTES], output[OUTPUT_BYTES]; /* records */
-};
+#include "tls_connection.h"
 
 /* The buffers, as OpenSSL sees them. */
 
@@ -37,22 +17,11 @@ static int read_input(BIO *bio, char *target, int size)
 {
     struct kvf_tls *tls = kvf_openssl.BIO_get_data(bio);
     kvf_openssl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
-    if (tls->input_begin == tls->input_end) {
-        ssize_t count;
-        do
-            count = recv(tls->connection, tls->input, INPUT_BYTES, MSG_DONTWAIT);
-        while (count < 0 && errno == EINTR);
-        if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            kvf_openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
-        else if (count < 0)
-            tls->error = errno;
-        else if (count == 0)
-            tls->is_closed = true;
-        if (count <= 0)
-            return -1;
-        tls->input_begin = 0;
-        tls->input_end = (uint32_t)count;
-    }
+    int error = tls->input_begin == tls->input_end ? kvf_tls_fill(tls) : 0;
+    if (error == EAGAIN)
+        kvf_openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+    if (error)
+        return -1;
     uint32_t left = tls->input_end - tls->input_begin;
     if ((uint32_t)size > left)
         size = (int)left;
@@ -65,7 +34,7 @@ static int write_output(BIO *bio, const char *source, int size)
 {
     struct kvf_tls *tls = kvf_openssl.BIO_get_data(bio);
     if ((uint32_t)size > OUTPUT_BYTES - tls->output_end)
-        return -1; /* without a retry: the peer has us reply, and reads no replies */
+        return -1; /* without a retry */
     memcpy(tls->output + tls->output_end, source, (size_t)size);
     tls->output_end += (uint32_t)size;
     return size;
@@ -89,14 +58,31 @@ static void make_buffers(void)
     kvf_openssl.BIO_meth_set_ctrl(buffers, control);
 }
 
+static uint8_t nibble(char digit)
+{
+    return (uint8_t)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+}
+
+/* A line about a secret of a handshake, in the format of SSLKEYLOGFILE: its name, a number, and its bytes in hex. */
+static void keep_secret(const SSL *ssl, const char *line)
+{
+    static const char *const names[] = {"CLIENT_TRAFFIC_SECRET_0 ", "SERVER_TRAFFIC_SECRET_0 "};
+    struct kvf_tls *tls = kvf_openssl.BIO_get_data(kvf_openssl.SSL_get_rbio(ssl));
+    const char *digits = strrchr(line, ' ') + 1;
+    for (int i = 0; i < 2; i++)
+        if (!strncmp(line, names[i], strlen(names[i])) && strlen(digits) == 2 * KVF_TRAFFIC_SECRET)
+            for (int at = 0; at < KVF_TRAFFIC_SECRET; at++)
+                tls->secrets[i][at] = (uint8_t)(nibble(digits[2 * at]) << 4 | nibble(digits[2 * at + 1]));
+}
+
 /* Contexts. A `struct kvf_tls_context` is an SSL_CTX. */
 
 static bool configure(SSL_CTX *context)
 {
     kvf_openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL);
+    kvf_openssl.SSL_CTX_set_keylog_callback(context, keep_secret);
     return kvf_openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, NULL) == 1 &&
-           kvf_openssl.SSL_CTX_set_ciphersuites(
-               context, "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384") == 1 &&
+           kvf_openssl.SSL_CTX_set_ciphersuites(context, KVF_CIPHER_SUITE) == 1 &&
            kvf_openssl.SSL_CTX_set_num_tickets(context, 0) == 1;
 }
 
@@ -148,12 +134,10 @@ struct kvf_tls *kvf_tls_new(struct kvf_tls_context *context, int connection, con
         kvf_openssl.SSL_free(ssl);
         return NULL;
     }
+    memset(tls, 0, offsetof(struct kvf_tls, input));
     tls->ssl = ssl;
     tls->connection = connection;
-    tls->is_closed = false;
-    tls->error = 0;
-    tls->input_begin = tls->input_end = tls->output_begin = tls->output_end = tls->accepted = 0;
-    tls->has_pin = pin != NULL;
+    tls->is_server = pin == NULL;
     if (pin)
         memcpy(tls->pin, pin, KVF_PIN);
     kvf_openssl.BIO_set_data(bio, tls);
@@ -181,24 +165,6 @@ static int error_of(struct kvf_tls *tls, int result)
     return tls->is_closed ? ECONNRESET : EPROTO;
 }
 
-/* Sends the records that are formed: 0 or an errno. */
-static int flush(struct kvf_tls *tls)
-{
-    while (tls->output_begin < tls->output_end) {
-        ssize_t count = send(tls->connection, tls->output + tls->output_begin, tls->output_end - tls->output_begin,
-                             MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return EAGAIN;
-        if (count < 0)
-            return tls->error = errno;
-        tls->output_begin += (uint32_t)count;
-    }
-    tls->output_begin = tls->output_end = 0;
-    return 0;
-}
-
 static bool is_pinned(struct kvf_tls *tls)
 {
     uint8_t digest[64];
@@ -210,6 +176,19 @@ static bool is_pinned(struct kvf_tls *tls)
     return is_it;
 }
 
+/* After the handshake the records are ours. */
+static int take_keys(struct kvf_tls *tls)
+{
+    static const uint8_t none[KVF_TRAFFIC_SECRET];
+    const uint8_t *own = tls->secrets[tls->is_server], *of_peer = tls->secrets[!tls->is_server];
+    if (tls->sends.cipher)
+        return 0;
+    bool is_made = memcmp(own, none, sizeof none) && memcmp(of_peer, none, sizeof none) &&
+                   kvf_keys_begin(&tls->sends, own, true) && kvf_keys_begin(&tls->receives, of_peer, false);
+    kvf_openssl.OPENSSL_cleanse(tls->secrets, sizeof tls->secrets);
+    return is_made ? 0 : (tls->error = EPROTO);
+}
+
 int kvf_tls_handshake(struct kvf_tls *tls)
 {
     if (tls->error)
@@ -217,102 +196,13 @@ int kvf_tls_handshake(struct kvf_tls *tls)
     kvf_openssl.ERR_clear_error();
     int result = kvf_openssl.SSL_do_handshake(tls->ssl);
     int error = result == 1 ? 0 : error_of(tls, result);
-    int unsent = flush(tls); /* also the alert of an error */
-    if (!error && tls->has_pin && !is_pinned(tls))
+    int unsent = kvf_tls_flush(tls); /* also the alert of an error */
+    if (!error && !tls->is_server && !is_pinned(tls))
         error = tls->error = EKEYREJECTED;
+    if (!error)
+        error = take_keys(tls);
     kvf_openssl.ERR_clear_error();
     return -(error ? error : unsent);
-}
-
-bool kvf_tls_has_input(const struct kvf_tls *tls)
-{
-    return tls->input_begin < tls->input_end || tls->error || kvf_openssl.SSL_pending(tls->ssl) > 0;
-}
-
-ssize_t kvf_tls_receive(struct kvf_tls *tls, const struct msghdr *message)
-{
-    size_t all = 0;
-    int error = tls->error;
-    for (size_t i = 0; i < message->msg_iovlen && !error; i++) {
-        const struct iovec *part = &message->msg_iov[i];
-        for (size_t at = 0; at < part->iov_len && !error;) {
-            size_t size = part->iov_len - at < RECORD ? part->iov_len - at : RECORD;
-            int count = kvf_openssl.SSL_read(tls->ssl, (uint8_t *)part->iov_base + at, (int)size);
-            if (count > 0) {
-                at += (size_t)count;
-                all += (size_t)count;
-            } else {
-                error = error_of(tls, count);
-                kvf_openssl.ERR_clear_error();
-            }
-        }
-    }
-    if (!tls->accepted)
-        flush(tls); /* a reply to a key update; what is left goes before the next blocks */
-    if (all)
-        return (ssize_t)all;
-    if (tls->is_closed)
-        return 0;
-    errno = error;
-    return -1;
-}
-
-static bool write_record(struct kvf_tls *tls, const uint8_t *source, size_t size)
-{
-    int count = kvf_openssl.SSL_write(tls->ssl, source, (int)size);
-    if (count == (int)size)
-        return true;
-    kvf_openssl.ERR_clear_error();
-    tls->error = EPROTO;
-    return false;
-}
-
-/* Forms records of all parts. */
-static bool encrypt(struct kvf_tls *tls, const struct msghdr *message)
-{
-    size_t staged = 0;
-    for (size_t i = 0; i < message->msg_iovlen; i++) {
-        const struct iovec *part = &message->msg_iov[i];
-        for (size_t at = 0, size; at < part->iov_len; at += size) {
-            const uint8_t *source = (const uint8_t *)part->iov_base + at;
-            size = part->iov_len - at;
-            if (!staged && size >= RECORD) {
-                size = RECORD;
-                if (!write_record(tls, source, size))
-                    return false;
-                continue;
-            }
-            if (size > RECORD - staged)
-                size = RECORD - staged;
-            memcpy(tls->staged + staged, source, size);
-            staged += size;
-            if (staged == RECORD) {
-                if (!write_record(tls, tls->staged, staged))
-                    return false;
-                staged = 0;
-            }
-        }
-        tls->accepted += (uint32_t)part->iov_len;
-    }
-    return !staged || write_record(tls, tls->staged, staged);
-}
-
-ssize_t kvf_tls_send(struct kvf_tls *tls, const struct msghdr *message)
-{
-    int error = tls->error;
-    if (!error && !tls->accepted)
-        error = flush(tls);
-    if (!error && !tls->accepted && !encrypt(tls, message))
-        error = tls->error;
-    if (!error)
-        error = flush(tls);
-    if (error) {
-        errno = error;
-        return -1;
-    }
-    ssize_t all = tls->accepted;
-    tls->accepted = 0;
-    return all;
 }
 
 int64_t kvf_tls_read(struct kvf_tls *tls, uint8_t *memory, uint64_t size)
@@ -334,5 +224,8 @@ void kvf_tls_free(struct kvf_tls *tls)
     if (!tls)
         return;
     kvf_openssl.SSL_free(tls->ssl);
+    kvf_keys_end(&tls->sends);
+    kvf_keys_end(&tls->receives);
+    kvf_openssl.OPENSSL_cleanse(tls->secrets, sizeof tls->secrets);
     free(tls);
 }
