@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "bytes.h"
+#include "driver.h"
 #include "mover.h"
 
 enum { SUBMITTERS = 3, MOST_OPERATIONS = 12, MAX_JOBS = 16, TABLE = 1 << 16, FILE_BYTES = 700 << 10, PAGE = 4096 };
@@ -31,16 +32,6 @@ enum { LOSES_MEMORY = false };
 #else
 enum { LOSES_MEMORY = true };
 #endif
-
-#define CHECK(holds, ...)                                                \
-    do {                                                                 \
-        if (!(holds)) {                                                  \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #holds);  \
-            fprintf(stderr, __VA_ARGS__);                                \
-            fputc('\n', stderr);                                         \
-            abort();                                                     \
-        }                                                                \
-    } while (0)
 
 /* An operation's memory, and what it may come to. */
 struct operation {
@@ -65,25 +56,6 @@ static struct {
 
 static int pattern_file;
 static uint8_t pattern[FILE_BYTES];
-
-static uint64_t draw(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-static uint64_t below(uint64_t *state, uint64_t end)
-{
-    return (draw(state) >> 11) % end;
-}
-
-static uint64_t random_length(uint64_t *state)
-{
-    static const uint64_t ends[] = {2, 300, 5000, 70000, 600000};
-    return below(state, ends[below(state, 5)]);
-}
 
 static uint8_t *random_bytes(uint64_t *state, uint64_t length)
 {
@@ -309,23 +281,15 @@ static void run_round(uint64_t *state)
 int main(int count, char **arguments)
 {
     CHECK(count == 3, "SECONDS SEED");
-    double seconds = atof(arguments[1]);
-    uint64_t state = strtoull(arguments[2], NULL, 10) * 2 + 1;
-    for (int i = 0; i < 20; i++)
-        draw(&state);
-    for (size_t i = 0; i < FILE_BYTES; i++)
-        pattern[i] = (uint8_t)draw(&state);
+    uint64_t state = begin(arguments, pattern, FILE_BYTES);
     pattern_file = memfd_create("pattern", 0);
     CHECK(write(pattern_file, pattern, FILE_BYTES) == FILE_BYTES, "memfd");
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
     long rounds = 0, jobs = 0;
     do {
         run_round(&state);
         rounds++;
         jobs += atomic_load(&round_.submitted);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (now.tv_sec - begin.tv_sec + (now.tv_nsec - begin.tv_nsec) / 1e9 < seconds);
+    } while (goes_on());
     printf("%ld jobs in %ld pools\n", jobs, rounds);
     return 0;
 }

@@ -21,21 +21,12 @@
 #include <unistd.h>
 
 #include "bytes.h"
+#include "driver.h"
 #include "lanes.h"
 #include "mover.h"
 #include "tls.h"
 
 enum { CALLERS = 3, MOST_BLOCKS = 50, LINKS = 4, MOST_TASKS = 32, PATTERN_BYTES = 3 << 20 };
-
-#define CHECK(holds, ...)                                                \
-    do {                                                                 \
-        if (!(holds)) {                                                  \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #holds);  \
-            fprintf(stderr, __VA_ARGS__);                                \
-            fputc('\n', stderr);                                         \
-            abort();                                                     \
-        }                                                                \
-    } while (0)
 
 struct link {
     struct kvf_lane *ends[2]; /* NULL: closed or reported */
@@ -65,25 +56,6 @@ enum { MOST_LINKS = 4096 };
 
 static uint8_t pattern[PATTERN_BYTES];
 static long all_jobs, whole_jobs;
-
-static uint64_t draw(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-static uint64_t below(uint64_t *state, uint64_t end)
-{
-    return (draw(state) >> 11) % end;
-}
-
-static uint64_t random_length(uint64_t *state)
-{
-    static const uint64_t ends[] = {2, 300, 5000, 70000, 600000};
-    return below(state, ends[below(state, 5)]);
-}
 
 static uint64_t *column(uint32_t count)
 {
@@ -404,20 +376,12 @@ int main(int count, char **arguments)
     CHECK(count == 3 || count == 6, "SECONDS SEED [CERTIFICATE KEY DIGEST]");
     if (count == 6)
         use_tls(arguments + 3);
-    double seconds = atof(arguments[1]);
-    uint64_t state = strtoull(arguments[2], NULL, 10) * 2 + 1;
-    for (int i = 0; i < 20; i++)
-        draw(&state);
-    for (size_t i = 0; i < PATTERN_BYTES; i++)
-        pattern[i] = (uint8_t)draw(&state);
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    uint64_t state = begin(arguments, pattern, PATTERN_BYTES);
     long rounds = 0;
     do {
         run_round(&state);
         rounds++;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (now.tv_sec - begin.tv_sec + (now.tv_nsec - begin.tv_nsec) / 1e9 < seconds);
+    } while (goes_on());
     if (server_context) {
         kvf_tls_context_free(server_context);
         kvf_tls_context_free(client_context);

@@ -32,6 +32,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
+def far() -> Iterator[FakeServer]:
+    """With lanes; a module that needs another has one of its own."""
+    with FakeServer(lanes=2) as far:
+        yield far
+
+
+@pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultPoints]:
     """Fault points of the clients that the test makes. `shared` installs them."""
     points = install(monkeypatch.setattr)

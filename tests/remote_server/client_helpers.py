@@ -195,3 +195,12 @@ def assert_works(client, fake):
     got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.landed == [0, 1, 2]
     assert all(row == block(number) for number, row in enumerate(rows))
+
+
+def put_and_get_back(client: RemoteClient) -> None:
+    """What is put comes back."""
+    keys, rows = [key(number) for number in range(3)], empty_rows(3)
+    assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).error is None
+    got = client.get(NAMESPACE, keys, rows, stall_s=60).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.HIT] * 3
+    assert [bytes(row) for row in rows] == [bytes(block(number)) for number in range(3)]

@@ -28,12 +28,6 @@ pytest_plugins = ["client_fixtures"]
 HIT, LATE, MISS = GetOutcome.HIT, GetOutcome.LATE, GetOutcome.MISS
 
 
-@pytest.fixture
-def far():
-    with FakeServer(lanes=2) as far:
-        yield far
-
-
 def announce(far: FakeServer, asked: Asked, **fields: object) -> bytes:
     """Send the messages of a get in one, but none of its bytes, which are returned."""
     numbers = range(len(asked.message.keys))

@@ -13,6 +13,7 @@ from client_helpers import (
     empty_rows,
     hold_blocks,
     key,
+    put_and_get_back,
     rows_of,
     turn,
     wait_for_lanes,
@@ -30,24 +31,13 @@ NO_LANES = "no lanes, so blocks go over ZeroMQ"
 
 
 @pytest.fixture
-def far():
-    with FakeServer(lanes=2) as far:
-        yield far
-
-
-@pytest.fixture
 def lanes(far) -> FakeLanes:
     return far.lanes
 
 
 def moves(client, fake, *, by_lane: bool) -> None:
     """What is put comes back, and which way both went."""
-    keys = [key(number) for number in range(3)]
-    assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).error is None
-    rows = empty_rows(3)
-    got = client.get(NAMESPACE, keys, rows, stall_s=60).result(PATIENCE_S)
-    assert got.outcomes == [GetOutcome.HIT] * 3
-    assert [bytes(row) for row in rows] == [bytes(block(number)) for number in range(3)]
+    put_and_get_back(client)
     assert bool(fake.all_asked(Put)[-1].message.lane) == by_lane
     assert bool(fake.all_asked(Get)[-1].message.lane) == by_lane
 

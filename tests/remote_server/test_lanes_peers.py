@@ -22,6 +22,7 @@ from lane_helpers import (
     reaped,
 )
 from mover_helpers import until
+from tls_helpers import secured_end
 
 from remote_server.errors import MoverClosed
 from remote_server.native import make_lanes
@@ -40,6 +41,7 @@ while piece := connection.recv(1 << 20):
 
 
 def test_a_peer_that_sends_single_bytes(lanes, link):
+    """In TLS a record each."""
     lane, far = link
     source, target = random_blocks([3, 0, 40, 1]), Blocks([3, 0, 40, 1])
     receive = target.receive(seeds=[1, 2, 3, 4])
@@ -52,11 +54,14 @@ def test_a_peer_that_sends_single_bytes(lanes, link):
 
 
 @pytest.mark.parametrize("lengths", [[1, 150_000, 300_000, 9], [3000, 0, 700] * 40])
-def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
-    """The buffer of the connection is full in the middle of headers, payloads and trailers."""
+def test_a_peer_that_reads_little_at_a_time(lanes, wire, lengths):
+    """The buffer of the connection is full in the middle of headers, payloads, trailers and
+    records."""
     near, far = connected()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    if wire == "tls":
+        near, far = secured_end(near, far)
     with far:
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         source, seeds = random_blocks(lengths), [*range(len(lengths))]
         send = source.send(seeds=seeds)
         lanes.submit(lanes.open(near), send)

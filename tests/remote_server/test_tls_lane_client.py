@@ -4,14 +4,17 @@ import logging
 import ssl
 
 import pytest
-from client_helpers import NAMESPACE, block, empty_rows, key, rows_of, wait_for_lanes
+from client_helpers import (
+    put_and_get_back,
+    wait_for_lanes,
+)
 from fake_lanes import FakeLanes
-from fake_server import PATIENCE_S, FakeServer, eventually
+from fake_server import eventually
 from msgspec.structs import replace
 from tenancy import tenancy
 from tls_helpers import a_certificate
 
-from remote_server.client import GetOutcome, lane_opening
+from remote_server.client import lane_opening
 from remote_server.native import why_no_tls
 
 pytest_plugins = ["client_fixtures"]
@@ -19,12 +22,6 @@ pytest_plugins = ["client_fixtures"]
 pytestmark = pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none")
 
 assert tenancy
-
-
-@pytest.fixture
-def far():
-    with FakeServer(lanes=2) as far:
-        yield far
 
 
 @pytest.fixture
@@ -37,14 +34,6 @@ def lanes(far) -> FakeLanes:
     return far.lanes
 
 
-def moves(client) -> None:
-    keys, rows = [key(number) for number in range(3)], empty_rows(3)
-    assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).error is None
-    got = client.get(NAMESPACE, keys, rows, stall_s=60).result(PATIENCE_S)
-    assert got.outcomes == [GetOutcome.HIT] * 3
-    assert [bytes(row) for row in rows] == [bytes(block(number)) for number in range(3)]
-
-
 def logged(caplog) -> list[str]:
     return [one.getMessage() for one in caplog.records if "no lanes" in one.getMessage()]
 
@@ -52,7 +41,7 @@ def logged(caplog) -> list[str]:
 def test_blocks_go_over_encrypted_lanes_to_another_implementation(far, lanes, make_client):
     client = make_client(far.endpoint)
     wait_for_lanes(client)
-    moves(client)
+    put_and_get_back(client)
     assert client.counters()["lane_bytes_in"] == client.counters()["bytes_in"] > 0
     assert client.counters()["lane_bytes_out"] == client.counters()["bytes_out"] > 0
 
@@ -63,7 +52,7 @@ def test_a_server_with_another_certificate_gets_no_token_and_no_block(
     lanes.certificate = a_certificate("another").pin
     client = make_client(far.endpoint)
     eventually(lambda: client.counters()["lanes_not_trusted"] >= 2)
-    moves(client)
+    put_and_get_back(client)
     assert client.counters()["lane_bytes_out"] == client.lanes.num_open == 0
     assert lanes.preambles == b""
     (line,) = logged(caplog)
@@ -74,7 +63,7 @@ def test_a_port_that_speaks_no_tls_gets_no_token_and_no_block(far, lanes, make_c
     lanes.tls = None
     client = make_client(far.endpoint)
     eventually(lambda: client.counters()["lanes_refused"] >= 2)
-    moves(client)
+    put_and_get_back(client)
     assert client.lanes.num_open == 0
     assert not any(token in lanes.preambles for token in lanes.tokens)
     assert len(logged(caplog)) == 1
@@ -84,7 +73,7 @@ def test_a_name_of_a_certificate_of_another_length_is_refused(far, lanes, make_c
     lanes.certificate = lanes.certificate[:20]
     client = make_client(far.endpoint)
     eventually(lambda: client.counters()["lanes_refused"] >= 2)
-    moves(client)
+    put_and_get_back(client)
     assert not lanes.preambles
 
 
@@ -101,7 +90,7 @@ def test_a_client_with_keys_uses_encrypted_lanes(tenancy, make_client):
     server = tenancy.start(memory=64 << 20)
     client = connect(make_client, tenancy)
     wait_for_lanes(client)
-    moves(client)
+    put_and_get_back(client)
     assert client.counters()["lane_bytes_in"] == client.counters()["bytes_in"] > 0
     assert server.lanes.counters["lanes_opened"] == 2
 
@@ -115,7 +104,7 @@ def test_a_client_with_keys_opens_no_lane_in_clear(tenancy, make_client, monkeyp
     )
     client = connect(make_client, tenancy)
     eventually(lambda: client.counters()["lanes_refused"] >= 2)
-    moves(client)
+    put_and_get_back(client)
     assert client.counters()["lane_bytes_out"] == 0
     assert any("not encrypted" in line for line in logged(caplog))
     assert server.lanes.counters["lanes_refused_handshake"] == 0, "no connection was made"
@@ -128,7 +117,7 @@ def test_a_client_with_keys_and_without_openssl_asks_for_none(
     caplog.set_level(logging.INFO)
     server = tenancy.start(memory=64 << 20)
     client = connect(make_client, tenancy)
-    moves(client)
+    put_and_get_back(client)
     (line,) = logged(caplog)
     assert "cannot be encrypted: libssl.so.3 is missing" in line
     assert client.counters()["lanes_refused"] == server.lanes.counters["lanes_opened"] == 0

@@ -15,7 +15,6 @@ from lane_helpers import (
     is_readable,
     move_both_ways,
     random_blocks,
-    read_slowly,
     reap,
     reaped,
 )
@@ -200,17 +199,6 @@ def test_blocks_of_one_record_reach_jobs_that_come_later(lanes, secured):
         assert target[0] == b"block"
 
 
-def test_a_record_for_each_byte(lanes, secured):
-    lane, far = secured
-    source, target = random_blocks([3, 0, 40, 1]), Blocks([3, 0, 40, 1])
-    receive = target.receive(seeds=[1, 2, 3, 4])
-    lanes.submit(lane, receive)
-    for byte in source.frames(7, [1, 2, 3, 4]):
-        far.sendall(bytes([byte]))
-    assert reaped(lanes, 1) == [receive]
-    assert all(receive.intact())
-
-
 def test_a_block_is_nowhere_in_clear(lanes, secured):
     lane, far = secured
     source = Blocks([160_000], b"secret!!" * 20_000)
@@ -302,21 +290,6 @@ class Relay:
         """What the client has sent."""
         assert is_readable(self.client_side, MAX_S)
         return self.client_side.recv(MiB)
-
-
-@pytest.mark.parametrize("lengths", [[1, 150_000, 300_000, 9], [3000, 0, 700] * 40])
-def test_a_peer_that_reads_little_at_a_time(lanes, lengths):
-    """The buffer of the connection is full in the middle of records."""
-    near, far = connected()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    end, client = secured_end(near, far)
-    with client:
-        source, seeds = random_blocks(lengths), [*range(len(lengths))]
-        send = source.send(seeds=seeds)
-        lanes.submit(lanes.open(end), send)
-        expected = source.frames(7, seeds)
-        assert read_slowly(client, len(expected)) == expected
-        assert reaped(lanes, 1) == [send]
 
 
 def test_both_directions_at_once_on_many_lanes(lanes):
