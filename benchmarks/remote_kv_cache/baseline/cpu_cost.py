@@ -35,20 +35,21 @@ class CpuCost:
 
     def figures(
         self, model: str, num_bytes: int, samples: Mapping[Hashable, Sample],
-        variants: Sequence[Variant], wall: Variant,
+        variants: Sequence[Variant], wall: Variant | None = None,
     ) -> list[Figure]:  # fmt: skip
-        """CPU seconds a GiB of those that were measured: medians, and times those of `wall`."""
+        """CPU seconds a GiB of those that were measured: medians, and times those of `wall`
+        if there is one."""
         seconds = {
             variant: percentile(samples[variant].timed(self._spent[variant]), 50)
             / (num_bytes / GiB)
-            for variant in (wall, *variants)
+            for variant in (*([wall] if wall else []), *variants)
             if variant in samples and samples[variant].measured
         }
         if not seconds:
             return []
         values = {str(variant): each for variant, each in seconds.items()}
         figures = [Figure(f"{model}: CPU of both sides", "s/GiB", values, "tcp")]
-        if seconds.get(wall):
+        if wall and seconds.get(wall):
             ratios = {
                 str(variant): each / seconds[wall]
                 for variant, each in seconds.items()

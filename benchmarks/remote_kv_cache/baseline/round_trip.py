@@ -1,12 +1,12 @@
 """Cases of one client: all blocks put, all blocks got, every byte verified."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.harness import machine
 from benchmarks.harness.record import Row
-from benchmarks.harness.runner import Case, Runner
+from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork
@@ -24,6 +24,17 @@ def measure(
 ) -> list[Row]:
     """A plain copy, and the cases of `cases_of` on the same source and target, whose servers hold
     `num_copies` of the blocks. Raises `Skipped` where memory lacks."""
+    return results.rows_of(work, samples(runner, work, memory, num_copies, cases_of), NAIVE)
+
+
+def samples(
+    runner: Runner,
+    work: Work,
+    memory: int | None,
+    num_copies: int,
+    cases_of: Callable[[ExitStack, Pool, Pool], list[Case]],
+) -> Mapping[Hashable, Sample]:
+    """Those of which `measure` makes rows."""
     machine.skip_unless_fits(work.num_bytes * (num_copies + 3), memory)
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -33,8 +44,7 @@ def measure(
         partial(blocks.verify, source, target, work.everything),
     )  # fmt: skip
     with ExitStack() as stack:
-        samples = runner.measure(work.model.name, [copy, *cases_of(stack, source, target)])
-    return results.rows_of(work, samples, NAIVE)
+        return runner.measure(work.model.name, [copy, *cases_of(stack, source, target)])
 
 
 def cases(

@@ -189,7 +189,7 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, serv
             record, "link", lambda: link_cases.measure(runner, arguments.sizes_bytes // 16)
         )
     if "keys" in arguments.only and not runner.interrupted:
-        record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
+        encryption.measure(record, runner, arguments.memory, arguments.sizes_bytes)
 
 
 def _unless_skipped(record: Record, name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
