@@ -65,8 +65,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endurance of a device of 2 TB made for one drive write a day."""
 
     disk_admit: str = "all"
-    """`all`: every new block is written, soon after its put. `twice`: only those that are put or
-    got again, which wears the device less; a killed server loses the other blocks."""
+    """`all`: every new block is written, soon after its put; on a full disk those that `eviction`
+    would keep there. `twice`: only those that are put or got again, which wears the device less; a
+    killed server loses the other blocks."""
 
     eviction: str = "learned"
     """`learned`: the blocks stay that are likeliest to be wanted again, as this server's requests

@@ -329,6 +329,11 @@ class Admission:
         if self._budget is not None:
             self._budget.give_back(num_bytes)
 
+    def declined(self, namespace: str, keys: Iterable[bytes]) -> None:
+        """The tier declined the blocks of `keys`, which are remembered."""
+        for key in keys:
+            self._remember(namespace, key)
+
     def _remember(self, namespace: str, key: bytes) -> None:
         self._turned_away[hash((namespace, key))] = None
         if len(self._turned_away) > MAX_REMEMBERED:

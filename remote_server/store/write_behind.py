@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.store.bucket.packs import Group
+from remote_server.store.eviction.paths import Path
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission
 from remote_server.store.slabs import Block, BlockState
@@ -98,9 +99,10 @@ class Below(NamedTuple):
 class WriteBehind:
     """The way down to one tier, and the recency of its blocks. One thread.
 
-    Blocks that `admission` declines are offered again when they are got from memory, or put once
-    more. Blocks that the tier declines because their namespace has no room of its own are offered
-    again when it gets some. Blocks of self-tests stay in memory.
+    Blocks that `admission` declines, and with eviction that learns those that the tier declines,
+    are offered again when they are got from memory, or put once more. Blocks that the tier declines
+    because their namespace has no room of its own are offered again when it gets some. Blocks of
+    self-tests stay in memory.
     """
 
     def __init__(
@@ -173,6 +175,7 @@ class WriteBehind:
         keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
         again = [block for block in self._memory.pin_all(namespace, keys) if block is not None]
         self._memory.unpin_all(again)
+        again.sort(key=lambda block: block.chain.start)  # a get names the last of a prompt first
         self._queue.extend(again)
         self.write_some()
 
@@ -196,12 +199,20 @@ class WriteBehind:
             self._queue = deque(b for b in self._queue if b.namespace != namespace)
 
     def _next_blocks(self) -> list[Block]:
-        """Some blocks of one namespace that are worth writing."""
+        """Some blocks of one namespace that are worth writing. Where eviction learns they are of
+        one prompt, because a tier that declines a block declines those behind it."""
         blocks: list[Block] = []
+        learner = self._memory.learner
+        path: Path | None = None
         while self._queue and len(blocks) < BLOCKS_PER_DEMOTION:
             block = self._queue[0]
             if blocks and block.namespace != blocks[0].namespace:
                 break
+            if learner is not None:
+                own = learner.paths.of(block.namespace, block.key)
+                if blocks and own is not path:
+                    break
+                path = own
             self._queue.popleft()
             if block.state is not BlockState.READABLE:
                 self.counters["demoted_late"] += 1
@@ -225,14 +236,16 @@ class WriteBehind:
             [checksum_of(self._memory, block) for block in blocks],
             [block.chain for block in blocks],
         )
-        taken = blocks[: len(places)]
+        taken, left = blocks[: len(places)], blocks[len(places) :]
         for block, place in zip(taken, places, strict=True):
             if block.parent:
                 place.set_parent(block.parent)
-        self.counters["demote_declined"] += len(blocks) - len(taken)
-        self._admission.not_written(sum(map(self._stored_bytes, blocks[len(taken) :])))
+        self.counters["demote_declined"] += len(left)
+        self._admission.not_written(sum(map(self._stored_bytes, left)))
         if not self.tier.has_room_of_its_own(namespace, block_bytes):
             self._hold_unplaced(namespace, blocks)
+        elif left and self._memory.learner is not None:
+            self._admission.declined(namespace, [block.key for block in left])
         if not taken:
             return
         self._queue.extendleft(reversed(self._take_unplaced(namespace)))

@@ -352,7 +352,7 @@ def test_every_reason_to_decline_is_among_the_declined_and_no_event_is():
     reasons = {reason for tier, reason in shown(a_snapshot(), "declined_blocks") if tier == "disk"}
     assert reasons == {
         "demoted_late", "first_time", "write_rate", "no_slot", "busy", "recovering",
-        "small_demand", "write_no_space", "write_io_error", "write_cleared",
+        "small_demand", "unlikely", "write_no_space", "write_io_error", "write_cleared",
     }  # fmt: skip
     events = {event for (event,) in shown(a_snapshot(), "disk_blocks")}
     assert not events & reasons and {"demoted", "promoted", "recovered"} <= events

@@ -139,12 +139,15 @@ class SegmentAllocator:
         self._demand.forget(namespace)
 
     def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
-        """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use."""
+        """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use, or its
+        policy refuses."""
         may_make = self._clock() >= self._make_again
         if may_make and self._segments.num_to_make:
             self._make(slot_class, [])
             return True
         victim = slot_class.policy.victim()
+        if victim is None and slot_class.policy.refuses:
+            return False
         if may_make and self._take_from_others(slot_class, victim):
             return True
         while victim is not None and wanted:

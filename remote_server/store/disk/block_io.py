@@ -70,6 +70,9 @@ class Writing:
         allowed = self._room_for(lengths)
         slot_class = self._segments.slot_class(namespace, block_bytes)
         self._allocator.wants(slot_class, keys[:allowed])
+        policy = slot_class.policy
+        if allowed:
+            policy.arrive(namespace, keys[0], may_refuse=True)
         tick = self._segments.next_tick()
         wanted = zip(keys[:allowed], lengths, checksums, strict=False)
         while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
@@ -83,9 +86,12 @@ class Writing:
                 self._index.begin(block)
                 self.num_bytes += length
                 blocks.append(block)
+        why = "unlikely" if policy.refuses else self._why_no_room(slot_class)
+        policy.arrived()
+        policy.reserve(())  # what was refused is known only now
         self._counters["declined_busy"] += len(keys) - allowed
         if len(blocks) < allowed:
-            self._counters[f"declined_{self._why_no_room(slot_class)}"] += allowed - len(blocks)
+            self._counters[f"declined_{why}"] += allowed - len(blocks)
         if not slot_class.segments:
             del self._segments.classes[namespace, block_bytes]
         return blocks

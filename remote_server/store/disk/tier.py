@@ -37,6 +37,7 @@ COUNTERS = (
     "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
     "segments_damaged", "segments_set_aside", "headers_damaged", "erase_failed",
     "declined_no_slot", "declined_busy", "declined_recovering", "declined_small_demand",
+    "declined_unlikely",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
     "recovered", "recovered_damaged", "recovered_older", "expired",
