@@ -7,6 +7,7 @@ from remote_server.protocol import Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.tree import Segment
+from remote_server.store.eviction.victims import Rule
 
 KEYS = [key_of(number) for number in range(12)]
 
@@ -34,3 +35,18 @@ def test_lookups_with_the_same_end_are_one_request_whatever_part_of_it_each_name
     assert isinstance(segment, Segment)
     assert segment.uses == 2, "the put and both lookups"
     policy.check()
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_a_touch_of_a_prompt_is_one_use_in_the_shadows_and_cuts_no_segment(rule):
+    """However many of its keys are sampled."""
+    keys = [key_of(number) for number in range(60)]
+    learner = Learner(lambda: 1.0)
+    learner.num_blocks = 1000
+    learner.looked_up(NAMESPACE, keys, chain(keys), 0)
+    shadow = learner.floor.shadows[rule]
+    assert len(shadow) > 10
+    before = shadow.num_bytes
+    learner.touched(NAMESPACE, keys[::-1])
+    assert shadow.num_bytes == before
+    assert {item.branch.uses for item in shadow._items.values()} == {2}

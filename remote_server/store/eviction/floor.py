@@ -99,10 +99,17 @@ class Shadow:
         return found
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:
-        """A level above used these."""
+        """A level above used these, the last of a prompt first. Those of a prompt are one use."""
+        used: set[Segment] = set()
         for name in names:
-            if (item := self._items.get(name)) is not None:
-                self._tree.use(item, kinds, now)
+            item = self._items.get(name)
+            if item is None or item.branch in used:
+                continue
+            self._tree.use(item, kinds, now)
+            above = item.branch
+            while above is not None and above not in used:
+                used.add(above)
+                above = above.parent
 
     def drop(self, names: Sequence[int]) -> None:
         """These may be sampled no more."""

@@ -111,7 +111,7 @@ class Learner:
             begin = end
 
     def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """A level above used `keys`."""
+        """A level above used `keys`, the last of a prompt first."""
         now = self.clock()
         sampled, shadowed = self._sampled_of(namespace, keys)
         self.hazards.use(sampled, BY_USES, now)
