@@ -108,3 +108,6 @@ POLICIES: dict[str, Callable[[], EvictionPolicy[Any]]] = IN_STORE | {
     "s3-fifo": S3FIFO,
     "fifo": FIFO,
 }
+
+LEARNED = "learned"
+"""The policy of `learned_model`, whose levels share what they learn."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model, choose
-from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, POLICIES
+from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, LEARNED, POLICIES
 from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
@@ -95,11 +95,11 @@ def parser(module: str) -> argparse.ArgumentParser:
     )
     add(
         "--policies",
-        type=options.names(POLICIES),
+        type=options.names((*POLICIES, LEARNED)),
         default=["lru", "s3-fifo"],
         metavar="NAMES",
-        help=f"of the server: {', '.join(POLICIES)}; a real server has {', '.join(IN_STORE)} "
-        "(default: lru,s3-fifo)",
+        help=f"of the server: {', '.join(POLICIES)} and {LEARNED}; over the wire "
+        f"{', '.join(IN_STORE)} (default: lru,s3-fifo)",
     )
     add(
         "--speed-up",
@@ -229,6 +229,8 @@ def _add_one_level(add: Callable[..., object]) -> None:
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse flags that exclude each other: prints why and exits with 2."""
+    if LEARNED in arguments.policies and (arguments.servers or arguments.bucket != ["none"]):
+        parser.error(f"--policies: {LEARNED} has no --servers and no --bucket")
     if not arguments.eviction:
         if arguments.workload is not None:
             parser.error("--workload: only with --eviction; an engine's levels replay a --trace")

@@ -13,8 +13,9 @@ from benchmarks.remote_kv_cache.replay.bucket_model import (
     Lost,
     Shape,
 )
-from benchmarks.remote_kv_cache.replay.candidates import POLICIES
-from benchmarks.remote_kv_cache.replay.driver import Replay
+from benchmarks.remote_kv_cache.replay.candidates import LEARNED, POLICIES
+from benchmarks.remote_kv_cache.replay.driver import Replay, Watch
+from benchmarks.remote_kv_cache.replay.learned_model import LearnedServer
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.points import (
     WIRE,
@@ -92,13 +93,18 @@ def replay(
 def _in_the_store(
     requests: Sequence[Request], setting: Setting, pace: Pace, on_progress: OnProgress
 ) -> tuple[Point, bool]:
-    model = ServerModel(setting.memory, setting.disk, POLICIES[setting.policy])
-    watch = None
-    if setting.bucket and pace.shape is not None:
-        model.bucket = BucketModel(
+    model: ServerModel | LearnedServer
+    watch: Watch | None = None
+    bucket = None
+    if setting.policy == LEARNED:
+        model = watch = LearnedServer(setting.memory, setting.disk)
+    else:
+        model = ServerModel(setting.memory, setting.disk, POLICIES[setting.policy])
+    if setting.bucket and pace.shape is not None and isinstance(model, ServerModel):
+        bucket = model.bucket = BucketModel(
             pace.shape, Admit(setting.bucket), pace.limits, model.is_above
         )  # fmt: skip
-        watch = BucketWatch(model.bucket)
+        watch = BucketWatch(bucket)
     pool = TieredPool(
         setting.pool, 16, TOKENS_PER_BLOCK, model_tier(model), eviction=setting.pool_policy
     )
@@ -114,9 +120,10 @@ def _in_the_store(
         pool.close()
     seconds = time.monotonic() - began
     use = None
-    if model.bucket is not None:
-        use = _use(model.bucket, model.from_bucket, requests[-1].arrival_s - requests[0].arrival_s)
-    return point_of(setting, replaying.found, model.from_disk, seconds, {}, use), complete
+    if bucket is not None and isinstance(model, ServerModel):
+        use = _use(bucket, model.from_bucket, requests[-1].arrival_s - requests[0].arrival_s)
+    remarks = model.remarks if isinstance(model, LearnedServer) else {}
+    return point_of(setting, replaying.found, model.from_disk, seconds, remarks, use), complete
 
 
 def _use(bucket: BucketModel, blocks: int, seconds: float) -> BucketUse:
