@@ -55,6 +55,11 @@ class GateProxy:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
+    def aim(self, target: str) -> None:
+        """End every connection; new ones go to `target`."""
+        self._target = address_of(target)
+        self.cut()
+
     def __enter__(self) -> Self:
         return self
 
