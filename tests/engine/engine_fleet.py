@@ -55,7 +55,7 @@ Holders = list[list[str]]
 
 class Member:
     """One server of the list: its port, its processes one after the other, and the proxy by which
-    engines may reach it, which lanes would pass by."""
+    engines may reach it, lanes included."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.port = name, free_port()
@@ -70,7 +70,7 @@ class Member:
         """A new process, without blocks but for those of a disk in `args`."""
         self.server = RemoteServer(
             "128MiB", bind=f"tcp://127.0.0.1:{self.port}",
-            args=["--name", self.name, "--lanes", "off", *args], log=self._log,
+            args=["--name", self.name, *args], log=self._log,
         ).start()  # fmt: skip
         self.client = observer_of(self.server)
 
