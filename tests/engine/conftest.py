@@ -13,7 +13,7 @@ from busy_scene import FarScene, Scene, far_scene_of, scene_of
 from cluster import ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
-from examples.processes import RemoteServer, free_port
+from examples.processes import RemoteServer
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +23,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(logs: Path) -> Iterator[Cluster]:
-    """A test may kill the server and start it again, empty, at the same address."""
-    bind = f"tcp://127.0.0.1:{free_port()}"
     with (
-        RemoteServer("512MiB", bind=bind, log=logs / "server.log") as server,
+        RemoteServer("512MiB", log=logs / "server.log") as server,
         GateProxy(server.endpoint) as proxy,
     ):
         cluster = Cluster(server, proxy)
