@@ -11,6 +11,7 @@ import pytest
 from descriptors import open_fds
 from disk_helpers import RealDisk, budget_for
 from disk_server import put_all, small_server
+from fake_server import eventually
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
@@ -145,7 +146,8 @@ def test_a_refused_folder_leaves_no_descriptor(tmp_path):
     before = open_fds()
     with pytest.raises(ConfigError):
         TakenFolder(tmp_path)
-    assert open_fds() == before
+    # Threads of earlier tests may still close theirs.
+    eventually(lambda: open_fds() <= before, "no descriptor is kept")
 
 
 # ── the clock ────────────────────────────────────────────────────────────────────────────────

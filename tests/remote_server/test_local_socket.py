@@ -11,6 +11,7 @@ import time
 import pytest
 from busy_host import within
 from descriptors import memfd, open_fds
+from fake_server import eventually
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, SharedPeer
 
 from remote_server import protocol
@@ -413,7 +414,7 @@ def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, mo
         assert peer.put([1]).created == 1
         peer.socket.close()
     assert "clients on this host use TCP" in caplog.text
-    assert open_fds() <= before
+    eventually(lambda: open_fds() <= before, "no descriptor is kept")
 
 
 def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(context, monkeypatch):

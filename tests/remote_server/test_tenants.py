@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 import zmq
 from descriptors import open_fds
+from fake_server import eventually
 from shared_messages import shared_get, shared_put
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
@@ -369,7 +370,8 @@ def test_a_server_that_cannot_start_for_one_tenant_holds_nothing_of_the_others(t
     before = open_fds()
     with pytest.raises(ConfigError, match="below the least"):
         Server(config).start()
-    assert open_fds() == before
+    # Threads of earlier tests may still close theirs.
+    eventually(lambda: open_fds() <= before, "no descriptor is kept")
 
 
 def test_many_tenants_on_one_server_each_find_their_own(tenancy):
