@@ -112,12 +112,12 @@ class Tickets:
         self._words[ticket] = value
         return ticket, value
 
-    def give_back(self, ticket: int) -> None:
-        """Free the word of a put that has its reply."""
-        self._free.append(ticket)
-
     def withdraw(self, ticket: int) -> None:
-        """Withdraw a put without a reply: its rows are the caller's from now on."""
+        """Free the word of a put: its rows are the caller's from now on.
+
+        After the put's reply as well. A network that repeats its message, or a reply to another
+        request, would have the server read rows that have another owner.
+        """
         self._words[ticket] = 0
         self._free.append(ticket)
 

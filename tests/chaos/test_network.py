@@ -8,6 +8,8 @@ from faults import BOTH, TO_CLIENT, TO_SERVER, Faults
 from oracle import LARGE, MEDIUM, NAMESPACES, SMALL
 from tampering import TAMPERS, ReorderMessages
 
+from remote_server.protocol import PAGE_BYTES
+
 NUMBERS = range(3)
 WAYS = {"to the server": frozenset({TO_SERVER}), "to the client": frozenset({TO_CLIENT})}
 
@@ -154,3 +156,29 @@ def test_whatever_becomes_of_messages_on_the_way_nothing_wrong_is_announced(
     proxy.clear()
     recovers(client)
     assert client.finish(client.get(SMALL, NUMBERS)) == "hit"
+
+
+def test_a_put_that_comes_again_when_its_rows_are_in_use_changes_no_block(
+    make_client, proxy, server
+):
+    """Only the first page of each row was announced, and that one is still there."""
+    client, puts = make_client("shm"), []
+
+    def note(_, unit):
+        puts.append(unit.raw)
+        return [unit.raw]
+
+    proxy.shoot(TO_SERVER, note, "put")
+    request = client.put(LARGE, NUMBERS, force=True)
+    request.wait()
+    for row in request.rows:
+        row[PAGE_BYTES:] = bytes(row.nbytes - PAGE_BYTES)
+    again = proxy.shoot(TO_SERVER, lambda _, unit: [puts[0], unit.raw], "stats")
+    declined = server.stats().counters["put_declined_withdrawn"]
+    client.finish(client.stats())
+    assert again.hit.is_set()
+    eventually(
+        lambda: server.stats().counters["put_declined_withdrawn"] > declined, "it is declined"
+    )
+    assert client.finish(client.get(LARGE, NUMBERS)) == "hit"
+    client.finish(request)

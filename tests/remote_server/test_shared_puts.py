@@ -34,7 +34,6 @@ def test_a_put_says_where_its_rows_lie_and_under_which_ticket(local, near):
     assert message.checksums == []
     for number, offset in enumerate(shared.offsets):
         assert near.region[offset : offset + BLOCK_BYTES] == block(number)
-    assert near.tickets[shared.ticket] == shared.ticket_value
     assert not near.all_asked(Put)
 
 
@@ -95,6 +94,17 @@ def test_a_put_that_was_sent_when_shared_memory_ended_does_not_keep_the_thread_b
     before = clock.num_reads  # each turn of the thread reads the clock
     time.sleep(0.05)
     assert clock.num_reads - before < 20, "there is nothing to send, so nothing to stay awake for"
+
+
+def test_a_put_that_arrives_again_after_its_answer_is_not_kept(local, near):
+    """Its rows have another owner by then."""
+    rows = rows_of(range(2))
+    assert local.put(NAMESPACE, [key(0), key(1)], rows).result(PATIENCE_S).created == 2
+    (asked,) = near.all_asked(SharedPut)
+    stored = dict(near.blocks)
+    overwrite(rows)
+    assert near.stored_for(asked).declined == {"withdrawn": 2}
+    assert near.blocks == stored
 
 
 # ── ends ─────────────────────────────────────────────────────────────────────────────────
