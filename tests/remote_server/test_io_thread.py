@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import pairwise
@@ -62,6 +63,8 @@ class Turns:
         self.on_turn: Callable[[], None] = lambda: None
         self._stopping = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        # `stop` may ring it after the last turn, and so may others.
+        weakref.finalize(self, os.close, self._bell)
         self.poll_set.register(self._bell)
 
     def turn(self, readable: dict[object, int]) -> float:
@@ -71,7 +74,6 @@ class Turns:
             os.eventfd_read(self._bell)
         if self._stopping:
             self.poll_set.close()
-            os.close(self._bell)
             self.ended = True
         self.on_turn()
         if self.failure is not None:
