@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.remote_kv_cache.replay import trace_file
 from benchmarks.remote_kv_cache.replay.conversations import conversations
-from benchmarks.remote_kv_cache.replay.hints import hints, returns_after
+from benchmarks.remote_kv_cache.replay.hints import hints, returns_after, some_hints
 from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of, replay
 from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.protocol import Hint
@@ -98,6 +98,25 @@ def test_a_prompt_returns_when_half_of_it_is_requested_again():
 
     asked = [at(0, 0, 1, 2, 3), at(1, 0, 9), at(5, 0, 1, 2, 7), at(6, 0, 1)]
     assert returns_after(asked) == [5.0, float("inf"), float("inf"), float("inf")]
+
+
+def test_some_requests_have_right_hints_and_the_others_none(requests):
+    after = returns_after(requests)
+    made = some_hints(requests, 0.9)
+    assert 0.88 < sum(hint is not None for hint in made) / len(made) < 0.92
+    for seconds, hint in zip(after, made, strict=True):
+        assert hint is None or hint.returns == (seconds < float("inf"))
+
+
+@pytest.mark.skipif(not TRACE, reason="KVFERRY_TRACE names no conversation_trace.jsonl")
+@pytest.mark.parametrize(
+    ("gib", "least"), [(96, 26.0), (160, 30.5), (288, 35.0), (544, 36.8), (1056, 37.2)]
+)
+def test_partly_hinted_conversations_are_found_as_promised(gib, least):
+    requests = trace_file.read(Path(TRACE))
+    made = some_hints(requests, 0.9, (300,))
+    result = replay(requests, int(gib * BLOCKS_A_GIB), "learned", made)
+    assert result.found_percent >= least
 
 
 @pytest.mark.skipif(not TRACE, reason="KVFERRY_TRACE names no conversation_trace.jsonl")

@@ -17,9 +17,10 @@ ALL = "all"
 BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
 BOTH = "both"
 POOL_POLICIES = ("lru", "arc")
-EVICTIONS = ("lru", "learned", "unfloored", "hinted", "optimum")
+EVICTIONS = ("lru", "learned", "unfloored", "hinted", "partly-hinted", "optimum")
 """In one level. `unfloored`: the learned rule reigns always; `hinted`: hints of which nine in ten
-are right; `optimum`: the most that can be found."""
+are right; `partly-hinted`: right hints for nine requests in ten; `optimum`: the most that can be
+found."""
 
 SERVED = ("lru", "learned")
 """Those of them that are also replayed over the wire."""

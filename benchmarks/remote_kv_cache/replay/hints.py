@@ -40,5 +40,14 @@ def hints(
     return made
 
 
+def some_hints(
+    requests: Sequence[Request], share: float, within_s: Sequence[float] = (), seed: int = 1
+) -> list[Hint | None]:
+    """Right hints for this share of the requests, and none for the others."""
+    chance = random.Random(seed)
+    right = hints(requests, 1.0, within_s)
+    return [hint if chance.random() < share else None for hint in right]
+
+
 def _within(seconds: float, within_s: Sequence[float]) -> float:
     return next((bound for bound in within_s if seconds <= bound), 0.0)

@@ -10,11 +10,12 @@ from benchmarks.harness.record import Figure
 from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
 from benchmarks.remote_kv_cache.replay.flags import SERVED
-from benchmarks.remote_kv_cache.replay.hints import hints
+from benchmarks.remote_kv_cache.replay.hints import hints, some_hints
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+from remote_server.protocol import Hint
 from remote_server.values import format_bytes
 
 HINTS_RIGHT = 0.9
@@ -22,8 +23,13 @@ HINTS_WITHIN_S = (300.0,)
 
 MODELS = {
     "lru": "lru", "learned": "learned", "unfloored": "learned, no floor", "hinted": "learned",
+    "partly-hinted": "learned",
 }  # fmt: skip
 """The policies of `one_level`, by the names of `--eviction`."""
+
+HINTED: dict[str, Callable[..., Sequence[Hint | None]]] = {
+    "hinted": hints, "partly-hinted": some_hints,
+}  # fmt: skip
 
 OPTIMUM = "optimum"
 
@@ -161,7 +167,9 @@ def _model(requests: Sequence[Request], room: Room, policy: str) -> LevelPoint:
         requested = sum(len(request.blocks) for request in requests)
         found = optimum(requests, room.places, next_uses(requests))
         return LevelPoint(STORE, policy, room, requested, found)
-    given = hints(requests, HINTS_RIGHT, HINTS_WITHIN_S) if policy == "hinted" else ()
+    given: Sequence[Hint | None] = ()
+    if policy in HINTED:
+        given = HINTED[policy](requests, HINTS_RIGHT, HINTS_WITHIN_S)
     of = one_level.replay(requests, room.places, MODELS[policy], given)
     return LevelPoint(STORE, policy, room, of.requested, of.found, of.written, of.seconds)
 

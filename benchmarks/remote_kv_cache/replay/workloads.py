@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 
 REQUESTS = 9_000
+"""At least so many; `uniform` has more for a large cache, to request twice what fills it."""
+
 PER_SECOND = 3.3
 PROMPT_BLOCKS = 23
 ANSWER_TOKENS = 200
@@ -24,7 +26,8 @@ def uniform(capacity: int, seed: int = 1) -> tuple[Request, ...]:
     """Each prompt is any of those that fill the cache twice, with equal chance."""
     chance = random.Random(seed)
     prompts = 2 * capacity // PROMPT_BLOCKS
-    return _requests(chance, (chance.randrange(prompts) for _ in itertools.count()))
+    names = (chance.randrange(prompts) for _ in itertools.count())
+    return _requests(chance, names, max(REQUESTS, prompts))
 
 
 def scan(capacity: int, seed: int = 1) -> tuple[Request, ...]:
@@ -113,10 +116,12 @@ WORKLOADS: dict[str, Callable[[int, int], tuple[Request, ...]]] = {
 """By name: made for a cache of so many blocks, with a seed."""
 
 
-def _requests(chance: random.Random, names: Iterator[int]) -> tuple[Request, ...]:
-    """A request for each of the prompts of these numbers, at random times."""
+def _requests(
+    chance: random.Random, names: Iterator[int], number: int = REQUESTS
+) -> tuple[Request, ...]:
+    """A request for each of the first `number` prompts with these numbers, at random times."""
     now, made = 0.0, []
-    for name in itertools.islice(names, REQUESTS):
+    for name in itertools.islice(names, number):
         now += chance.expovariate(PER_SECOND)
         blocks = tuple(range(name * PROMPT_BLOCKS, (name + 1) * PROMPT_BLOCKS))
         tokens = PROMPT_BLOCKS * TOKENS_PER_BLOCK

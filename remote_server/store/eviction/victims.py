@@ -6,10 +6,10 @@ from enum import StrEnum, auto
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range
 from remote_server.store.eviction.tree import Segment, Tree
 
-TRIED = 32
+TRIED = 64
 """Random leaves of which the worst one is taken."""
 
-SPARE = 3
+SPARE = 7
 """The next ones of these that are taken before others are tried."""
 
 
