@@ -245,10 +245,11 @@ class LaneGets(GetChannel[LaneWindow]):
 
 
 def _fits(reply: Blocks, lane: Lane) -> bool:
-    """Whether the bytes that follow on the lane are known."""
+    """Whether the bytes that follow on the lane are known, and no two of its blocks have one row:
+    the second would overwrite the first, which is intact by its digest."""
     return (
         reply.lane == lane.number
-        and len(reply.indices) == len(reply.lengths)
+        and len({*reply.indices}) == len(reply.indices) == len(reply.lengths)
         and not reply.checksums
         and 0 < min(reply.lengths) <= max(reply.lengths) <= protocol.MAX_FRAME_BYTES
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from chaos_server import PATIENCE_S, eventually
-from oracle import NAMESPACES, Namespace, content, is_poison, key, poison
+from oracle import NAMESPACES, Namespace, content, difference, is_poison, key, poison
 
 from remote_server.client import (
     ClientConfig,
@@ -104,7 +104,10 @@ class Request:
         assert self.namespace is not None
         for index in result.landed:
             if bytes(self.rows[index]) != content(self.namespace, self.numbers[index]):
-                raise WrongBytes(f"{self.namespace.name}/{self.numbers[index]} came back wrong")
+                raise WrongBytes(
+                    f"{self.namespace.name}/{self.numbers[index]} came back wrong: "
+                    + difference(self.rows[index], self.namespace, self.numbers[index])
+                )
 
 
 def _word_for(result: GetResult) -> str:

@@ -55,6 +55,16 @@ def content(namespace: Namespace, number: int) -> bytes:
     return head + _POOL[start : start + length]
 
 
+def difference(row: memoryview, namespace: Namespace, number: int) -> str:
+    """What `row` holds in place of the block."""
+    right = content(namespace, number)
+    wrong = [at for at, byte in enumerate(bytes(row)) if byte != right[at]]
+    found = next((n for n in range(namespace.num_keys) if content(namespace, n) == row), None)
+    what = "" if found is None else f": all of it is block {found}"
+    what = ": all of it is poison" if is_poison(row) else what
+    return f"{len(wrong)} bytes from {wrong[0]} to {wrong[-1]}{what}"
+
+
 def poison(rows: Sequence[memoryview]) -> None:
     """Fill rows whose request has ended: they are ours again, and no one else may write there."""
     for row in rows:

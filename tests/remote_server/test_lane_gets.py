@@ -151,6 +151,7 @@ def test_the_lane_of_blocks_that_never_come_is_closed_after_a_second(
         {"lengths": [BLOCK_BYTES]}, {"lengths": [0, BLOCK_BYTES]},
         {"lengths": [protocol.MAX_FRAME_BYTES + 1, 1]}, {"lane": "the other"}, {"lane": 0},
         {"checksums": [1, 2]}, {"indices": [0]},
+        {"indices": [1, 1]},
     ],
     ids=str,
 )  # fmt: skip
