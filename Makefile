@@ -56,8 +56,8 @@ MINUTES := 10
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earlier failures
 	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/*/test_fuzz_*.py $(ARGS)
 
-chaos: $(READY) ## kills, freezes, damages: twenty minutes; ARGS="--seed 7 -k random" runs one again
-	timeout --signal=INT --kill-after=20 1500 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
+chaos: $(READY) ## kills, freezes, damages: half an hour; ARGS="--seed 7 -k random" runs one again
+	timeout --signal=INT --kill-after=20 2700 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
 
 OPERATIONS := 1000000
 
