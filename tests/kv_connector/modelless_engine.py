@@ -1,10 +1,9 @@
 """A whole engine without a model: vLLM's scheduler and block pool, our connector on both sides.
 
-What a model would compute for a block is a number that depends on the weights, on the content of
-the block before it as the engine holds it, and on the block's tokens. A block of old weights,
-or one that was computed behind such a block, is therefore recognized wherever it turns up.
+What it computes stands in `modelless_runner`.
 """
 
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from engine_configs import LAYER
+from modelless_runner import TOKENS, ModellessRunner, held
 from scripted_client import ScriptedClient
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -26,7 +26,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.base import make_offload_key
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -36,25 +36,6 @@ from kv_connector.remote_tier import RemoteTier
 from kv_connector.self_test import Outcome, Report
 from kv_connector.weight_watch import models_of_caller
 from remote_server.protocol import KeyState
-
-TOKENS = 32
-"""In a block."""
-
-Bytes = np.ndarray[Any, np.dtype[np.int8]]
-
-
-def computed(weights: int, before: int, tokens: Sequence[int]) -> int:
-    """The contents of a block with these tokens, behind a block with `before` in it."""
-    return hash((weights, before, tuple(tokens))) & (2**62 - 1)
-
-
-def right(weights: int, tokens: Sequence[int]) -> list[int]:
-    """The contents of the whole blocks of these tokens when one model has computed all of them."""
-    content, before = [], 0
-    for first in range(0, len(tokens) // TOKENS * TOKENS, TOKENS):
-        before = computed(weights, before, tokens[first : first + TOKENS])
-        content.append(before)
-    return content
 
 
 class ModellessEngine:
@@ -72,16 +53,17 @@ class ModellessEngine:
         )
         cache.kv_cache_layout = "LBNHC"
         config.cache_config.num_gpu_blocks = num_blocks
-        self.weights = 1
-        """What is computed depends on them."""
         self._model = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
-        self.load(1)
+        self._model.weight.fill_(1)
         self.memory = torch.zeros((num_blocks, spec.page_size_bytes), dtype=torch.int8)
         self._content = self.memory.numpy().view(np.int64)
-        """The engine's blocks: what was computed is in the first word, the rest is empty."""
         self.worker = KVFerryConnector(config, KVConnectorRole.WORKER, cache)
         self.worker.register_kv_caches({LAYER: self.memory})
-        self.scheduler = Scheduler(config, cache, StructuredOutputManager(config), TOKENS)
+        self.runner = ModellessRunner(self.worker, self._content)
+        by_config: Any = config.scheduler_config.get_scheduler_cls()
+        self.scheduler: Scheduler = by_config(
+            config, cache, StructuredOutputManager(config), TOKENS
+        )
         connector = self.scheduler.connector
         assert isinstance(connector, KVFerryConnector)
         self.connector = connector
@@ -89,9 +71,8 @@ class ModellessEngine:
         algorithm = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(algorithm)
         self._hasher = get_request_block_hasher(TOKENS, algorithm)
-        self._tables: dict[str, list[int]] = {}
-        self._ends: dict[int, dict[str, int]] = {}
-        """For each step under way, up to where it computes the tokens of each request."""
+        self._sent: dict[int, SchedulerOutput] = {}
+        """What the worker was sent of each step that it has not run."""
         self.manager: Any = self.connector.scheduler.manager
 
     @property
@@ -106,7 +87,7 @@ class ModellessEngine:
 
     def load(self, weights: int) -> None:
         """Other weights, as `reload_weights` would: in place, and not reported."""
-        self.weights = weights
+        self.runner.weights = weights
         self._model.weight.fill_(weights)
 
     # ── requests and steps ───────────────────────────────────────────────────────────────
@@ -127,55 +108,16 @@ class ModellessEngine:
 
     def schedule(self) -> SchedulerOutput:
         output: SchedulerOutput = self.scheduler.schedule()
-        for new in output.scheduled_new_reqs:
-            self._tables[new.req_id] = list(new.block_ids[0])
-        cached = output.scheduled_cached_reqs
-        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if name in cached.resumed_req_ids:
-                self._tables[name] = []
-            self._tables[name] += blocks[0] if blocks is not None else []
-        requests = self.scheduler.requests
-        self._ends[id(output)] = {
-            name: requests[name].num_computed_tokens for name in output.num_scheduled_tokens
-        }
+        self._sent[id(output)] = pickle.loads(pickle.dumps(output))
         return output
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """The worker's half of a step: it has the output as it was when it was scheduled."""
+        return self.runner.run(self._sent.pop(id(output)))
 
     def execute(self, output: SchedulerOutput) -> None:
         """The worker's half of a step, and what the scheduler learns from it."""
-        meta = output.kv_connector_metadata
-        assert meta is not None
-        self.worker.handle_preemptions(meta)
-        self.worker.bind_connector_metadata(meta)
-        ends = self._ends.pop(id(output))
-        sampled = [
-            self._compute(name, ends[name] - count, ends[name])
-            for name, count in output.num_scheduled_tokens.items()
-        ]
-        self.worker.start_load_kv(None)  # type: ignore[arg-type]
-        self.worker.wait_for_save()
-        _, received = self.worker.get_finished(output.finished_req_ids)
-        told = KVConnectorOutput(
-            finished_recving=received,
-            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
-        )
-        self.worker.clear_connector_metadata()
-        names = list(output.num_scheduled_tokens)
-        index = {name: i for i, name in enumerate(names)}
-        self.scheduler.update_from_output(
-            output, ModelRunnerOutput(names, index, sampled, kv_connector_output=told)
-        )
-
-    def _compute(self, name: str, begin: int, end: int) -> list[int]:
-        """Fill the blocks of these tokens; one more token once all have been computed."""
-        if (request := self.scheduler.requests.get(name)) is None:
-            return []  # aborted meanwhile
-        blocks = self._tables[name]
-        tokens = list(request.all_token_ids)
-        for i in range(begin // TOKENS, -(-end // TOKENS)):
-            before = int(self._content[blocks[i - 1], 0]) if i else 0
-            part = tokens[i * TOKENS : min(end, (i + 1) * TOKENS)]
-            self._content[blocks[i], 0] = computed(self.weights, before, part)
-        return [7] if end == len(tokens) else []
+        self.scheduler.update_from_output(output, self.run(output))
 
     def step(self, times: int = 1) -> None:
         """Whole steps. The server holds nothing, and takes what it is offered."""
@@ -217,12 +159,12 @@ class ModellessEngine:
 
     # ── what is where ────────────────────────────────────────────────────────────────────
 
-    def pool(self) -> dict[bytes, int]:
+    def pool(self) -> dict[bytes, int | None]:
         """The contents of the pool's readable rows, by key."""
         rows = np.frombuffer(self.manager.primary_tier.get_kv_memoryview(), np.int64)
         rows = rows.reshape(self.manager.primary_tier._num_chunks, -1)
         return {
-            bytes(key): int(rows[chunk.chunk_id, 0])
+            bytes(key): held(rows[chunk.chunk_id])
             for key, chunk in self.manager.primary_tier._policy.chunks.items()
             if chunk.is_ready
         }
@@ -231,19 +173,24 @@ class ModellessEngine:
         """The keys of its whole blocks."""
         return [bytes(make_offload_key(one, 0)) for one in request.block_hashes]
 
-    def stored(self, request: Request) -> list[int]:
+    def keys_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """The keys of the whole blocks of a prompt."""
+        sampling = SamplingParams(max_tokens=1)
+        return self.keys(Request("", list(tokens), sampling, None, block_hasher=self._hasher))
+
+    def stored(self, request: Request) -> list[int | None]:
         """What the pool has of this request, from its first block on."""
-        pool, found = self.pool(), []
+        pool, found = self.pool(), list[int | None]()
         for key in self.keys(request):
             if key not in pool:
                 break
             found.append(pool[key])
         return found
 
-    def block(self, request: Request, index: int) -> int:
+    def block(self, request: Request, index: int) -> int | None:
         """The contents of a block of the engine that this request holds."""
         ids = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
-        return int(self._content[ids[index], 0])
+        return held(self._content[ids[index]])
 
     def totals(self) -> dict[tuple[str, str], int]:
         return (
@@ -262,10 +209,15 @@ Make = Callable[..., ModellessEngine]
 
 
 @contextmanager
-def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Make]:
+def modelless_engines(
+    model: Path,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    client_factory: Callable[[Any], ScriptedClient] = ScriptedClient,
+) -> Iterator[Make]:
     """A maker of such engines, which end with it. Their server is what the test answers."""
     made: list[ModellessEngine] = []
-    patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", ScriptedClient)
+    patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", client_factory)
     patch.setattr(connector_module, "run_self_tests", lambda *_: Report(Outcome.PASSED))
 
     def make(
@@ -274,9 +226,13 @@ def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> I
         server: str | None = "tcp://127.0.0.1:1",
         arguments: Mapping[str, Any] = {},
         watched: bool = True,
+        ahead: bool = False,
+        second_runner: bool = False,
         **settings: Any,
     ) -> ModellessEngine:
-        """`arguments` are vLLM's, `settings` the connector's. Whether the weights are `watched`."""
+        """`arguments` are vLLM's, `settings` the connector's. Whether the weights are `watched`,
+        whether steps are scheduled `ahead` (vLLM's asynchronous scheduling), and whether for its
+        second model runner."""
         finds = models_of_caller if watched else lambda: None
         patch.setattr("kv_connector.weight_watch.models_of_caller", finds)
         own = folder / f"model-{len(made)}"
@@ -296,6 +252,9 @@ def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> I
                 kv_connector_extra_config=extra,
             ),
         ).create_engine_config()
+        config.scheduler_config.async_scheduling = ahead  # vLLM turns it off on a CPU
+        if second_runner:
+            patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")  # not before: vLLM demands Triton
         # The worker is in the scheduler's process, so they agree on the pool's file.
         config.parallel_config.distributed_executor_backend = "uni"
         made.append(ModellessEngine(config, num_blocks))

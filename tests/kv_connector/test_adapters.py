@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
+from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_runner import TOKENS, right
 from vllm.lora.request import LoRARequest
 
 from kv_connector import weight_watch
@@ -39,7 +40,7 @@ def make_engine(make: Make) -> ModellessEngine:
     return make()
 
 
-def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int]:
+def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int | None]:
     """What lay in the blocks that a request ran on, which found none in the engine's cache."""
     assert engine.scheduler.reset_prefix_cache()
     request = engine.add(name, PROMPT, lora=lora)
@@ -52,7 +53,7 @@ def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int]
 def test_an_adapter_that_stays_is_served_from_the_pool(engine: ModellessEngine, tmp_path: Path):
     lora = write(tmp_path / "lora", "one")
     answered(engine, "one", lora)
-    engine.weights = 2  # what is computed now differs from what was stored
+    engine.runner.weights = 2  # what is computed now differs from what was stored
     assert answered(engine, "two", lora) == right(1, PROMPT)
 
 
@@ -60,9 +61,9 @@ def test_an_adapter_that_was_replaced_in_place_is_computed(engine: ModellessEngi
     lora = write(tmp_path / "lora", "one")
     answered(engine, "one", lora)
     write(tmp_path / "lora", "two")
-    engine.weights = 2
+    engine.runner.weights = 2
     assert answered(engine, "two", lora) == right(2, PROMPT)
-    engine.weights = 3
+    engine.runner.weights = 3
     assert answered(engine, "three", lora) == right(3, PROMPT), "and two left nothing there"
     assert engine.totals()["kvferry_kept_back_requests", "lora_changed"] == 2
 
@@ -76,7 +77,7 @@ def test_an_adapter_that_is_replaced_while_a_request_waits_is_computed(
     assert engine.scheduler.reset_prefix_cache()
     two = engine.add("two", PROMPT, lora=lora)
     write(tmp_path / "lora", "two")
-    engine.weights = 2
+    engine.runner.weights = 2
     engine.start("two")
     assert [engine.block(two, i) for i in range(4)] == right(2, PROMPT)
 
@@ -89,7 +90,7 @@ def test_other_adapters_and_the_model_itself_go_on_using_the_pool(
     answered(engine, "one", lora)
     answered(engine, "other", other)
     write(tmp_path / "lora", "two")
-    engine.weights = 2
+    engine.runner.weights = 2
     answered(engine, "two", lora)
     assert answered(engine, "again", other) == right(1, PROMPT)
 

@@ -7,7 +7,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
+from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_runner import TOKENS, right
 
 from kv_connector import weight_watch
 from remote_server.protocol import KeyState
@@ -30,7 +31,7 @@ def engine(make: Make) -> Iterator[ModellessEngine]:
     assert not engine.hook_errors()
 
 
-def used(engine: ModellessEngine, name: str, prompt: list[int]) -> list[int]:
+def used(engine: ModellessEngine, name: str, prompt: list[int]) -> list[int | None]:
     """What lay in the blocks that a request ran on, which found none in the engine's cache."""
     assert engine.scheduler.reset_prefix_cache()
     request = engine.add(name, prompt)

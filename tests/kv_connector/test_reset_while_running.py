@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
+from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_runner import TOKENS, right
 from tiered_engine import TieredEngine
 
 from kv_connector import remote_tier
@@ -198,10 +199,11 @@ def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(mak
 
 
 def send_what_is_asked_for(engine: ModellessEngine) -> None:
+    contents = engine.runner.computed_elsewhere(ELSE, 2)
     for asked in engine.client.asked:
         if asked.operation == "get" and not asked.reply.done():
-            for row, content in zip(asked.rows, right(2, ELSE), strict=True):
-                row[:8] = content.to_bytes(8, "little")
+            for row, content in zip(asked.rows, contents, strict=True):
+                row[:] = content.to_bytes(8, "little") * (len(row) // 8)
             asked.landed(*range(4))
 
 

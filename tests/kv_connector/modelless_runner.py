@@ -1,0 +1,134 @@
+"""The worker's half of an engine without a model: block tables, tokens, and what it computes.
+
+What a model would compute for a block is a number that depends on the weights, on the content of
+the block before it as the engine holds it, and on the block's tokens. It fills the whole block, so
+part of a copy, bytes of another block and a block of old weights are recognized wherever they turn
+up.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from kv_connector.connector import KVFerryConnector
+
+TOKENS = 32
+"""In a block."""
+
+SAMPLED = 7
+"""The token that every step samples."""
+
+Prefix = tuple[int, ...]
+"""The tokens up to the end of a block."""
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def computed(weights: int, before: int, tokens: Sequence[int]) -> int:
+    """The contents of a block with these tokens, behind a block with `before` in it."""
+    return hash((weights, before, tuple(tokens))) & (2**62 - 1)
+
+
+def right(weights: int, tokens: Sequence[int]) -> list[int]:
+    """The contents of the whole blocks of these tokens when one model has computed all of them."""
+    content, before = [], 0
+    for first in range(0, len(tokens) // TOKENS * TOKENS, TOKENS):
+        before = computed(weights, before, tokens[first : first + TOKENS])
+        content.append(before)
+    return content
+
+
+def held(block: Words) -> int | None:
+    """The contents of a block or row; None where its words differ."""
+    first = int(block[0])
+    return first if (block == first).all() else None
+
+
+class ModellessRunner:
+    """Runs steps as vLLM's model runners do, from what a `SchedulerOutput` holds: it sees nothing
+    else of the scheduler, so steps may be scheduled ahead."""
+
+    def __init__(self, connector: KVFerryConnector, content: Words) -> None:
+        """`content` has a row of words for each block of the engine."""
+        self.weights = 1
+        """What is computed depends on them."""
+        self._connector = connector
+        self._content = content
+        self._tables: dict[str, list[int]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self.ever: dict[Prefix, set[int]] = {}
+        """All contents that were computed for the last block of these tokens."""
+
+    def computed_elsewhere(self, tokens: Sequence[int], weights: int) -> list[int]:
+        """Another engine has computed the whole blocks of these tokens; returns their contents."""
+        contents = right(weights, tokens)
+        for i, content in enumerate(contents):
+            self.ever.setdefault(tuple(tokens[: (i + 1) * TOKENS]), set()).add(content)
+        return contents
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step, in the order in which vLLM calls the connector."""
+        meta, connector = output.kv_connector_metadata, self._connector
+        assert meta is not None
+        connector.handle_preemptions(meta)
+        connector.bind_connector_metadata(meta)
+        begins = self._update_requests(output)
+        sampled = [
+            self._compute(name, begins[name], begins[name] + count)
+            for name, count in output.num_scheduled_tokens.items()
+        ]
+        connector.start_load_kv(None)  # type: ignore[arg-type]
+        connector.wait_for_save()
+        _, received = connector.get_finished(output.finished_req_ids)
+        told = KVConnectorOutput(
+            finished_recving=received,
+            kv_connector_worker_meta=connector.build_connector_worker_meta(),
+        )
+        connector.clear_connector_metadata()
+        names = list(output.num_scheduled_tokens)
+        index = {name: i for i, name in enumerate(names)}
+        return ModelRunnerOutput(names, index, sampled, kv_connector_output=told)
+
+    def _update_requests(self, output: SchedulerOutput) -> dict[str, int]:
+        """Returns where each request's computation begins."""
+        begins = {}
+        for name in output.finished_req_ids:
+            self._tables.pop(name, None)
+            self._tokens.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self._tables[new.req_id] = list(new.block_ids[0])
+            self._tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids or ())
+            begins[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for name, blocks, begin in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in cached.resumed_req_ids:
+                self._tables[name] = []
+                self._tokens[name] = list(cached.all_token_ids[name])
+            self._tables[name] += blocks[0] if blocks is not None else []
+            begins[name] = begin
+        return begins
+
+    def _compute(self, name: str, begin: int, end: int) -> list[int]:
+        """Fill the blocks of these tokens; one more token once all have been computed."""
+        blocks, tokens = self._tables[name], self._tokens[name]
+        assert end <= len(tokens), f"{name}: {end} tokens of {len(tokens)} known ones"
+        for i in range(begin // TOKENS):
+            found, prefix = held(self._content[blocks[i]]), tuple(tokens[: (i + 1) * TOKENS])
+            known = self.ever.get(prefix, ())
+            assert found in known, f"{name} runs on a block {i} with other bytes than its own"
+        for i in range(begin // TOKENS, -(-end // TOKENS)):
+            before = int(self._content[blocks[i - 1], 0]) if i else 0
+            part = tokens[i * TOKENS : min(end, (i + 1) * TOKENS)]
+            content = computed(self.weights, before, part)
+            self._content[blocks[i]] = content
+            if len(part) == TOKENS:
+                self.ever.setdefault(tuple(tokens[: (i + 1) * TOKENS]), set()).add(content)
+        if end < len(tokens):
+            return []
+        tokens.append(SAMPLED)
+        return [SAMPLED]

@@ -1,0 +1,131 @@
+"""Requests that store, load from the pool and load from the server, on an engine whose steps
+overlap, and something that happens between two of its calls."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from late_copies import LateCopies
+from modelless_engine import Make, ModellessEngine
+from modelless_runner import TOKENS, right
+from overlapped_engine import PROMPT, Overlapped, Pace
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+MOST_CALLS = 1000
+
+HOARDS = 12
+"""Calls for which blocks are hoarded."""
+
+
+class Scene:
+    """The same requests again and again, each time with prompts of their own."""
+
+    def __init__(self, make: Make, pace: Pace, *, watched: bool = True, **more: Any) -> None:
+        """Without `watched` weights every reset begins a new namespace. The server has one of the
+        prompts there at once, as if another engine had put it."""
+        self.engine: ModellessEngine = make(
+            ahead=True,
+            num_blocks=21,
+            watched=watched,
+            wait_budget_ms=60_000,
+            load_timeout_ms=60_000,
+            arguments={"max_num_batched_tokens": 2 * TOKENS},
+            **more,
+        )
+        self.steps = Overlapped(self.engine)
+        worker = self.engine.worker.connector_worker
+        assert worker.worker is not None
+        self._copies = worker.worker = LateCopies(worker.worker)
+        self._pace = pace
+        self._number = 0
+        self._hoarded: list[KVCacheBlock] = []
+        self._on_server: list[int] = []
+        if not watched:
+            self.steps.server.on_name = self._put_by_another_engine
+
+    def _prompt(self, first: int, length: int) -> list[int]:
+        first += 100_000 * self._number
+        return list(range(first, first + length))
+
+    def _add(self, name: str, tokens: list[int], answer: int) -> Request:
+        return self.steps.add(f"{name} {self._number}", tokens, answer)
+
+    def _put_by_another_engine(self, namespace: str) -> None:
+        runner, prompt = self.engine.runner, self._on_server
+        contents = runner.computed_elsewhere(prompt, runner.weights)
+        for key, content in zip(self.engine.keys_of(prompt), contents, strict=True):
+            self.steps.server.held[namespace, key] = content
+
+    def begin(self) -> None:
+        """One prompt is in the pool, another on the server, and the requests are there."""
+        self._number += 1
+        if not self.steps.settled:
+            self._learn_weights()
+        self._on_server = self._prompt(5001, 3 * TOKENS)
+        self._new = self._prompt(9001, 9 * TOKENS - 2)
+        in_pool = self._prompt(1, 3 * TOKENS + 1)
+        warm = self._add("warm", in_pool, answer=1)
+        self._go(PROMPT)
+        remote = self.engine.connector._remote
+        assert remote is not None and remote._namespace is not None
+        self._put_by_another_engine(remote._namespace)
+        assert len(self.engine.stored(warm)) == 3
+        assert self.engine.scheduler.reset_prefix_cache()
+        self._add("pool", in_pool + self._new[:70], answer=2)
+        self._add("server", self._on_server + self._new[:70], answer=2)
+        self._add("new", self._new, answer=3)
+
+    def run(self, event: Callable[["Scene"], None], before: int) -> int:
+        """Run until the engine is idle, with `event` before the call of this number. Returns the
+        number of calls."""
+        return self._go(self._pace, event, before)
+
+    def end(self) -> None:
+        """What must hold when the engine is idle."""
+        self._learn_weights()
+        assert self.engine.scheduler.reset_prefix_cache()
+        last = self._add("last", self._new, answer=1)
+        self._go(self._pace)
+        assert self.steps.settled, "the connector did not learn of other weights"
+        assert self.engine.stored(last) == right(self.engine.runner.weights, self._new)
+
+    def _learn_weights(self) -> None:
+        """The connector learns the present weights in a step that computes tokens."""
+        self._add("other", self._prompt(20_001, 2 * TOKENS), answer=1)
+        self._go(self._pace)
+
+    def _go(
+        self, pace: Pace, event: Callable[["Scene"], None] | None = None, before: int = -1
+    ) -> int:
+        self._copies.steps = pace.copies
+        calls = self.steps.calls(lazy=pace.lazy)
+        for number in itertools.count():
+            assert number < MOST_CALLS, "the engine would step for ever"
+            if number == before and event is not None:
+                event(self)
+                self.steps.check()
+            if next(calls, None) is None:
+                break
+            self.steps.check()
+            if number % pace.answers == 0:
+                self.steps.server.answer()
+            if number == before + HOARDS:
+                self.engine.scheduler.kv_cache_manager.block_pool.free_blocks(self._hoarded)
+                self._hoarded = []
+        return number
+
+    # ── for events ───────────────────────────────────────────────────────────────────────
+
+    def add_again(self) -> None:
+        """One more request, for the prompt on the server."""
+        self._add("again", self._on_server + self._new[:70], answer=2)
+
+    def load_weights(self) -> None:
+        """Others than ever before."""
+        self.steps.load(self.engine.runner.weights + 1)
+
+    def hoard(self) -> None:
+        """Take all free blocks of the engine for some calls, so that it preempts requests."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        self._hoarded = pool.get_new_blocks(pool.get_num_free_blocks())
