@@ -258,7 +258,7 @@ def owned_in_packed_blocks(
         for group in get_offloading_group_ids(kv_cache_config)
     ]
     spans: list[list[tuple[int, int]]] = []
-    packed, unclear, outside = False, "", ""
+    packed, unclear, outside, scattered = False, "", "", ""
     for group in groups:
         spans.append([])
         for layer in group.layer_names:
@@ -271,9 +271,16 @@ def owned_in_packed_blocks(
             blocks = group_kernel_blocks(kv_caches[layer], kv_cache_config.num_blocks)
             stride = blocks.stride(0) * blocks.element_size()
             packed |= stride != spec.page_size_bytes
+            scattered = layer if _extent(blocks[0]) > stride else scattered
             first = blocks.storage_offset() * blocks.element_size()
             outside = layer if first >= stride else outside
             spans[-1].append((first, first + spec.unpadded_page_size_bytes))
+    if scattered:
+        raise ConfigError(
+            f"KV cache layout {kv_cache_config.kv_cache_layout}: the bytes of a block of "
+            f"{scattered} are in several places, of which vLLM would offload the first alone; set "
+            "VLLM_KV_CACHE_LAYOUT=LBHNC"
+        )
     if packed and outside:
         # vLLM 0.32 treats a page that is padded to an alignment as a packed block.
         raise ConfigError(
@@ -285,6 +292,12 @@ def owned_in_packed_blocks(
     if unclear:
         raise NotKnown(f"the bytes of {unclear} in a packed block cannot be established")
     return [[Piece(0, start, end) for start, end in _merged(own)] for own in spans]
+
+
+def _extent(block: "torch.Tensor") -> int:
+    """Bytes from the first byte of a block to its last."""
+    steps = zip(block.shape, block.stride(), strict=True)
+    return (1 + sum((size - 1) * step for size, step in steps)) * block.element_size()
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

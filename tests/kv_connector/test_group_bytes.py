@@ -1,7 +1,7 @@
 """A row of a hybrid model holds its own block's bytes and zeros: on vLLM's own layouts, nothing of
 what the row or the engine's block held before is in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from laid_out_worker import Worker, make_worker
 from real_connector import FULL, RECURRENT, Layers, configs_of, group_of
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
-    group_kernel_blocks,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.kv_offload.base import GPULoadStoreSpec
-from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.worker.utils import allocate_kv_cache
 
 from kv_connector.connector import KVFerryConnector
 from kv_connector.pool import Piece, RestOfRows, rest_of_rows
@@ -41,47 +37,6 @@ HYBRIDS: dict[str, tuple[str, list[Layers]]] = {
 }
 
 
-class Worker:
-    """A worker of a real connector, and the KV cache that vLLM allocates for it."""
-
-    def __init__(self, config: Any, cache: Any, layout: str) -> None:
-        self.cache = cache
-        self.kv_caches = allocate_kv_cache(cache, torch.device("cpu"), KVCacheLayout[layout])
-        self.connector = KVFerryConnector(config, KVConnectorRole.WORKER, cache)
-        self.connector.register_kv_caches(self.kv_caches)
-        self.spec: Any = self.connector.connector_worker.spec
-        self.copies: Any = self.connector.connector_worker.worker
-        base = self.spec._region.base_tensor.numpy()
-        rows = base.reshape(self.spec.num_chunks, self.spec.kv_bytes_per_chunk)
-        self.rows = rows[:, : self.spec.cpu_page_size_per_worker]
-
-    def backing(self) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """All of the engine's cache, flat."""
-        storage = next(iter(self.kv_caches.values())).untyped_storage()
-        return torch.tensor([], dtype=torch.int8).set_(storage).numpy()
-
-    def own(self, group: int, block: int) -> list[torch.Tensor]:
-        """What the layers of a group see of a block."""
-        return [
-            group_kernel_blocks(self.kv_caches[layer], self.cache.num_blocks)[block]
-            for layer in self.cache.kv_cache_groups[group].layer_names
-        ]
-
-    def copy(self, group: int, block: int, row: int, *, store: bool) -> None:
-        sizes = [int(number == group) for number in range(len(self.cache.kv_cache_groups))]
-        engine = GPULoadStoreSpec([block], sizes, [0] * len(sizes))
-        if store:
-            assert self.copies.submit_store(1, engine, CPULoadStoreSpec([row]))
-        else:
-            assert self.copies.submit_load(1, CPULoadStoreSpec([row]), engine)
-        self.copies.wait({1})
-        assert [result.job_id for result in self.copies.get_finished()] == [1]
-
-    def shutdown(self) -> None:
-        del self.rows
-        self.connector.shutdown()
-
-
 def filled(tensor: torch.Tensor, value: int) -> bool:
     return bool((tensor.contiguous().view(torch.int8) == value).all())
 
@@ -98,14 +53,6 @@ def worker(
     made = make_worker(model, tmp_path, monkeypatch, layout, groups)
     yield made
     made.shutdown()
-
-
-def make_worker(
-    model: Path, folder: Path, patch: pytest.MonkeyPatch, layout: str, groups: Sequence[Layers]
-) -> Worker:
-    patch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
-    config, cache = configs_of(model, folder / "engine", patch, groups, layout=layout, server=None)
-    return Worker(config, cache, layout)
 
 
 @pytest.mark.parametrize("group", [0, 1])
