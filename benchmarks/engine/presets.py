@@ -6,7 +6,6 @@ Each number is a flag; a number not given is the preset's.
 """
 
 import argparse
-import ctypes
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 from benchmarks.engine.kinds import VLLM, named
 from benchmarks.harness import options
+from benchmarks.harness.machine import num_gpus
 from benchmarks.remote_kv_cache.models import MODELS, Model
 from examples import tiny_model
 from remote_server.errors import ConfigError
@@ -155,15 +155,8 @@ def refuse(
 
 
 def gpu_is_here() -> bool:
-    """Whether CUDA's driver finds a device. Imports nothing and makes no context."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return (
-        cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-    )
+    """Whether CUDA's driver finds a device."""
+    return num_gpus() > 0
 
 
 def weights_are_here(model: str) -> bool:

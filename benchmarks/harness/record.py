@@ -148,7 +148,8 @@ class Record:
         return cls(benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip())
 
     def describe_machine(self) -> str:
-        return f"{self.machine['cores']} cores, {self.machine['memory_gib']} GiB"
+        gpu = f", {self.machine['gpu']}" if "gpu" in self.machine else ""
+        return f"{self.machine['cores']} cores, {self.machine['memory_gib']} GiB{gpu}"
 
     def write(self, path: Path) -> None:
         document = {
