@@ -1,9 +1,7 @@
-"""The copies that need torch or vLLM: index operations, the host worker, and a GPU's swaps.
+"""The copies of the connector's host worker.
 
-Imported late, so that the other copies can be measured without torch and vLLM.
+Imported late: it needs torch and vLLM, and the other copies do not.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,27 +13,9 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from benchmarks.harness.runner import Skipped, WrongBytes
+from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline.blocks import BLOCK_SIZE, Pool, Work
 from kv_connector.host_worker import HostWorker
-
-
-def index_copies(source: Pool, target: Pool, work: Work) -> dict[str, Callable[[], None]]:
-    """Torch's two ways to move many blocks in one call, on the 16-bit numbers of a KV cache."""
-    torch.set_num_threads(1)  # as in all other variants here
-    from_pool = torch.from_numpy(source.view(np.int16))
-    to_pool = torch.from_numpy(target.view(np.int16))
-    ids = [(torch.from_numpy(b.source), torch.from_numpy(b.target)) for b in work.batches]
-
-    def fancy_index() -> None:
-        for first, second in ids:
-            to_pool[second] = from_pool[first]
-
-    def index_copy() -> None:
-        for first, second in ids:
-            to_pool.index_copy_(0, second, from_pool[first])
-
-    return {"b2b fancy index": fancy_index, "b2b index_copy_": index_copy}
 
 
 class HostWorkerCopies:
@@ -106,54 +86,3 @@ class _Region:
 
     def cleanup(self) -> None:
         pass
-
-
-class GpuSwaps:
-    """Blocks between a GPU's cache, layer by layer, and page-locked rows, with vLLM's own copy.
-
-    Raises `Skipped` without a GPU, or with too little memory on it.
-    """
-
-    def __init__(self, rows: Pool, work: Work) -> None:
-        if not torch.cuda.is_available():
-            raise Skipped("no GPU")
-        free, _ = torch.cuda.mem_get_info()
-        if work.num_bytes > free * 0.9:
-            raise Skipped(f"the GPU has {free >> 20} MiB free, {work.num_bytes >> 20} needed")
-        from vllm import _custom_ops
-
-        self._swap_blocks = _custom_ops.swap_blocks_batch
-        self._page, layers = work.model.page_bytes(BLOCK_SIZE), work.model.layers
-        self.host = torch.from_numpy(rows.copy()).pin_memory()
-        self.cache = torch.zeros(
-            (layers, work.num_blocks, self._page), dtype=torch.uint8, device="cuda"
-        )
-        self._on_gpu, self._on_host = [], []
-        page_of_layer = np.arange(layers, dtype=np.int64) * self._page
-        layer_of_cache = page_of_layer * work.num_blocks
-        for batch in work.batches:
-            on_gpu = self.cache.data_ptr() + batch.source[:, None] * self._page + layer_of_cache
-            on_host = self.host.data_ptr() + batch.target[:, None] * rows.shape[1] + page_of_layer
-            self._on_gpu.append(torch.from_numpy(on_gpu.ravel()))
-            self._on_host.append(torch.from_numpy(on_host.ravel()))
-        self._sizes = torch.full_like(self._on_gpu[0], self._page)
-
-    def swap_in(self) -> None:
-        """Rows to the GPU."""
-        for gpu, host in zip(self._on_gpu, self._on_host, strict=True):
-            self._swap_blocks(host, gpu, self._sizes)
-        torch.cuda.synchronize()
-
-    def swap_out(self) -> None:
-        """The GPU to rows."""
-        for gpu, host in zip(self._on_gpu, self._on_host, strict=True):
-            self._swap_blocks(gpu, host, self._sizes)
-        torch.cuda.synchronize()
-
-    def verify(self, work: Work) -> None:
-        """Compare every byte, after either direction."""
-        cache = self.cache.cpu()
-        for batch in work.batches:
-            for block, row in zip(batch.source, batch.target, strict=True):
-                if not torch.equal(cache[:, block].reshape(-1), self.host[row]):
-                    raise WrongBytes(f"GPU block {block} and row {row} differ")

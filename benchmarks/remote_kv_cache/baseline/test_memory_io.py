@@ -30,7 +30,8 @@ SOURCE_COLUMNS = [
 ]  # fmt: skip
 NUMPY_INDEX = Variant("b2b fancy index, numpy")
 OWN_COLUMNS = [NUMPY_INDEX, HOST_STORE, HOST_LOAD, MEMCPY]
-NEED_TORCH = [*SOURCE_COLUMNS[2:4], HOST_STORE, HOST_LOAD, SWAP_IN, SWAP_OUT]
+SWAPS = [SWAP_IN, SWAP_OUT]
+NEED_TORCH = [*SOURCE_COLUMNS[2:4], *SWAPS]
 CHARTED = [*SOURCE_COLUMNS[:5], HOST_STORE, HOST_LOAD]
 
 
@@ -117,38 +118,53 @@ def _plain_cases(source: Pool, target: Pool, work: Work) -> list[Case]:
 
 def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Callable[[], None]]:
     """Cases that need torch, vLLM or a GPU, SKIPPED without them; and a call that ends them."""
+    of_worker, close = _host_worker_cases(source, target, work)
+    try:
+        from benchmarks.remote_kv_cache.baseline import gpu_swaps
+    except ImportError as error:
+        reason = f"needs torch: {error}"
+        return [*of_worker, *(Case.skipped(column, reason) for column in NEED_TORCH)], close
+    poison = partial(blocks.poison, target)
+    verify = partial(blocks.verify, source, target, work.everything)
+    cases = [
+        *of_worker,
+        *(
+            Case(Variant(name), copy, poison, verify)
+            for name, copy in gpu_swaps.index_copies(source, target, work).items()
+        ),
+    ]
+    try:
+        swaps = gpu_swaps.GpuSwaps(source, work)
+    except Skipped as reason:
+        return [*cases, *(Case.skipped(column, reason) for column in SWAPS)], close
+    check = partial(swaps.verify, work)
+    return [
+        *cases,
+        Case(SWAP_IN, swaps.swap_in, swaps.forget_cache, check),
+        Case(SWAP_OUT, swaps.swap_out, swaps.forget_rows, check),
+    ], close
+
+
+def _host_worker_cases(
+    source: Pool, target: Pool, work: Work
+) -> tuple[list[Case], Callable[[], None]]:
+    """Each direction reads `source` and fills `target`: the layouts swap, not the bytes."""
     try:
         from benchmarks.remote_kv_cache.baseline import host_copies
     except ImportError as error:
         reason = f"needs torch and vLLM: {error}"
-        return [Case.skipped(column, reason) for column in NEED_TORCH], lambda: None
-    poison = partial(blocks.poison, target)
-    verify = partial(blocks.verify, source, target, work.everything)
-    cases = [
-        Case(Variant(name), copy, poison, verify)
-        for name, copy in host_copies.index_copies(source, target, work).items()
-    ]
-    # Each direction reads `source` and fills `target`: the layouts swap, not the bytes.
+        return [Case.skipped(column, reason) for column in (HOST_STORE, HOST_LOAD)], lambda: None
     storing = host_copies.HostWorkerCopies(source, target, work)
     loading = host_copies.HostWorkerCopies(target, source, work)
-    cases += [
-        Case(HOST_STORE, storing.store, poison, storing.verify),
-        Case(HOST_LOAD, loading.load, poison, loading.verify),
-    ]
+    poison = partial(blocks.poison, target)
 
     def close() -> None:
         storing.close()
         loading.close()
 
-    try:
-        swaps = host_copies.GpuSwaps(source, work)
-    except Skipped as reason:
-        return [*cases, *(Case.skipped(column, reason) for column in (SWAP_IN, SWAP_OUT))], close
-    check = partial(swaps.verify, work)
     return [
-        *cases,
-        Case(SWAP_IN, swaps.swap_in, lambda: swaps.cache.fill_(0), check),
-        Case(SWAP_OUT, swaps.swap_out, lambda: swaps.host.fill_(0), check),
+        Case(HOST_STORE, storing.store, poison, storing.verify),
+        Case(HOST_LOAD, loading.load, poison, loading.verify),
     ], close
 
 
