@@ -5,7 +5,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers gpu-check lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -83,6 +83,9 @@ serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4G
 
 peers: $(READY) ## install the benchmarks' comparators into .peers: Redis, memcached, LMCache, NIXL, …
 	@$(PYTHON_VENV) -m benchmarks.peers $(ARGS)
+
+gpu-check: $(READY) ## a GPU without vLLM: page-locking, copies, servers; eight minutes, SKIPPED without one
+	$(PYTHON_VENV) -m benchmarks.gpu_check $(ARGS)
 
 lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -1,0 +1,78 @@
+"""Steps: commands that run one after another, each with a log, a limit of time and an end.
+
+A step gets SIGTERM first, at which a benchmark keeps and writes what it has measured, and SIGKILL
+when that did not end it. Its own terminal is none, so that Ctrl-C reaches it only through here.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness.registry import REPOSITORY
+
+GRACE_S = 20.0
+"""Seconds from SIGTERM to SIGKILL: servers of a step are stopped in it, records are written."""
+
+_POLL_S = 0.05
+
+
+class Ended(NamedTuple):
+    """How a step ended."""
+
+    status: int
+    """Its exit status; the negative number of the signal that ended it."""
+
+    seconds: float
+    is_cut: bool
+    """Whether the limit ended it."""
+
+
+def run(
+    command: Sequence[str], log: Path, limit_s: float,
+    env: Mapping[str, str] | None = None, grace_s: float = GRACE_S,
+) -> Ended:  # fmt: skip
+    """Run `command` in the repository, with all output in `log`, for `limit_s` seconds at most.
+
+    A KeyboardInterrupt ends the step in the same way, and is raised again.
+    """
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    is_cut = False
+    try:
+        while process.poll() is None:
+            if time.monotonic() - began > limit_s:
+                is_cut = True
+                break
+            time.sleep(_POLL_S)
+    finally:
+        _end(process, grace_s)
+    return Ended(process.returncode, time.monotonic() - began, is_cut)
+
+
+def last_lines(log: Path, number: int = 1) -> list[str]:
+    """The last lines of a log that are not empty."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.rstrip() for line in lines if line.strip()][-number:]
+
+
+def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
+    """End the program, then the rest of its group."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

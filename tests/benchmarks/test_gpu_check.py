@@ -1,0 +1,316 @@
+"""The session of `gpu_check`: verdicts, the budget, the record after each check."""
+
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_check import __main__ as command
+from benchmarks.gpu_check import checks, session
+from benchmarks.gpu_check.checks import CHECKS, Check
+from benchmarks.gpu_check.judging import (
+    FAILED,
+    OK,
+    SKIPPED,
+    Verdict,
+    every_row,
+    figures_without_errors,
+    storage_with_gpu,
+)
+from benchmarks.gpu_check.session import Here, Session
+from benchmarks.harness import steps
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Sample
+from benchmarks.harness.steps import Ended
+
+EVERYTHING = Here(True, 16)
+MACHINE = {"cores": 16, "memory_gib": 128}
+
+
+def a_record(*rows: Row, figures: tuple[Figure, ...] = ()) -> Record:
+    return Record("benchmarks.b", "python -m b", machine=MACHINE, versions={}, rows=[*rows],
+                  figures=[*figures])  # fmt: skip
+
+
+def row(operation: str = "copy", **reasons: str) -> Row:
+    return Row("m", operation, 8, Sample([] if reasons else [1.0], **reasons))
+
+
+def check(name: str = "one", **settings: Any) -> Check:
+    given = {"most_s": 50.0, "judge": every_row(), **settings}
+    return Check(name, lambda record, _: ["a.module", str(record)], **given)
+
+
+class Clock:
+    """Time that passes only while a check runs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Programs:
+    """What the checks' processes do: each writes its record, takes its time, and ends."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.limits: list[float] = []
+        self.record: Record | None = a_record(row())
+        self.ended = Ended(0, 10.0, False)
+        self.log = ""
+        self.error: Exception | None = None
+
+    def run(self, words: list[str], log: Path, limit_s: float) -> Ended:
+        assert words[:3] == [sys.executable, "-m", "a.module"]
+        self.limits.append(limit_s)
+        self.clock.now += self.ended.seconds
+        log.write_text(self.log)
+        if self.error is not None:
+            raise self.error
+        if self.record is not None:
+            self.record.write(Path(words[3]))
+        return self.ended
+
+
+@pytest.fixture
+def programs() -> Programs:
+    return Programs(Clock())
+
+
+@pytest.fixture
+def made(programs: Programs, tmp_path: Path) -> Session:
+    def write(record: Record) -> None:
+        record.write(tmp_path / "all.json")
+
+    return Session(a_record(), EVERYTHING, 100, tmp_path, write, run=programs.run,
+                   clock=programs.clock, show=lambda _: None)  # fmt: skip
+
+
+def verdict(made: Session) -> Verdict:
+    return made.done[-1].verdict
+
+
+def test_a_check_that_measured_is_ok_and_its_rows_are_kept(made: Session):
+    made.check_all([check(rows="copy")])
+    assert verdict(made) == Verdict(OK)
+    own, of_check = made.record.rows[1], made.record.rows[0]
+    assert (own.model, own.operation, own.seconds) == (session.MODEL, "one", 10.0)
+    assert (of_check.operation, of_check.seconds) == ("copy", 1.0)
+
+
+def test_a_row_that_failed_fails_its_check_and_the_command(made: Session, programs: Programs):
+    programs.record = a_record(row(), row("other", failed="WrongBytes: x"))
+    programs.ended = Ended(1, 1.0, False)
+    made.check_all([check()])
+    assert verdict(made) == Verdict(FAILED, "other: WrongBytes: x")
+    assert made.num_failed == 1 and "one.log" in made.next_step()
+
+
+def test_a_check_that_raises_is_failed_and_the_next_one_runs(made: Session, programs: Programs):
+    programs.error = OSError("no more processes")
+    made.check_all([check()])
+    programs.error = None
+    made.check_all([check("two")])
+    states = [done.verdict for done in made.done]
+    assert states == [Verdict(FAILED, "OSError: no more processes"), Verdict(OK)]
+
+
+@pytest.mark.parametrize(
+    ("here", "wanted", "reason"),
+    [
+        (Here(False, 16), {"needs_gpu": True}, "no GPU: CUDA's driver finds no device"),
+        (Here(True, 2), {"cores": 8}, "needs 8 cores, this machine has 2"),
+        (Here(True, 16, frozenset({"zmq"})), {"modules": ("zmq", "numpy")},
+         "needs pyzmq, which is not installed"),
+        (Here(True, 16, frozenset({"zmq", "msgspec"})), {"modules": ("zmq", "msgspec")},
+         "needs pyzmq, msgspec, which are not installed"),
+    ],
+)  # fmt: skip
+def test_what_this_machine_lacks_skips_the_checks_that_need_it(
+    made: Session, programs: Programs, here: Here, wanted: dict, reason: str
+):
+    made.here = here
+    made.check_all([check(**wanted), check("two")])
+    assert made.done[0].verdict == Verdict(SKIPPED, reason)
+    assert verdict(made) == Verdict(OK) and len(programs.limits) == 1
+    assert made.num_failed == 0
+
+
+def test_a_module_that_a_program_misses_skips_it_with_the_package(
+    made: Session, programs: Programs
+):
+    programs.record, programs.ended = None, Ended(1, 1.0, False)
+    programs.log = "Traceback\nModuleNotFoundError: No module named 'zmq.green'\n"
+    made.check_all([check()])
+    assert verdict(made) == Verdict(SKIPPED, "needs pyzmq, which is not installed")
+
+
+def test_the_budget_ends_later_checks_and_shortens_one(made: Session, programs: Programs):
+    programs.ended = Ended(0, 60.0, False)
+    made.check_all([check("a"), check("b"), check("c")])
+    assert programs.limits == [50.0, 35.0]
+    assert made.done[2].verdict == Verdict(SKIPPED, "no time left: 0 s of 100")
+    assert "a larger --budget" in made.next_step()
+
+
+def test_a_check_that_hangs_is_failed_and_one_that_the_budget_cuts_is_not(
+    made: Session, programs: Programs
+):
+    programs.ended = Ended(-15, 50.0, True)
+    made.check_all([check("a"), check("b")])
+    hung, cut = (done.verdict for done in made.done)
+    assert hung == Verdict(FAILED, "did not end within 50 s; 1 rows until then are kept")
+    assert cut == Verdict(SKIPPED, "no time left after 50 s; 1 rows until then are kept")
+    assert [each.operation for each in made.record.rows] == ["copy", "a", "copy", "b"]
+
+
+def test_a_program_that_dies_is_failed_with_its_last_line_without_folders(
+    made: Session, programs: Programs
+):
+    programs.record, programs.ended = None, Ended(-signal.SIGSEGV, 1.0, False)
+    programs.log = "Fatal error in /home/user/kvferry/copies.py\n\n"
+    made.check_all([check()])
+    assert verdict(made) == Verdict(FAILED, "ended by signal 11: Fatal error in copies.py")
+
+
+def test_a_status_that_no_benchmark_ends_with_fails(made: Session, programs: Programs):
+    programs.ended = Ended(2, 1.0, False)
+    made.check_all([check()])
+    assert verdict(made) == Verdict(FAILED, "exit status 2")
+
+
+def test_the_record_is_written_after_each_check(made: Session, tmp_path: Path):
+    seen = []
+
+    def show(_: str) -> None:
+        file = tmp_path / "all.json"
+        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        seen.append([each["operation"] for each in rows if each["model"] == session.MODEL])
+
+    made.show = show
+    made.check_all([check("a"), check("b")])
+    assert seen == [[], [], ["a"], ["a"]]
+    assert Record.read(tmp_path / "all.json").rows[-1].operation == "b"
+
+
+def test_rows_that_were_all_skipped_skip_the_check_with_their_reasons():
+    record = a_record(row("swap in", skipped="no GPU"), row("memcpy"))
+    assert every_row("swap in")({}, record) == Verdict(SKIPPED, "no GPU")
+    assert every_row("swap out")({}, record) == Verdict(SKIPPED, "nothing was measured")
+    assert every_row("memcpy")({}, record) == Verdict(OK)
+
+
+def test_a_sweep_is_judged_by_its_errors():
+    points = [Figure("1 at once", "", {"errors": 0.0}), Figure("4 at once", "", {"errors": 2.0})]
+    wrong = figures_without_errors({}, a_record(figures=tuple(points)))
+    assert wrong == Verdict(FAILED, "4 at once: 2 errors")
+    assert figures_without_errors({}, a_record(figures=tuple(points[:1]))) == Verdict(OK)
+    assert figures_without_errors({}, a_record()).state == FAILED
+
+
+GOOD: Mapping[str, Any] = {
+    "tiers": ["gpu", "memory"], "notes": [], "failure": None,
+    "counters": {"gpu_hits": 5, "gpu_damaged": 0}, "accounting": [{"what": "w", "agrees": True}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, Verdict(OK)),
+        ({"tiers": ["memory"], "notes": ["no room"]}, Verdict(SKIPPED, "no room")),
+        ({"failure": "the store failed"}, Verdict(FAILED, "the store failed")),
+        ({"counters": {"gpu_hits": 5, "gpu_damaged": 2}},
+         Verdict(FAILED, "2 blocks of the GPU were damaged")),
+        ({"counters": {}}, Verdict(FAILED, "no block was read from the GPU")),
+        ({"accounting": [{"what": "bytes", "agrees": False}]},
+         Verdict(FAILED, "the accounts disagree: bytes")),
+    ],
+)  # fmt: skip
+def test_the_storage_workload_is_judged_by_its_gpu(changed, expected):
+    assert storage_with_gpu({**GOOD, **changed}, a_record()) == expected
+
+
+def test_the_next_step_follows_from_what_was_missing(made: Session):
+    made.check_all([check()])
+    assert "make gpu-demo" in made.next_step()
+    made.here = Here(True, 16, frozenset({"zmq", "msgspec"}))
+    assert "install msgspec pyzmq" in made.next_step()
+    made.here = Here(False, 16)
+    assert "on a machine with a GPU" in made.next_step()
+
+
+def test_checks_are_chosen_by_parts_of_their_names():
+    assert [each.name for each in checks.named("lanes,COPIES")] == ["copies", "lanes"]
+    with pytest.raises(ValueError, match="'nothing' is in none of: page-locking; copies"):
+        checks.named("nothing")
+
+
+def test_the_checks_fit_into_eight_minutes_and_their_commands_parse(tmp_path: Path):
+    assert command.BUDGET_S < 480
+    for each in CHECKS:
+        words = each.command(tmp_path / "r.json", tmp_path)
+        assert str(tmp_path / "r.json") in words and each.least_s < each.most_s
+
+
+def on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *more: str) -> int:
+    monkeypatch.setattr(command, "look", lambda _: Here(False, 2))
+    flags = ["--json", str(tmp_path / "all.json"), "--logs", str(tmp_path / "logs")]
+    return command.main(["--only", "copies,lanes", *flags, *more])
+
+
+def test_without_a_gpu_the_command_ends_well_with_its_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert on_this_machine(monkeypatch, tmp_path) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("copies  SKIPPED") for line in shown)
+    assert shown[-1] == "next: run `make gpu-check` on a machine with a GPU"
+    found = Record.read(tmp_path / "all.json")
+    assert [each.reason[:8] for each in found.rows] == ["SKIPPED:"] * 2
+    assert found.machine.keys() <= {"cores", "memory_gib", "gpu"}
+
+
+def test_a_check_that_fails_makes_the_exit_status_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    broken = Check("copies", lambda *_: ["benchmarks.gpu_check.gone"], 20, every_row())
+    monkeypatch.setattr(checks, "CHECKS", (broken,))
+    flags = ["--json", str(tmp_path / "all.json"), "--logs", str(tmp_path)]
+    assert command.main(["--only", "copies", *flags]) == 1
+    assert "FAILED" in Record.read(tmp_path / "all.json").rows[0].reason
+
+
+def test_a_step_ends_at_its_limit_with_what_it_writes_then(tmp_path: Path):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('kept', flush=True), sys.exit(0)))\n"
+        "print('began', flush=True)\n"
+        "time.sleep(60)"
+    )
+    log = tmp_path / "log"
+    ended = steps.run([sys.executable, "-c", code], log, 0.4, grace_s=10)
+    assert ended.is_cut and ended.status == 0 and ended.seconds < 10
+    assert steps.last_lines(log, 2) == ["began", "kept"]
+
+
+def test_a_step_that_ignores_its_end_is_killed_with_its_children(tmp_path: Path):
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = os.fork()\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(60)"
+    )
+    log = tmp_path / "log"
+    ended = steps.run([sys.executable, "-c", code], log, 0.4, grace_s=0.2)
+    assert ended.is_cut and ended.status == -signal.SIGKILL
+    for pid in steps.last_lines(log, 2):
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
