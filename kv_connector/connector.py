@@ -61,6 +61,7 @@ from kv_connector.spec import (
     FerrySpec,
     PoolNotShared,
     check_pool_of,
+    log_pageable_pool,
     pool_name_of,
     refuse_incomplete_rows,
     refuse_without_shared_pool,
@@ -151,8 +152,8 @@ class KVFerryConnector(OffloadingConnector):
         self_test = self._run_self_test()
         with guarded(self, "_report"):
             if self._reporter is not None:
-                pool = self.connector_worker.spec.pool_file
-                self._reporter.change(facts=facts, self_test=self_test, pool=pool)
+                self._reporter.change(facts=facts, self_test=self_test)
+                self._reporter.change(**self.connector_worker.spec.pool_report)
         with guarded(self, "_watch_weights"):
             self._watch = watch_of_caller(self._vllm_config)
             if self._watch is not None and self._reporter is not None:
@@ -205,8 +206,9 @@ class KVFerryConnector(OffloadingConnector):
         if isinstance(metadata, FerryWorkerMetadata):
             self._resets.completed(metadata.completed_jobs)
         news = self._reports.take(reports_in(metadata).values())
-        for _, report in news:
+        for before, report in news:
             check_pool_of(report, self.scheduler.manager.primary_tier._mmap_region.fd)
+            log_pageable_pool(before, report)
         if news:
             self._resets.on_reports(report for _, report in news)
         if news and self._introduction is not None:

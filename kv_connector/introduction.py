@@ -61,6 +61,9 @@ class WorkerReport:
     pool: PoolFile | None = None
     """The file behind the pool that the worker has mapped."""
 
+    is_page_locked: bool | None = None
+    """Whether CUDA has page-locked that pool; None on the CPU platform."""
+
     weights_at_start: str = ""
     """A digest of its parameters at start; empty if they are not watched."""
 
@@ -166,6 +169,12 @@ class Reports:
         return {rank: report.revision for rank, report in self.by_rank.items()}
 
     @property
+    def page_locked(self) -> bool | None:
+        """Whether the pool is page-locked in every worker that knows; None if none knows."""
+        known = [report.is_page_locked for report in self.by_rank.values()]
+        return None if set(known) <= {None} else False not in known
+
+    @property
     def missing(self) -> list[int]:
         """Ranks that have not reported."""
         return [rank for rank in self._ranks if rank not in self.by_rank]
@@ -225,6 +234,7 @@ class Introduction:
         for before, report in news:
             logger.debug("worker %d: %s", report.rank, report)
             self._count(before, report)
+        self._tier.counters.page_locked = self._reports.page_locked
         if not self._ended and not self._reports.missing:
             self._ended = True
             self._introduce()

@@ -58,6 +58,7 @@ PUT_DURATION = "kvferry_put_duration_seconds"
 OPEN_LOADS = "kvferry_open_loads"
 OPEN_PUTS = "kvferry_open_puts"
 PINNED_ROWS = "kvferry_pinned_rows"
+PAGE_LOCKED = "kvferry_pool_page_locked"
 QUEUED_BYTES = "kvferry_queued_bytes"
 BAD_HINTS = "kvferry_bad_hints"
 
@@ -192,6 +193,10 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     PINNED_ROWS: OffloadingGaugeMetadata(
         "Rows of the CPU pool that puts keep from the engine; at most a quarter of all."
     ),
+    PAGE_LOCKED: OffloadingGaugeMetadata(
+        "1 while CUDA has page-locked the CPU pool in every worker; 0 while it has not in one, "
+        "whose copies between GPU and pool are slower. Not reported on the CPU platform."
+    ),
     QUEUED_BYTES: OffloadingGaugeMetadata(
         "Bytes of rows in puts and gets that the client has accepted and not ended."
     ),
@@ -220,6 +225,8 @@ class TierCounters:
         self._totals: Counter[tuple[str, str]] = Counter()
         self._reported: Counter[tuple[str, str]] = Counter()
         self._observed: deque[tuple[str, float]] = deque(maxlen=MOST_OBSERVATIONS)
+        self.page_locked: bool | None = None
+        """The gauge `PAGE_LOCKED`. The scheduler thread sets it."""
 
     def count(self, metric: str, amount: int = 1, label: str = "") -> None:
         """Add `amount`; `label` is the value of the metric's only label, if it has one."""
@@ -258,6 +265,8 @@ class TierCounters:
                 self._reported[metric, label] = total
         while self._observed:
             stats.observe_histogram(*self._observed.popleft())
+        if self.page_locked is not None:
+            stats.set_gauge(PAGE_LOCKED, int(self.page_locked))
         for gauge, value in gauges.items():
             if value is not None and isinstance(gauge, str):
                 stats.set_gauge(gauge, value)

@@ -153,6 +153,20 @@ class FerrySpec(TieringOffloadingSpec):
         """The file behind the pool that this worker has mapped; None before."""
         return None if self._region is None else pool_file_of(self._region.fd)
 
+    @property
+    def pool_report(self) -> dict[str, Any]:
+        """What `WorkerReport` has of this worker's pool, by field."""
+        return {"pool": self.pool_file, "is_page_locked": self.is_page_locked}
+
+    @property
+    def is_page_locked(self) -> bool | None:
+        """Whether CUDA has page-locked the pool that this worker has mapped, in CUDA's own answer.
+        vLLM registers it, and only logs a failure. None before, and on the CPU platform."""
+        if self._region is None or current_platform.is_cpu():
+            return None
+        pool = self._region.base_tensor  # registered in parts, of which vLLM keeps all or none
+        return bool(pool[:1].is_pinned() and pool[-1:].is_pinned())
+
     def find_packed_groups(
         self, kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
     ) -> bool:
@@ -333,6 +347,18 @@ def refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig"
                     f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
                     "several blocks would be incomplete; remove the setting"
                 )
+
+
+def log_pageable_pool(before: WorkerReport | None, report: WorkerReport) -> None:
+    """Log once that copies of this worker are of pageable memory. `report` replaces `before`."""
+    was_locked = None if before is None else before.is_page_locked
+    if report.is_page_locked is False and was_locked is not False:
+        logger.warning(
+            "the CPU pool is not page-locked in worker %d: copies between GPU and pool are correct "
+            "and several times slower; see the worker's log for the error of cudaHostRegister, and "
+            "raise the limit of locked memory (ulimit -l) or lower cpu_pool",
+            report.rank,
+        )
 
 
 class PoolNotShared(RuntimeError):
