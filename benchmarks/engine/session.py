@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
+
 from benchmarks.engine import kinds, presets
 from benchmarks.engine.driver import Batch, Counters, Engine, EngineFailed, EngineSettings, Request
 from benchmarks.engine.presets import Numbers, size
@@ -30,6 +32,9 @@ PATIENT = {
 another measurement. Other tests cover deadlines and break-even."""
 
 _READABLE_S = 60.0
+
+_OF_GPU = 0.9
+"""Of its memory, for all engines together."""
 
 
 def conduct(
@@ -119,14 +124,21 @@ class Site:
 
     def engines(self, settings: Sequence[EngineSettings]) -> list[Engine]:
         """Several engines, started in parallel; each is then warmed alone. Raises `Skipped` where
-        they cannot run."""
+        they cannot run.
+
+        On a GPU each gets an equal part of its memory, and they start one after another: vLLM
+        compares the memory that is free at its start with the part that it wants, and measures
+        what its model takes of it."""
+        on_gpu = self._kind == kinds.VLLM and presets.gpu_is_here()
+        if on_gpu:
+            settings = [share_of_gpu(each, len(settings)) for each in settings]
         made = [kinds.make(self._kind, each) for each in settings]
         for engine in made:
             self._stack.callback(engine.stop)
         alone = [engine for engine in made[:1] if engine.settings.async_scheduling]
         for engine in alone:
             engine.start()  # may raise Skipped, and then none of the others starts
-        with ThreadPoolExecutor(len(made)) as starters:
+        with ThreadPoolExecutor(1 if on_gpu else len(made)) as starters:
             for start in [starters.submit(engine.start) for engine in made[len(alone) :]]:
                 start.result()
         for engine in made:
@@ -219,6 +231,12 @@ class Checked:
         if wrong:
             raise AssertionError("; ".join(wrong))
         return moved
+
+
+def share_of_gpu(settings: EngineSettings, engines: int) -> EngineSettings:
+    """`settings` for one of several engines on a GPU. A part that they name takes precedence."""
+    share = {"gpu_memory_utilization": round(_OF_GPU / engines, 3)}
+    return msgspec.structs.replace(settings, extra={**share, **settings.extra})
 
 
 def needed_bytes(numbers: Numbers, engines: int = 1) -> int:
