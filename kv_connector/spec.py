@@ -354,9 +354,8 @@ def log_pageable_pool(before: WorkerReport | None, report: WorkerReport) -> None
     was_locked = None if before is None else before.is_page_locked
     if report.is_page_locked is False and was_locked is not False:
         logger.warning(
-            "the CPU pool is not page-locked in worker %d: copies between GPU and pool are correct "
-            "and several times slower; see the worker's log for the error of cudaHostRegister, and "
-            "raise the limit of locked memory (ulimit -l) or lower cpu_pool",
+            "the CPU pool is not page-locked in worker %d: its copies between GPU and pool are "
+            "correct, and slower; the worker's log has the error code of cudaHostRegister",
             report.rank,
         )
 
