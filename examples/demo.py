@@ -88,12 +88,14 @@ class Demo:
     """The cases, in order, on processes that have ended when `run` returns."""
 
     def __init__(
-        self, model: Path, prompt: list[int], logs: Path, *, with_bucket: bool = True
-    ) -> None:
+        self, model: Path, prompt: list[int], logs: Path, *, with_bucket: bool = True,
+        engine_args: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._model = model
         self._prompt = prompt
         self._logs = logs
         self._with_bucket = with_bucket
+        self._engine_args = engine_args
         self._engines = self._servers = 0
         self._rows: list[Row] = []
         self._clients: list[RemoteClient] = []
@@ -208,8 +210,9 @@ class Demo:
         }
         log = self._logs / f"engine-{self._engines}.log"
         engine = VllmServer(
-            self._model, connector=connector, log=log, args=["--max-model-len", "8192"]
-        )
+            self._model, connector=connector, log=log,
+            args=["--max-model-len", "8192", *self._engine_args],
+        )  # fmt: skip
         return started(label, engine)
 
     def _ask(
@@ -316,10 +319,10 @@ def started(label: str, process: Process) -> Iterator[Process]:
         yield process
 
 
-def run(model: Path, prompt: list[int], logs: Path) -> int:
+def run(model: Path, prompt: list[int], logs: Path, engine_args: Sequence[str] = ()) -> int:
     """Run the demo and print its table; 0 when all values are as expected."""
     with_bucket = find_spec("obstore") is not None
-    rows = Demo(model, prompt, logs, with_bucket=with_bucket).run()
+    rows = Demo(model, prompt, logs, with_bucket=with_bucket, engine_args=engine_args).run()
     print(f"\n{table(rows)}\n")
     if not with_bucket:
         print("Without another machine that has the bucket alone: pip install 'kvferry[bucket]'.\n")
@@ -339,6 +342,10 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=4109, metavar="N")
     parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="wide")
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N",
+        help="workers of each engine, each with its own GPU (default: %(default)s)",
+    )  # fmt: skip
     arguments = parser.parse_args()
     print(
         f"A prompt of {arguments.prompt_tokens} tokens, {BLOCK_TOKENS} tokens a block, the model "
@@ -350,7 +357,10 @@ def main() -> int:
     try:
         with step("building the model (once)"):
             model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
-        code = run(model, tiny_model.prompt_tokens(arguments.prompt_tokens), logs)
+        prompt = tiny_model.prompt_tokens(arguments.prompt_tokens)
+        parallel = arguments.tensor_parallel
+        engine_args = ["--tensor-parallel-size", str(parallel)] if parallel > 1 else []
+        code = run(model, prompt, logs, engine_args)
     except KeyboardInterrupt:
         print(f"\nstopped; nothing of the demo runs any more. Logs: {logs}")
         return 130

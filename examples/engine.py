@@ -11,6 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.harness.machine import num_gpus
 from examples.processes import LoggedProcess, free_port
 
 Prompt = str | Sequence[int]
@@ -94,6 +95,10 @@ class VllmServer(LoggedProcess):
             *("--kv-cache-memory-bytes", str(1 << 30)),
             *("--max-num-seqs", "8", "--no-enable-log-requests"),
         ]
+        if num_gpus():
+            # Several engines share one GPU. vLLM wants this part of its memory to be free at its
+            # start, also where the size of the KV cache is given.
+            command += ["--gpu-memory-utilization", "0.15"]
         if connector is not None:
             command += ["--kv-transfer-config", json.dumps(connector)]
         super().__init__([*command, *args], {**engine_environment(), **(env or {})}, log)
