@@ -1,11 +1,12 @@
-# Every target runs in .venv, which the first one that needs it builds.
+# Every target runs in .venv, which the first one that needs it builds. gpu-check needs no vLLM: without
+# a .venv it takes python3 and what that has.
 PYTHON_VENV := .venv/bin/python
 SET_UP := .venv/.ready
 LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers gpu-check lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak demo docs serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -84,8 +85,14 @@ serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4G
 peers: $(READY) ## install the benchmarks' comparators into .peers: Redis, memcached, LMCache, NIXL, …
 	@$(PYTHON_VENV) -m benchmarks.peers $(ARGS)
 
-gpu-check: $(READY) ## a GPU without vLLM: page-locking, copies, servers; eight minutes, SKIPPED without one
-	$(PYTHON_VENV) -m benchmarks.gpu_check $(ARGS)
+ANY_PYTHON := $(or $(wildcard $(PYTHON_VENV)),python3)
+
+gpu-check: ## a GPU without vLLM: page-locking, copies, servers; eight minutes, SKIPPED without one
+	@$(ANY_PYTHON) -m remote_server.native.build --optional
+	$(ANY_PYTHON) -m benchmarks.gpu_check $(ARGS)
+
+gpu-demo: $(READY) ## vLLM on a GPU: demo, exactness, transfers, and one page to send; ARGS="--on-cpu" for small numbers
+	$(PYTHON_VENV) -m benchmarks.gpu_demo $(ARGS)
 
 lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -64,7 +64,7 @@ CHECKS: tuple[Check, ...] = (
         needs_gpu=True, modules=("torch",),
     ),
     Check(
-        "copies", _own("copies"), 150, every_row(), least_s=30,
+        "copies", _own("copies", "--trials", "3"), 200, every_row(), least_s=30,
         needs_gpu=True, modules=("torch",),
     ),
     Check(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness.record import Figure, Record, RecordError, Row
+from benchmarks.harness.runner import Sample
 from benchmarks.harness.steps import Ended, last_lines
 
 OK, FAILED, SKIPPED = "OK", "FAILED", "SKIPPED"
@@ -116,6 +117,17 @@ def storage_with_gpu(document: Mapping[str, Any], _: Record) -> Verdict:
     if not counters.get("gpu_hits"):
         return Verdict(FAILED, "no block was read from the GPU")
     return Verdict(OK)
+
+
+def row_of(model: str, name: str, verdict: Verdict, seconds: float) -> Row:
+    """A check or a step as a row of a record."""
+    sample = Sample([seconds])
+    if verdict.state != OK:
+        sample = Sample(
+            skipped=verdict.reason if verdict.state == SKIPPED else None,
+            failed=verdict.reason if verdict.state == FAILED else None,
+        )
+    return Row(model, name, 0, sample)
 
 
 def kept_of(record: Record, rows: str, figures: str, name: str) -> Kept:

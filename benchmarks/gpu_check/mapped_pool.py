@@ -1,10 +1,12 @@
 """A pool of another process, mapped as a worker maps it, and its registration with CUDA."""
 
 import contextlib
+import ctypes
 import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -71,7 +73,9 @@ class MappedPool:
         code = self._device.torch.cuda.cudart().cudaHostRegister(self.address, self.num_bytes, 0)
         # An enumeration of torch's: a number where it has no name.
         error = int(getattr(code, "value", code))
-        self.lock_error = error or self.lock_error
+        if error:
+            self.lock_error = error
+            forget_runtime_error()
         self.is_locked = self.is_locked or not error
         return not error
 
@@ -108,3 +112,14 @@ class MappedPool:
             holder.wait()
         if holder.stdout is not None:
             holder.stdout.close()
+
+
+def forget_runtime_error() -> None:
+    """As vLLM does after a failed registration: CUDA's runtime keeps the error, and torch's next
+    call would raise it. torch shows no call for it, so the library that torch has loaded is used;
+    without one nothing happens."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if "libcudart.so" in path:
+            ctypes.CDLL(f"/{path}").cudaGetLastError()
+            return

@@ -20,6 +20,7 @@ from benchmarks.gpu_check import child
 from benchmarks.gpu_check.device import Device
 from benchmarks.gpu_check.mapped_pool import MappedPool
 from benchmarks.gpu_check.pool_holder import FILLED_BYTES, pattern
+from benchmarks.harness import machine
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Skipped, WrongBytes
 from benchmarks.remote_kv_cache.baseline.device_copies import Pieces
@@ -38,15 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = child.parser(MODULE, __doc__)
     parser.add_argument(
         "--region-mib", type=child.positive, default=4096, metavar="N",
-        help="size of the pool (default: %(default)s)",
+        help="size of the pool, at most half of the free memory (default: %(default)s)",
     )  # fmt: skip
     return child.run(MODULE, argv, parser.parse_args(argv), measure)
 
 
 def measure(device: Device, record: Record, runner: Runner, arguments: argparse.Namespace) -> None:
     """The steps in their order, then the speed of copies with and without page-locking."""
-    num_bytes = arguments.region_mib * _MIB
-    title = f"a pool of {arguments.region_mib} MiB"
+    region_mib = max(1, min(arguments.region_mib, machine.available_bytes() // 2 // _MIB))
+    num_bytes = region_mib * _MIB
+    title = f"a pool of {region_mib} MiB"
     opened = Case("open and map it", partial(_open, device, num_bytes))
     if not _add(record, title, 0, runner.measure(title, [opened])):
         return
@@ -56,10 +58,12 @@ def measure(device: Device, record: Record, runner: Runner, arguments: argparse.
         for case, amount in steps.cases():
             _add(record, title, amount, runner.measure(title, [case]))
             child.write(record, arguments)
+            if runner.interrupted:
+                return
         record.parameters["page-locked"] = pool.is_pinned() if device.is_gpu else "no GPU"
         _speeds(device, pool, record, runner, arguments.trials)
         child.write(record, arguments)
-        # Last: CUDA's runtime remembers an error, and torch's next call would raise it.
+        # Last: if CUDA's runtime keeps this error, no call of torch follows that would raise it.
         last = Case("a registration that fails is seen", steps.fails_visibly)
         _add(record, title, 0, runner.measure(title, [last]))
 

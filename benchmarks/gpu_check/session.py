@@ -14,17 +14,16 @@ from typing import NamedTuple
 from benchmarks.gpu_check.checks import Check
 from benchmarks.gpu_check.judging import (
     FAILED,
-    OK,
     SKIPPED,
     Verdict,
     install_name,
     kept_of,
     read,
+    row_of,
     verdict_of,
 )
 from benchmarks.harness import machine, steps
-from benchmarks.harness.record import Record, Row
-from benchmarks.harness.runner import Sample
+from benchmarks.harness.record import Record
 from benchmarks.harness.steps import Ended
 
 MODEL = "checks"
@@ -90,7 +89,7 @@ class Session:
                 verdict = self._check(check, log, left)
             seconds = self.clock() - now
             self.done.append(Done(check.name, verdict, seconds, log))
-            self.record.rows.append(_row(check.name, verdict, seconds))
+            self.record.rows.append(row_of(MODEL, check.name, verdict, seconds))
             self.show(f"{where}: {' '.join(filter(None, verdict))}")
             self.write(self.record)
 
@@ -154,13 +153,3 @@ class Session:
 
 def _is(words: Sequence[str]) -> str:
     return "is" if len(words) == 1 else "are"
-
-
-def _row(name: str, verdict: Verdict, seconds: float) -> Row:
-    sample = Sample([seconds])
-    if verdict.state != OK:
-        sample = Sample(
-            skipped=verdict.reason if verdict.state == SKIPPED else None,
-            failed=verdict.reason if verdict.state == FAILED else None,
-        )
-    return Row(MODEL, name, 0, sample)

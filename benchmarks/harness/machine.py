@@ -29,6 +29,11 @@ def describe() -> dict[str, int]:
     return {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory / _GIB)}
 
 
+def available_bytes() -> int:
+    """Memory that programs can have without swapping."""
+    return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
+
+
 def num_gpus() -> int:
     """Devices that CUDA's driver finds. Imports nothing and makes no context."""
     try:
@@ -50,6 +55,17 @@ def gpu_name() -> str | None:
     if cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 256, device):
         return "a GPU without a name"
     return name.value.decode(errors="replace")
+
+
+def cuda_version() -> str | None:
+    """The newest version of CUDA that the driver supports, as `13.0`; None without a driver."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def describe_with_gpu() -> dict[str, int | str]:

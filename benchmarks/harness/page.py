@@ -16,7 +16,7 @@ from benchmarks.harness.source import Document, Table
 _PAGE_PIXELS = 1120
 """What the text of a page is wide at most."""
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, CanvasText 15%, Canvas);
         --soft: color-mix(in srgb, CanvasText 5%, Canvas);
         --bar: color-mix(in srgb, #0072b2 30%, Canvas);
@@ -124,12 +124,12 @@ def page(
         if not records:
             parts.append("<p>No record of it is here.</p>")
         for one in records:
-            parts += _record(one)
+            parts += record_parts(one)
         parts += itertools.chain(*(_source(document, module) for document in documents))
         parts.append("</section>")
     if others:
         parts += ["<h2>Left out</h2>", *(f"<p>{escape(line)}</p>" for line in others)]
-    return html.whole("Benchmarks", _STYLE, parts)
+    return html.whole("Benchmarks", STYLE, parts)
 
 
 def _name(module: str) -> str:
@@ -151,7 +151,8 @@ def _contents(
     return f"<nav><ol>{''.join(lines)}</ol></nav>"
 
 
-def _record(shown: Shown) -> Iterable[str]:
+def record_parts(shown: Shown) -> Iterable[str]:
+    """A record's part of a page, in `STYLE`: its command, pictures, rows, figures, versions."""
     record = shown.record
     yield f"<h3><code>{escape(record.command)}</code></h3>"
     about = [record.started, record.describe_machine()]

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +35,13 @@ class Ended(NamedTuple):
 def run(
     command: Sequence[str], log: Path, limit_s: float,
     env: Mapping[str, str] | None = None, grace_s: float = GRACE_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ended:  # fmt: skip
     """Run `command` in the repository, with all output in `log`, for `limit_s` seconds at most.
 
     A KeyboardInterrupt ends the step in the same way, and is raised again.
     """
-    began = time.monotonic()
+    began = clock()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
@@ -49,13 +50,13 @@ def run(
     is_cut = False
     try:
         while process.poll() is None:
-            if time.monotonic() - began > limit_s:
+            if clock() - began > limit_s:
                 is_cut = True
                 break
             time.sleep(_POLL_S)
     finally:
         _end(process, grace_s)
-    return Ended(process.returncode, time.monotonic() - began, is_cut)
+    return Ended(process.returncode, clock() - began, is_cut)
 
 
 def last_lines(log: Path, number: int = 1) -> list[str]:
