@@ -80,10 +80,12 @@ CHECKS: tuple[Check, ...] = (
             "--total", "1GiB", "--trials", "3", "--no-shared-prefix",
             "--directory", str(scratch), "--json", str(record),
         ],
-        60, every_row("write|hot read"), least_s=15, needs_gpu=True, modules=("torch", *PRODUCT),
+        60, every_row("write|hot read", "GPU memory"), least_s=15, needs_gpu=True,
+        modules=("torch", *PRODUCT),
     ),
     Check(
-        "mover", _own("mover"), 60, every_row(), cores=MANY_CORES, modules=PRODUCT,
+        "mover", _own("mover", "--trials", "3", "--total-mib", "256"), 60, every_row(),
+        cores=MANY_CORES, modules=PRODUCT,
     ),
     Check(
         "lanes",

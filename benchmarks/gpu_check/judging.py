@@ -63,6 +63,10 @@ def verdict_of(
         kept = f"; {_num_measured(found)} rows until then are kept"
         if limit_is_budget:
             return Verdict(SKIPPED, f"no time left after {ended.seconds:.0f} s{kept}")
+        judged = judge(*found) if found is not None and ended.status >= 0 else None
+        if judged is not None and judged.state == OK:
+            # It answered the signal: it is slow and does not hang.
+            return Verdict(OK, f"cut after {ended.seconds:.0f} s{kept}")
         return Verdict(FAILED, f"did not end within {ended.seconds:.0f} s{kept}")
     if ended.status < 0:
         return Verdict(FAILED, f"ended by signal {-ended.status}{_last(log)}")
@@ -76,19 +80,24 @@ def verdict_of(
     return verdict
 
 
-def every_row(wanted: str = ".*") -> Judge:
-    """Judge the rows whose operation matches: FAILED with one that failed, SKIPPED where none of
-    them was measured, with their reasons."""
+def every_row(wanted: str = ".*", transport: str | None = None) -> Judge:
+    """Judge the rows whose operation matches, of this transport if it is given: SKIPPED where none
+    of them was measured, with their reasons. FAILED with any row that failed."""
 
     def judge(_: Mapping[str, Any], record: Record) -> Verdict:
-        rows = [row for row in record.rows if re.fullmatch(wanted, row.operation)]
+        rows = [
+            row for row in record.rows
+            if re.fullmatch(wanted, row.operation) and transport in (None, row.transport)
+        ]  # fmt: skip
         failed = [row for row in record.rows if row.sample.failed is not None]
         if failed:
             more = f" and {len(failed) - 1} more" * (len(failed) > 1)
             return Verdict(FAILED, f"{failed[0].operation}{more}: {failed[0].sample.failed}")
         if any(row.sample.measured for row in rows):
             return Verdict(OK)
-        reasons = dict.fromkeys(row.sample.skipped for row in rows if row.sample.skipped)
+        # A benchmark that cannot begin has one row, of another name.
+        reasons = dict.fromkeys(row.sample.skipped for row in rows or record.rows
+                                if row.sample.skipped)  # fmt: skip
         return Verdict(SKIPPED, "; ".join(map(str, reasons)) or "nothing was measured")
 
     return judge

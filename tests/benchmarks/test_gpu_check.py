@@ -171,6 +171,18 @@ def test_a_check_that_hangs_is_failed_and_one_that_the_budget_cuts_is_not(
     assert [each.operation for each in made.record.rows] == ["copy", "a", "copy", "b"]
 
 
+def test_a_check_that_is_slow_and_answers_the_signal_keeps_its_rows(
+    made: Session, programs: Programs
+):
+    programs.ended = Ended(130, 50.0, True)
+    made.check_all([check()])
+    assert verdict(made) == Verdict(OK, "cut after 50 s; 1 rows until then are kept")
+    programs.record = a_record(row(failed="x"))
+    made.budget_s = 1000
+    made.check_all([check("two")])
+    assert verdict(made).state == FAILED
+
+
 def test_a_program_that_dies_is_failed_with_its_last_line_without_folders(
     made: Session, programs: Programs
 ):
@@ -203,8 +215,19 @@ def test_the_record_is_written_after_each_check(made: Session, tmp_path: Path):
 def test_rows_that_were_all_skipped_skip_the_check_with_their_reasons():
     record = a_record(row("swap in", skipped="no GPU"), row("memcpy"))
     assert every_row("swap in")({}, record) == Verdict(SKIPPED, "no GPU")
-    assert every_row("swap out")({}, record) == Verdict(SKIPPED, "nothing was measured")
+    assert every_row("swap out")({}, a_record(row())) == Verdict(SKIPPED, "nothing was measured")
+    only = a_record(row("find it", skipped="torch finds no GPU"))
+    assert every_row("swap out")({}, only) == Verdict(SKIPPED, "torch finds no GPU")
     assert every_row("memcpy")({}, record) == Verdict(OK)
+
+
+def test_a_system_beside_the_gpu_does_not_stand_for_it():
+    beside = Row("m", "write", 8, Sample([1.0]), "a map")
+    gpu = Row("m", "write", 8, Sample(skipped="there is no GPU"), "GPU memory")
+    judged = every_row("write", "GPU memory")
+    assert judged({}, a_record(beside, gpu)) == Verdict(SKIPPED, "there is no GPU")
+    gpu.sample = Sample([1.0])
+    assert judged({}, a_record(beside, gpu)) == Verdict(OK)
 
 
 def test_a_sweep_is_judged_by_its_errors():
