@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,10 +140,15 @@ def row_of(model: str, name: str, verdict: Verdict, seconds: float) -> Row:
 
 
 def kept_of(record: Record, rows: str, figures: str, name: str) -> Kept:
-    """The rows and figures whose names match, and the parameters under the check's name."""
+    """The rows and figures whose names match; figures and parameters under the check's name: two
+    checks run the same benchmark."""
     return Kept(
         [row for row in record.rows if re.fullmatch(rows, row.operation)],
-        [figure for figure in record.figures if re.fullmatch(figures, figure.name)],
+        [
+            replace(figure, name=f"{name}: {figure.name}")
+            for figure in record.figures
+            if re.fullmatch(figures, figure.name)
+        ],
         {f"{name}: {key}": value for key, value in record.parameters.items()},
         record.versions,
     )

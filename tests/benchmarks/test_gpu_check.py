@@ -105,6 +105,13 @@ def test_a_check_that_measured_is_ok_and_its_rows_are_kept(made: Session):
     assert (of_check.operation, of_check.seconds) == ("copy", 1.0)
 
 
+def test_figures_of_two_checks_of_one_benchmark_have_two_names(made: Session, programs: Programs):
+    programs.record = a_record(row(), figures=(Figure("4 at once", "", {"": 1.0}),))
+    made.check_all([check("a"), check("b", figures="none")])
+    made.check_all([check("c")])
+    assert [each.name for each in made.record.figures] == ["a: 4 at once", "c: 4 at once"]
+
+
 def test_a_row_that_failed_fails_its_check_and_the_command(made: Session, programs: Programs):
     programs.record = a_record(row(), row("other", failed="WrongBytes: x"))
     programs.ended = Ended(1, 1.0, False)
