@@ -9,6 +9,7 @@ registry    the benchmarks of the tree, and the documents of benchmarks/sources
 source      the figures of such a document, as data
 page        all records and the sources' figures as one HTML page; page_tables has its tables
 options     the flags that all benchmarks have
+steps       commands one after another, each with a log and a limit of time
 files       checks and operations on files
 machine     a description of the machine, and checks against its free memory
 """

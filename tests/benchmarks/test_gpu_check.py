@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,19 @@ def test_without_a_gpu_the_command_ends_well_with_its_reasons(
     found = Record.read(tmp_path / "all.json")
     assert [each.reason[:8] for each in found.rows] == ["SKIPPED:"] * 2
     assert found.machine.keys() <= {"cores", "memory_gib", "gpu"}
+
+
+def test_ctrl_c_keeps_the_checks_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def stop(*_: Any) -> Ended:
+        raise KeyboardInterrupt
+
+    waiting = Check("lanes", lambda *_: ["a.module"], 20, every_row())
+    monkeypatch.setattr(checks, "CHECKS", (check("copies", cores=100), waiting))
+    monkeypatch.setattr(command, "Session", partial(Session, run=stop))
+    flags = ["--json", str(tmp_path / "all.json"), "--logs", str(tmp_path)]
+    assert command.main(["--only", "copies,lanes", *flags]) == 130
+    found = Record.read(tmp_path / "all.json")
+    assert found.interrupted and [each.operation for each in found.rows] == ["copies"]
 
 
 def test_a_check_that_fails_makes_the_exit_status_one(

@@ -87,6 +87,11 @@ class GpuSwaps:
                     raise WrongBytes(f"GPU block {block} and row {row} differ")
 
 
+def way() -> str:
+    """The name of the way that moves blocks here, or that there is no GPU."""
+    return find_swap()[0] if torch.cuda.is_available() else "no GPU"
+
+
 def find_swap() -> tuple[str, Swap]:
     """The name of the way, and the way. For a GPU of this machine."""
     try:

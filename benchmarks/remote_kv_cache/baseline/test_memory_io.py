@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
     record.parameters["memcpy"] = "one flat copy of the same bytes"
+    record.parameters["swap"] = _swap_way()
     total = blocks.total_bytes(arguments.models, arguments.batches)
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         for model in arguments.models:
@@ -143,6 +144,15 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
         Case(SWAP_IN, swaps.swap_in, swaps.forget_cache, check),
         Case(SWAP_OUT, swaps.swap_out, swaps.forget_rows, check),
     ], close
+
+
+def _swap_way() -> str:
+    """What moves blocks to a GPU and back."""
+    try:
+        from benchmarks.remote_kv_cache.baseline import gpu_swaps
+    except ImportError as error:
+        return f"needs torch: {error}"
+    return gpu_swaps.way()
 
 
 def _host_worker_cases(
