@@ -34,11 +34,15 @@ from sky import Sky
 from weather import MORTAL, Weather
 
 from remote_server.protocol import StatsReply
+from remote_server.server.lanes import STALL_S
 
 MiB = 1 << 20
 
 MOST_BESIDE_MEMORY = 128 * MiB
 """Of the server's resident memory: the interpreter, libraries, messages under way."""
+
+REST_S = SETTLE_S + STALL_S
+"""A lane on which the last block was lost keeps the slots of its put until it counts as stalled."""
 
 _POLL_S = 0.1
 
@@ -251,7 +255,7 @@ class Run:
 
     # ── at rest ──────────────────────────────────────────────────────────────────────────
 
-    def check(self, patience_s: float = SETTLE_S) -> None:
+    def check(self, patience_s: float = REST_S) -> None:
         """Nothing is under way: AssertionError if something is still held after `patience_s`, by
         either side."""
         for crew in self.crews:
@@ -300,7 +304,7 @@ class Run:
     def _end(self) -> None:
         for crew in self.crews:
             crew.end()
-        self.server.wait_until_at_rest(SETTLE_S)
+        self.server.wait_until_at_rest(REST_S)
         no_more_than(self._unused, self._held, "the server, without clients,")
 
 
