@@ -29,7 +29,7 @@ from benchmarks.harness.steps import Ended
 MODEL = "checks"
 """`model` of the rows that are the checks themselves."""
 
-RESERVE_S = 5.0
+RESERVE_S = 10.0
 """Of the budget: to end a check that is cut, and to write the record."""
 
 

@@ -26,7 +26,9 @@ from benchmarks.harness.statistics import summarize
 
 SCHEMA = 1
 
-_NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot", "--csv", "--html")
+_NOT_PART_OF_THE_MEASUREMENT = (
+    "--json", "--plot", "--csv", "--html", "--page", "--folder", "--logs"
+)  # fmt: skip
 
 
 class RecordError(ValueError):

@@ -1,7 +1,8 @@
 """Steps: commands that run one after another, each with a log, a limit of time and an end.
 
-A step gets SIGTERM first, at which a benchmark keeps and writes what it has measured, and SIGKILL
-when that did not end it. Its own terminal is none, so that Ctrl-C reaches it only through here.
+A step gets SIGINT first, as by Ctrl-C: a benchmark then keeps and writes what it has measured, and
+pytest and the demo end the engines that they have started, which are in sessions of their own. It
+gets SIGKILL when that did not end it. Ctrl-C of the terminal reaches it only through here.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from typing import NamedTuple
 
 from benchmarks.harness.registry import REPOSITORY
 
-GRACE_S = 20.0
-"""Seconds from SIGTERM to SIGKILL: servers of a step are stopped in it, records are written."""
+GRACE_S = 30.0
+"""Seconds from SIGINT to SIGKILL: engines of a step are stopped in it, records are written."""
 
 _POLL_S = 0.05
 
@@ -46,6 +47,7 @@ def run(
         process = subprocess.Popen(
             command, cwd=REPOSITORY, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         )  # fmt: skip
     is_cut = False
     try:
@@ -68,10 +70,16 @@ def last_lines(log: Path, number: int = 1) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()][-number:]
 
 
+def _heed_ctrl_c() -> None:
+    """In the new process: a shell that runs this in the background has SIGINT ignored in all of its
+    descendants."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """End the program, then the rest of its group."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
     with contextlib.suppress(ProcessLookupError):

@@ -24,7 +24,7 @@ from benchmarks.gpu_check.judging import (
     storage_with_gpu,
 )
 from benchmarks.gpu_check.session import Here, Session
-from benchmarks.harness import registry
+from benchmarks.harness import registry, steps
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.steps import Ended
@@ -163,7 +163,7 @@ def test_a_module_that_a_program_misses_skips_it_with_the_package(
 def test_the_budget_ends_later_checks_and_shortens_one(made: Session, programs: Programs):
     programs.ended = Ended(0, 60.0, False)
     made.check_all([check("a"), check("b"), check("c")])
-    assert programs.limits == [50.0, 35.0]
+    assert programs.limits == [50.0, 30.0]
     assert made.done[2].verdict == Verdict(SKIPPED, "no time left: 0 s of 100")
     assert "a larger --budget" in made.next_step()
 
@@ -285,7 +285,7 @@ def test_checks_are_chosen_by_parts_of_their_names():
 
 
 def test_the_checks_fit_into_eight_minutes_and_their_commands_parse(tmp_path: Path):
-    assert command.BUDGET_S < 480
+    assert command.BUDGET_S - session.RESERVE_S + steps.GRACE_S < 480
     for each in CHECKS:
         words = each.command(tmp_path / "r.json", tmp_path)
         assert str(tmp_path / "r.json") in words and each.least_s < each.most_s

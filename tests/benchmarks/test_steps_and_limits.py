@@ -28,7 +28,7 @@ def runs(pid: str) -> bool:
 def test_a_step_ends_at_its_limit_with_what_it_writes_then(tmp_path: Path):
     code = (
         "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('kept', flush=True), sys.exit(0)))\n"
+        "signal.signal(signal.SIGINT, lambda *_: (print('kept', flush=True), sys.exit(0)))\n"
         "print('began', flush=True)\n"
         "time.sleep(60)"
     )
@@ -42,7 +42,7 @@ def test_a_step_ends_at_its_limit_with_what_it_writes_then(tmp_path: Path):
 def test_a_step_that_ignores_its_end_is_killed_with_its_children(tmp_path: Path):
     code = (
         "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "child = os.fork()\n"
         "print(os.getpid(), flush=True)\n"
         "time.sleep(60)"
@@ -73,3 +73,22 @@ def test_an_interruption_ends_the_step_before_it_is_raised(tmp_path: Path):
 
 def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path):
     assert steps.last_lines(tmp_path / "none") == []
+
+
+def test_a_step_heeds_ctrl_c_also_where_this_process_ignores_it(tmp_path: Path):
+    """As behind `&` in a shell's script."""
+    log = tmp_path / "log"
+    code = (
+        "import time\n"
+        "print('began', flush=True)\n"
+        "try:\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('heeded', flush=True)"
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ended = steps.run([sys.executable, "-c", code], log, 5.0, clock=until(log, 1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.status == 0 and steps.last_lines(log) == ["heeded"]
