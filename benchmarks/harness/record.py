@@ -26,9 +26,7 @@ from benchmarks.harness.statistics import summarize
 
 SCHEMA = 1
 
-_NOT_PART_OF_THE_MEASUREMENT = (
-    "--json", "--plot", "--csv", "--html", "--page", "--folder", "--logs"
-)  # fmt: skip
+_NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot", "--csv", "--html", "--page")
 
 
 class RecordError(ValueError):
