@@ -27,6 +27,11 @@ class LateCopies(OffloadingWorker):
         self._loads: deque[tuple[int, int, Any]] = deque()
         self._ended: list[TransferResult] = []
 
+    @property
+    def under_way(self) -> int:
+        """Copies that were submitted and have not run."""
+        return len(self._stores) + len(self._loads)
+
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:

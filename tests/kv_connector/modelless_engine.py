@@ -58,8 +58,7 @@ class ModellessEngine:
         self.memory = torch.zeros((num_blocks, spec.page_size_bytes), dtype=torch.int8)
         self._content = self.memory.numpy().view(np.int64)
         self.worker = KVFerryConnector(config, KVConnectorRole.WORKER, cache)
-        self.worker.register_kv_caches({LAYER: self.memory})
-        self.runner = ModellessRunner(self.worker, self._content)
+        self.runner = ModellessRunner(config, self.worker, {LAYER: self.memory})
         by_config: Any = config.scheduler_config.get_scheduler_cls()
         self.scheduler: Scheduler = by_config(
             config, cache, StructuredOutputManager(config), TOKENS

@@ -6,12 +6,20 @@ part of a copy, bytes of another block and a block of old weights are recognized
 up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.forward_context import set_forward_context
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from kv_connector.connector import KVFerryConnector
 
@@ -51,12 +59,22 @@ class ModellessRunner:
     """Runs steps as vLLM's model runners do, from what a `SchedulerOutput` holds: it sees nothing
     else of the scheduler, so steps may be scheduled ahead."""
 
-    def __init__(self, connector: KVFerryConnector, content: Words) -> None:
-        """`content` has a row of words for each block of the engine."""
+    def __init__(
+        self, config: VllmConfig, connector: KVFerryConnector, cache: dict[str, torch.Tensor]
+    ) -> None:
+        """`cache` has one layer, all bytes of a block in a row. Registers it as vLLM does."""
+        self._config = config
+        (memory,) = cache.values()
+        self._content: Words = memory.numpy().view(np.int64)
+        with self._as_the_connector(connector):
+            self._second = None
+            if config.use_v2_model_runner:
+                self._second = ActiveKVConnector(config, cache)
+            else:
+                connector.register_kv_caches(cache)
         self.weights = 1
         """What is computed depends on them."""
         self._connector = connector
-        self._content = content
         self._tables: dict[str, list[int]] = {}
         self._tokens: dict[str, list[int]] = {}
         self.ever: dict[Prefix, set[int]] = {}
@@ -70,27 +88,42 @@ class ModellessRunner:
         return contents
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step, in the order in which vLLM calls the connector."""
-        meta, connector = output.kv_connector_metadata, self._connector
-        assert meta is not None
-        connector.handle_preemptions(meta)
-        connector.bind_connector_metadata(meta)
-        begins = self._update_requests(output)
-        sampled = [
-            self._compute(name, begins[name], begins[name] + count)
-            for name, count in output.num_scheduled_tokens.items()
-        ]
-        connector.start_load_kv(None)  # type: ignore[arg-type]
-        connector.wait_for_save()
-        _, received = connector.get_finished(output.finished_req_ids)
-        told = KVConnectorOutput(
-            finished_recving=received,
-            kv_connector_worker_meta=connector.build_connector_worker_meta(),
-        )
-        connector.clear_connector_metadata()
+        """One step. The connector is called by vLLM's own code for its first and second runner."""
+        with self._as_the_connector(self._connector), set_forward_context(None, self._config):
+            if self._second is not None:
+                batch: Any = SimpleNamespace(
+                    idx_mapping=None,
+                    req_ids=list(output.num_scheduled_tokens),
+                    num_tokens=output.total_num_scheduled_tokens,
+                )
+                self._second.pre_forward(output, batch)
+                sampled = self._forward(output)
+                self._second.finish_forward()
+                told = self._second.post_forward(output.finished_req_ids)
+            else:
+                assert output.kv_connector_metadata is not None
+                self._connector.handle_preemptions(output.kv_connector_metadata)
+                with KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output) as told:
+                    sampled = self._forward(output)
         names = list(output.num_scheduled_tokens)
         index = {name: i for i, name in enumerate(names)}
         return ModelRunnerOutput(names, index, sampled, kv_connector_output=told)
+
+    @contextmanager
+    def _as_the_connector(self, connector: KVFerryConnector) -> Iterator[None]:
+        """vLLM has one connector a process; here scheduler and worker have one each."""
+        kv_transfer_state._KV_CONNECTOR_AGENT = connector
+        try:
+            yield
+        finally:
+            kv_transfer_state._KV_CONNECTOR_AGENT = None
+
+    def _forward(self, output: SchedulerOutput) -> list[list[int]]:
+        begins = self._update_requests(output)
+        return [
+            self._compute(name, begins[name], begins[name] + count)
+            for name, count in output.num_scheduled_tokens.items()
+        ]
 
     def _update_requests(self, output: SchedulerOutput) -> dict[str, int]:
         """Returns where each request's computation begins."""

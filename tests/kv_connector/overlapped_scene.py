@@ -10,7 +10,10 @@ from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from overlapped_engine import PROMPT, Overlapped, Pace
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
+
+from kv_connector import metrics
 
 MOST_CALLS = 1000
 
@@ -36,7 +39,7 @@ class Scene:
         self.steps = Overlapped(self.engine)
         worker = self.engine.worker.connector_worker
         assert worker.worker is not None
-        self._copies = worker.worker = LateCopies(worker.worker)
+        self.copies = worker.worker = LateCopies(worker.worker)
         self._pace = pace
         self._number = 0
         self._hoarded: list[KVCacheBlock] = []
@@ -76,7 +79,7 @@ class Scene:
         self._add("server", self._on_server + self._new[:70], answer=2)
         self._add("new", self._new, answer=3)
 
-    def run(self, event: Callable[["Scene"], None], before: int) -> int:
+    def run(self, event: Callable[["Scene"], None] | None = None, before: int = -1) -> int:
         """Run until the engine is idle, with `event` before the call of this number. Returns the
         number of calls."""
         return self._go(self._pace, event, before)
@@ -98,7 +101,7 @@ class Scene:
     def _go(
         self, pace: Pace, event: Callable[["Scene"], None] | None = None, before: int = -1
     ) -> int:
-        self._copies.steps = pace.copies
+        self.copies.steps = pace.copies
         calls = self.steps.calls(lazy=pace.lazy)
         for number in itertools.count():
             assert number < MOST_CALLS, "the engine would step for ever"
@@ -124,6 +127,33 @@ class Scene:
     def load_weights(self) -> None:
         """Others than ever before."""
         self.steps.load(self.engine.runner.weights + 1)
+
+    def pause(self, *, keep: bool) -> None:
+        """As vLLM begins to sleep: its requests are kept, or aborted."""
+        if not keep:
+            self.engine.abort(*list(self.engine.scheduler.requests))
+        state = PauseState.PAUSED_ALL if keep else PauseState.PAUSED_NEW
+        self.engine.scheduler.set_pause_state(state)
+
+    def sleep_and_wake(self) -> bool:
+        """vLLM resets all caches once it is idle. The KV cache comes back with other contents.
+        Returns False if it did not sleep."""
+        assert not self.copies.under_way, "a copy is under way in memory that is given back"
+        try:
+            assert self.engine.reset(running=True)
+        except RuntimeError:  # vLLM does not sleep while a request waits for a load
+            return False
+        self.engine.memory.fill_(0x55)
+        self.wake()
+        return True
+
+    def wake(self) -> None:
+        self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    @property
+    def loaded_blocks(self) -> int:
+        """Blocks that came from the server until now."""
+        return self.engine.totals().get((metrics.LOADED_BLOCKS, "hit"), 0)
 
     def hoard(self) -> None:
         """Take all free blocks of the engine for some calls, so that it preempts requests."""

@@ -88,3 +88,27 @@ def test_no_copy_from_before_a_reset_lands_in_a_row_that_was_promoted_since(
 def test_the_second_model_runner(make: Make):
     """It is sent a resumed request as a new one."""
     in_every_gap(Scene(make, LATE, second_runner=True), preempt)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_copy_uses_the_engines_memory_while_it_sleeps(make: Make, keep: bool):
+    """vLLM sleeps as soon as it has no work. Its KV cache is given back then, and comes back with
+    other contents; what the server holds is found again."""
+    scene = Scene(make, LATE)
+    gap = calls = slept = 0
+    while gap <= calls:
+        scene.begin()
+        calls = scene.run(lambda scene: scene.pause(keep=keep), before=gap)
+        if scene.sleep_and_wake():
+            slept += 1
+            loaded = scene.loaded_blocks
+            scene.add_again()
+            scene.run()
+            assert scene.loaded_blocks >= loaded + 3, "the prompt on the server was not found"
+        else:
+            scene.wake()
+            scene.run()
+        gap += 3
+    # A kept request mostly waits for a load, and then vLLM does not sleep.
+    assert slept > (0 if keep else 5)
+    assert not scene.engine.hook_errors()
