@@ -97,6 +97,12 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
             f"no CPU pool at {path}: no worker of this engine has made one there. Scheduler and "
             "workers must run on one host, the workers as children of the engine core"
         ) from None
+    except PermissionError as error:
+        raise ConfigError(
+            f"the CPU pool at {path} cannot be opened: {error.strerror}. It is a file of another "
+            "process of this engine, found in /proc: all of them must be of one user, and none may "
+            "be closed to the others (hidepid, prctl PR_SET_DUMPABLE)"
+        ) from error
     if found != pool_bytes:
         raise ConfigError(
             f"the CPU pool at {path} has {found} bytes, and this process needs {pool_bytes}: the "

@@ -1,5 +1,6 @@
 """A pool file belongs to one engine and does not outlive it by more than a start."""
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pool_owner import report_owner, report_owner_from_a_child
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kv_connector.pool import (
+    check_pool_is_there,
     offer_sealed_file,
     pool_name,
     pool_path,
@@ -150,3 +152,17 @@ def test_a_name_whose_maker_has_died_is_refused_and_not_removed(region_name: str
     with pytest.raises(ConfigError, match="has died; remove that file"):
         offer_sealed_file(region_name, 4096)
     assert os.path.lexists(pool_path(region_name))
+
+
+def test_a_pool_of_a_process_that_is_closed_to_this_one_is_refused_with_the_cure(
+    region_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As with another user, or with a process that is not dumpable. Root may open it all the same,
+    so the refusal is that of `stat`."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ConfigError, match=r"one user.*hidepid"):
+        check_pool_is_there(region_name, 4096)
