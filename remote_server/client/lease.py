@@ -4,23 +4,23 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import add
+from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.client.get import Batch, GetTransfer
 from remote_server.errors import RemoteProtocolError
 from remote_server.native.job import Job, Kind
-from remote_server.native.mover import run
 from remote_server.protocol import Got, Leased
 from remote_server.shm.mapping import WORD_BYTES, ArenaView
 from remote_server.shm.region import RegisteredRegion
 
-# Bytes copied before the clock is read again: a quarter of a millisecond.
-GROUP_BYTES = 4 << 20
+# Bytes of one job: a millisecond.
+GROUP_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
 class Copied:
-    """Outcome of one copy step: indices into the transfer's keys."""
+    """Outcome of one group: indices into the transfer's keys."""
 
     good: list[int] = field(default_factory=list)
     corrupt: list[int] = field(default_factory=list)
@@ -29,8 +29,16 @@ class Copied:
     good_bytes: int = 0
 
 
+class Group(NamedTuple):
+    """Blocks of a lease that one job copies. Their rows belong to the job until it has ended."""
+
+    lease: "Lease"
+    places: slice
+    job: Job
+
+
 class Lease:
-    """Blocks that may be copied from the arena until `done`, one step at a time."""
+    """Blocks that may be copied from the arena until `done`, one group after the other."""
 
     def __init__(
         self,
@@ -74,62 +82,71 @@ class Lease:
         self._group_blocks = max(1, GROUP_BYTES // max(self._lengths, default=1))
         self._arena = arena
         self._next = 0
+        self.copying: list[Group] = []
+        """Begun, and not landed."""
+
+    @property
+    def has_more(self) -> bool:
+        """Blocks remain to be begun."""
+        return self._next < len(self.indices)
 
     @property
     def done(self) -> bool:
         """Every block has been copied."""
-        return self._next == len(self.indices)
+        return not (self.copying or self.has_more)
 
     @property
     def open(self) -> list[int]:
-        """The blocks that have not been copied yet."""
-        return self.indices[self._next :]
+        """The blocks that have not landed yet."""
+        begun = [index for group in self.copying for index in self.indices[group.places]]
+        return begun + self.indices[self._next :]
 
-    def step(self, num_bytes: int, clock: Callable[[], float]) -> Copied:
-        """Copy blocks until `num_bytes` are reached or the deadline of their get has passed."""
-        if not self._arena.mapped:
-            raise RuntimeError("a lease is copied after its arena was unmapped")
-        copied = Copied()
-        first = self._next
-        bad: list[int] = []
-        deadline = self.transfer.deadline
-        while self._next < len(self.indices) and copied.num_bytes < num_bytes:
-            if clock() >= deadline:
-                break
-            group = slice(self._next, min(self._next + self._group_blocks, len(self.indices)))
-            self._copy(group, bad)
-            copied.num_bytes += sum(self._lengths[group])
-            self._next = group.stop
-        self._sort(first, bad, copied)
-        return copied
-
-    # ── copying ──────────────────────────────────────────────────────────────────────────
-
-    def _copy(self, group: slice, bad: list[int]) -> None:
-        """Copy a group and add to `bad` the blocks with a wrong checksum."""
-        transfer, announced = self.transfer, self._checksums[group]
+    def next_group(self, clock: Callable[[], float]) -> Group | None:
+        """Begin the next blocks; None when the deadline of their get has passed. The caller runs
+        the job, and no longer than the arena is mapped."""
+        if clock() >= self.transfer.deadline:
+            return None
+        self._require_map()
+        places = slice(self._next, min(self._next + self._group_blocks, len(self.indices)))
         seeds = None
-        if announced:
-            keys = [transfer.keys[index] for index in self.indices[group]]
-            seeds = protocol.identities(transfer.namespace, keys)
+        if self._checksums:
+            keys = [self.transfer.keys[index] for index in self.indices[places]]
+            seeds = protocol.identities(self.transfer.namespace, keys)
         job = Job(
-            Kind.COPY, self._targets[group], self._sources[group], self._lengths[group],
+            Kind.COPY, self._targets[places], self._sources[places], self._lengths[places],
             seeds=seeds, stream=True,
         )  # fmt: skip
-        num_failed = run(job)
-        if num_failed or (announced and job.digests.tolist() != announced):
-            intact = job.intact(announced)
-            bad += [at for at, good in enumerate(intact, start=group.start) if not good]
+        group = Group(self, places, job)
+        self._next = places.stop
+        self.copying.append(group)
+        return group
 
-    def _sort(self, first: int, bad: list[int], copied: Copied) -> None:
+    def landed(self, group: Group) -> Copied:
+        """Sort the blocks of `group`, whose job has ended, by outcome."""
+        self._require_map()
+        self.copying.remove(group)
+        announced, job = self._checksums[group.places], group.job
+        bad: list[int] = []
+        if job.failed or (announced and job.digests.tolist() != announced):
+            intact = job.intact(announced)
+            bad = [at for at, good in enumerate(intact, group.places.start) if not good]
+        copied = Copied(num_bytes=job.num_bytes)
+        self._sort(group.places, bad, copied)
+        return copied
+
+    def _require_map(self) -> None:
+        if not self._arena.mapped:
+            raise RuntimeError("a lease is copied after its arena was unmapped")
+
+    def _sort(self, span: slice, bad: list[int], copied: Copied) -> None:
         """Read the generation words, after all else, and sort the copied blocks by outcome."""
-        words, span = self._arena.words, slice(first, self._next)
+        words = self._arena.words
         generations = [words[number] for number in self._words[span]]
         if generations == self._generations[span] and not bad:
             copied.good, copied.good_bytes = self.indices[span], copied.num_bytes
             return
         wrong = set(bad)
-        for at, generation in enumerate(generations, start=first):
+        for at, generation in enumerate(generations, start=span.start):
             if generation != self._generations[at]:
                 copied.expired.append(self.indices[at])
             elif at in wrong:

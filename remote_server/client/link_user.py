@@ -29,6 +29,9 @@ class LinkUser(Protocol):
     def limit(self, arena_bytes: int) -> None:
         """The region was attached to a server with an arena of this size."""
 
+    def stop_copying(self) -> None:
+        """The server's memory is about to be unmapped: when this returns, no thread reads it."""
+
     def detached(self, error: KVFerryError) -> None:
         """End every transfer: the attachment has ended, and all that the server held for it."""
 

@@ -221,7 +221,6 @@ class PutChannel(Channel):
     """All puts of one client over one transport, oldest first."""
 
     wake_at = inf
-    has_more = False
     queued_bytes = 0
 
     def __init__(
@@ -234,6 +233,8 @@ class PutChannel(Channel):
         self._batches: dict[int, PutBatch] = {}
         self._window_bytes = 0
         self._most_bytes = most_bytes
+        self._has_sent = False
+        """The last `pump` sent a message."""
 
     # ── per transport ────────────────────────────────────────────────────────────────────
 
@@ -277,7 +278,7 @@ class PutChannel(Channel):
 
         One a turn: hashing a window's worth of small blocks would delay lookups.
         """
-        self.has_more = self.blocked = False
+        self._has_sent = self.blocked = False
         transfer = next((one for one in self._transfers if one.to_send), None)
         if transfer is None:
             return
@@ -294,7 +295,7 @@ class PutChannel(Channel):
         self._window_bytes += batch.num_bytes
         self._counters["bytes_out"] += batch.num_bytes
         self._counters["blocks_out"] += len(part)
-        self.has_more = True
+        self._has_sent = True
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
@@ -375,6 +376,11 @@ class PutChannel(Channel):
         self._give_up(list(self._transfers), error)
 
     # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def has_more(self) -> bool:
+        """The window may have room for another message."""
+        return self._has_sent and any(transfer.to_send for transfer in self._transfers)
 
     @property
     def _waiting(self) -> list[PutTransfer]:

@@ -4,27 +4,36 @@ A get is requested in batches, each one `Get` message for half the window. The w
 bytes requested and not copied or given up, over all gets: blocks that the server holds for us.
 Several leases are usually in flight, so that the server looks up while we copy.
 
-Only the I/O thread writes into rows, a bounded number of bytes a turn. A get therefore ends between
-two blocks, without waiting, and its leases are released.
+The threads of a mover copy, in groups of blocks, so that copies wait neither for the interpreter
+nor for what the I/O thread does meanwhile. Small groups are copied on the I/O thread. A get that
+ends early cancels its copies and waits until none touches its rows: for one piece of 256 KiB.
 """
 
-from collections.abc import Container
+from collections import deque
+from collections.abc import Container, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext
 from remote_server.client.get import GetChannel, GetTransfer
-from remote_server.client.lease import SHARE_OF_ARENA, Lease, LeaseBatch, LeaseWindow
+from remote_server.client.lease import SHARE_OF_ARENA, Group, Lease, LeaseBatch, LeaseWindow
 from remote_server.client.put import PutBatch, PutChannel, PutTransfer
 from remote_server.client.results import GetOutcome
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError
+from remote_server.native.job import Job
+from remote_server.native.moves import Moves
 from remote_server.protocol import Get, Got, Leased, LeaseRequest, Put, Release, SharedRows
 from remote_server.shm.region import RegisteredRegion, Tickets
 
-# Bytes copied before the sockets are polled: half a millisecond. A poll takes 20 µs.
+# Bytes copied on the I/O thread before the sockets are polled: a millisecond. A poll takes 20 µs.
 TURN_BYTES = 8 << 20
+
+# For each thread: one group is copied while others wait, so that a late turn leaves no thread idle.
+AHEAD_BYTES = 32 << 20
 
 
 class ShmGets(GetChannel[LeaseWindow]):
@@ -32,11 +41,17 @@ class ShmGets(GetChannel[LeaseWindow]):
 
     name = "shared memory"
 
-    def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
+    def __init__(self, client_context: ClientContext, link: ShmLink, moves: Moves) -> None:
+        """Owns `moves`."""
         window = LeaseWindow(client_context.config.shared_window_bytes)
         super().__init__(client_context, None, window)
         self._link = link
         self._verify = client_context.verify
+        self._moves = moves
+        self._landed: deque[Group] = deque()
+        """Their jobs have ended, and they are not settled."""
+        self._poll_set = client_context.poll_set
+        self._poll_set.register(moves.fileno())
         link.users.append(self)
 
     def _reaches(self, transfer: GetTransfer) -> bool:
@@ -44,17 +59,23 @@ class ShmGets(GetChannel[LeaseWindow]):
 
     @property
     def copying(self) -> bool:
-        """Leased blocks remain to be copied."""
-        return bool(self._window.leases)
+        """The I/O thread has blocks to copy, or to hand to the mover, now."""
+        return self.has_more
 
     @property
     def has_more(self) -> bool:
-        return self.copying
+        if self._landed:
+            return True
+        return self._has_room_ahead and any(lease.has_more for lease in self._window.leases)
+
+    @property
+    def _has_room_ahead(self) -> bool:
+        return sum(self._moves.num_bytes.values()) < AHEAD_BYTES * self._moves.threads
 
     @property
     def can_step(self) -> bool:
-        """Blocks remain to be copied, and no release has to be sent before."""
-        return bool(self._window.leases) and not self._window.to_release
+        """Blocks remain to be begun, and no release has to be sent before."""
+        return self.has_more and not self._window.to_release
 
     @property
     def needs_connection(self) -> bool:
@@ -167,32 +188,65 @@ class ShmGets(GetChannel[LeaseWindow]):
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float, readable: Container[object]) -> None:
+        for lease in self._window.leases:
+            if lease.copying:  # however long that takes, the server is not silent
+                self._queue.progressed(lease.transfer, now)
         self.step()
 
     def step(self) -> None:
-        """Copy one turn's worth of leased blocks, oldest lease first."""
-        num_bytes = TURN_BYTES
-        leases = self._window.leases
-        while leases and num_bytes > 0:
-            lease = leases[0]
-            transfer = lease.transfer
-            copied = lease.step(num_bytes, self._clock)
-            num_bytes -= copied.num_bytes
-            self._counters["bytes_in"] += copied.num_bytes
-            self._counters["shm_bytes_in"] += copied.num_bytes
-            self._counters["blocks_in"] += len(copied.good)
-            transfer.settle_hits(copied.good, copied.good_bytes)
-            for index in copied.expired:
-                transfer.settle(index, GetOutcome.MISS)
-            self._counters["expired_blocks"] += len(copied.expired)
-            self._counters["checksum_failures"] += len(copied.corrupt)
-            self._mark_corrupt(transfer, copied.corrupt)
-            if copied.num_bytes:
-                self._queue.progressed(transfer, self._clock())
-            if not lease.done:
-                return  # a turn's worth is copied, or the get is late and about to end
-            self._window.drop(lease)
-            self._end_if_settled(transfer)
+        """Settle the groups that have landed, and begin others, of the oldest lease first."""
+        self._moves.finish()
+        self._settle_landed()
+        begun = 0
+        while begun < TURN_BYTES and self._has_room_ahead:
+            lease = next((lease for lease in self._window.leases if lease.has_more), None)
+            group = lease and lease.next_group(self._clock)
+            if not (lease and group):
+                return  # all is begun, or the get is late and about to end
+            self._moves.submit(lease, group.job, partial(self._has_landed, group))
+            if self._landed:  # copied on this thread
+                begun += group.job.num_bytes
+            self._settle_landed()
+
+    def _has_landed(self, group: Group, job: Job) -> None:
+        self._landed.append(group)
+
+    def _settle_landed(self) -> None:
+        while self._landed:
+            group = self._landed.popleft()
+            lease = group.lease
+            self._settle(group)
+            if lease.done:
+                self._window.drop(lease)
+            self._end_if_settled(lease.transfer)
+
+    def _settle(self, group: Group) -> None:
+        transfer, copied = group.lease.transfer, group.lease.landed(group)
+        self._counters["bytes_in"] += copied.num_bytes
+        self._counters["shm_bytes_in"] += copied.num_bytes
+        self._counters["blocks_in"] += len(copied.good)
+        transfer.settle_hits(copied.good, copied.good_bytes)
+        for index in copied.expired:
+            transfer.settle(index, GetOutcome.MISS)
+        self._counters["expired_blocks"] += len(copied.expired)
+        self._counters["checksum_failures"] += len(copied.corrupt)
+        self._mark_corrupt(transfer, copied.corrupt)
+        self._queue.progressed(transfer, self._clock())
+
+    def stop_copying(self) -> None:
+        self._stop([*self._window.leases])
+
+    def _stop(self, leases: Sequence[Lease]) -> None:
+        """Copy no more of `leases`, whose gets are about to end, and settle the groups that are
+        copied whole. Returns when no thread touches their rows or the arena for them."""
+        for lease in leases:
+            self._moves.end_all(lease)
+        landed, self._landed = self._landed, deque()
+        for group in landed:
+            if group.lease not in leases:
+                self._landed.append(group)
+            elif not group.job.failed:
+                self._settle(group)
 
     def _mark_corrupt(self, transfer: GetTransfer, indices: list[int]) -> None:
         for index in indices:
@@ -203,9 +257,10 @@ class ShmGets(GetChannel[LeaseWindow]):
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
-        """Release its leases, then end it."""
+        """Stop its copies, release its leases, then end it."""
+        self._stop([lease for lease in self._window.leases if lease.transfer is transfer])
         self._window.drop_all_of(transfer)
-        super()._end(transfer, error, outcome)
+        super()._end(transfer, error if transfer.num_open else None, outcome)
 
     def _take_back(self) -> None:
         """Forget the requests; a lease that comes later is released unread."""
@@ -225,6 +280,19 @@ class ShmGets(GetChannel[LeaseWindow]):
     def reset(self) -> None:
         """Drop everything. Every get has ended."""
         self._window.clear()
+
+    def close(self) -> None:
+        self._poll_set.unregister(self._moves.fileno())
+        self._moves.close()
+        super().close()
+
+    def check(self) -> None:
+        """Also assert that each job is of a lease that counts it."""
+        super().check()
+        begun = {lease: sum(group.job.num_bytes for group in lease.copying)
+                 for lease in self._window.leases if lease.copying}  # fmt: skip
+        landed = sum(group.job.num_bytes for group in self._landed)
+        assert sum(begun.values()) == sum(self._moves.num_bytes.values()) + landed, begun
 
 
 class ShmPuts(PutChannel):
@@ -265,7 +333,7 @@ class ShmPuts(PutChannel):
 
     def pump(self, now: float) -> None:
         """Send the next message if the window allows it, oldest put first."""
-        self.has_more = False
+        self._has_sent = False
         if self._link.in_use:
             super().pump(now)
 
@@ -304,6 +372,9 @@ class ShmPuts(PutChannel):
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
+    def stop_copying(self) -> None:
+        """The server copies."""
+
     def detached(self, error: KVFerryError) -> None:
         """End every put: the server has no region to read."""
         self.end_all(error)
@@ -323,10 +394,14 @@ class ShmPuts(PutChannel):
 def open_shared(region: RegisteredRegion, client_context: ClientContext) -> tuple[Channel, ...]:
     """The channels for rows in `region`, which they own from then on. Raises `OSError`, and then
     nothing is open."""
-    tickets = Tickets()
-    try:
-        link = ShmLink(client_context, region, tickets)
-    except zmq.ZMQError as error:
-        tickets.close()
-        raise OSError(error.errno, str(error)) from error
-    return link, ShmGets(client_context, link), ShmPuts(client_context, link)
+    with ExitStack() as opened:
+        tickets = Tickets()
+        opened.callback(tickets.close)
+        moves = Moves()
+        opened.callback(moves.close)
+        try:
+            link = ShmLink(client_context, region, tickets)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from error
+        opened.pop_all()
+    return link, ShmGets(client_context, link, moves), ShmPuts(client_context, link)

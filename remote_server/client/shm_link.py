@@ -17,7 +17,7 @@ minute. Only the connection for messages opens on demand.
 import logging
 import os
 import socket
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 from math import inf
 
@@ -51,8 +51,15 @@ class Attachment:
     """Offers a region to the session's current server. Used by the I/O thread only."""
 
     def __init__(
-        self, region: RegisteredRegion, tickets: Tickets, client_context: ClientContext
+        self,
+        region: RegisteredRegion,
+        tickets: Tickets,
+        client_context: ClientContext,
+        stop_copying: Callable[[], None],
     ) -> None:
+        """`stop_copying` is called before the arena is unmapped. When it returns, no thread reads
+        the arena."""
+        self._stop_copying = stop_copying
         self._region = region
         self._tickets = tickets
         self._poll_set = client_context.poll_set
@@ -108,12 +115,13 @@ class Attachment:
                 self._connect(local_socket, secret, now)
 
     def hang_up(self, reason: str) -> None:
-        """Close the connection and unmap the arena. No copy may be under way."""
+        """Close the connection, end all copies, and unmap the arena."""
         if self._socket is not None:
             self._poll_set.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
         if self.arena is not None:
+            self._stop_copying()
             self.arena.close()
             self._unmapping = [arena for arena in self._unmapping if not arena.unmapped]
             self._unmapping.append(self.arena)
@@ -239,7 +247,7 @@ class ShmLink(Channel):
         self.region = region
         self.tickets = tickets
         self.users: list[LinkUser] = []
-        self._attachment = Attachment(region, tickets, client_context)
+        self._attachment = Attachment(region, tickets, client_context, self._stop_copying)
         self._attached = False
 
     # ── state ────────────────────────────────────────────────────────────────────────────
@@ -347,6 +355,10 @@ class ShmLink(Channel):
         self.blocked = False
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def _stop_copying(self) -> None:
+        for user in self.users:
+            user.stop_copying()
 
     def end_all(self, error: KVFerryError) -> None:
         """It has no requests."""

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from remote_server.keys import read_server_keys
+from remote_server.native.moves import Moves
 from remote_server.process_limits import (
     check_file_sizes,
     check_memory_fits,
@@ -26,7 +27,6 @@ from remote_server.server.auth import Authenticator
 from remote_server.server.config import ServerConfig, TenantConfig, read_tenants
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
-from remote_server.server.fills import Moves
 from remote_server.server.identity import fleets_of, server_version
 from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.lane_offer import lane_files, offer_lanes

@@ -16,11 +16,12 @@ import msgspec
 import zmq
 
 from remote_server.errors import ConfigError
+from remote_server.native.moves import Moves
 from remote_server.protocol import BucketStats
 from remote_server.server.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.config import ServerConfig, TenantConfig
 from remote_server.server.copier import Copier
-from remote_server.server.fills import Fills, Moves
+from remote_server.server.fills import Fills
 from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.metrics import MeteredHandlers, Meters

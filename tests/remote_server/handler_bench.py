@@ -11,9 +11,10 @@ from descriptors import memfd
 from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
+from remote_server.native.moves import Moves
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
-from remote_server.server.fills import Fills, Moves
+from remote_server.server.fills import Fills
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from functools import partial
 
 from fake_server import PATIENCE_S
 
@@ -94,18 +93,13 @@ class PausingTickets(Tickets):
 
 
 class PausingLease(Lease):
-    def step(self, num_bytes, clock):
-        return super().step(num_bytes, partial(_pause_and_read, clock))
+    def next_group(self, clock):
+        POINTS.pause(Point.BEFORE_COPY)
+        return super().next_group(clock)
 
     def _sort(self, *given):
         POINTS.pause(Point.BEFORE_GENERATION)
         super()._sort(*given)
-
-
-def _pause_and_read(clock):
-    """A step reads the clock before each group that it copies."""
-    POINTS.pause(Point.BEFORE_COPY)
-    return clock()
 
 
 def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints:

@@ -96,7 +96,7 @@ def test_files_and_truncated_memory_end_with_efault(native, do):
 
 def test_a_crash_in_a_move_of_the_server_fails_its_blocks_and_the_next_move_runs(native):
     lives("""
-        from remote_server.server.fills import Moves
+        from remote_server.native.moves import Moves
         moves, ended = Moves(1), []
         lost = copies(Memory(4 << 20), Truncated(), [512 << 10] * 8, seeds=[1] * 8)
         whole = copies(Memory(2 << 20), source := Memory(2 << 20, b"123"), [2 << 20])

@@ -9,7 +9,7 @@ import pytest
 from mover_helpers import choose
 
 from remote_server.native.job import Job, Kind, address_of
-from remote_server.server.fills import Moves, threads_for
+from remote_server.native.moves import Moves, threads_for
 
 MiB = 1 << 20
 

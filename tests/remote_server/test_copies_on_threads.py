@@ -1,0 +1,128 @@
+"""Gets whose blocks a mover's threads copy: a get that ends touches no row from then on."""
+
+import time
+
+import pytest
+from client_helpers import NAMESPACE, block, key
+from fake_server import PATIENCE_S, eventually
+from mover_helpers import choose
+
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client.requests import Call
+from remote_server.client.shm_link import ShmLink
+from remote_server.native.moves import RUN_HERE_BELOW_BYTES
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
+
+LENGTH = 2 * MiB
+NUM_BLOCKS = 16
+MARK = 0xEE
+assert LENGTH > RUN_HERE_BELOW_BYTES, "no thread would copy"
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def kind(request, monkeypatch):
+    choose(request.param, monkeypatch)
+
+
+class Scene:
+    """A server that holds all blocks, and clients of it with rows in shared memory."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.keys = [key(number) for number in range(NUM_BLOCKS)]
+        self.blocks = [block(number, LENGTH) for number in range(NUM_BLOCKS)]
+        self.client, self.rows, self.region = self.connect()
+        put = self.client.put(NAMESPACE, self.keys, self.blocks, deferred=False)
+        assert put.result(PATIENCE_S).created == NUM_BLOCKS
+
+    def connect(self) -> tuple[RemoteClient, list[memoryview], SharedRegion]:
+        region = SharedRegion(NUM_BLOCKS * LENGTH)
+        client = RemoteClient(ClientConfig(self.server.endpoint))
+        client.register(region.view, region.fd)
+        client.declare(NAMESPACE, LENGTH)
+        eventually(lambda: client.ready and client.transport == "shm")
+        starts = range(0, NUM_BLOCKS * LENGTH, LENGTH)
+        return client, [region.view[at : at + LENGTH] for at in starts], region
+
+    def close(self) -> None:
+        self.client.close(PATIENCE_S)
+        self.rows.clear()
+        self.region.close()
+
+    def mark_rows(self) -> None:
+        for row in self.rows:
+            row[:] = bytes([MARK]) * LENGTH
+
+    def get(self, timeout_s: float = PATIENCE_S):
+        return self.client.get(
+            NAMESPACE, self.keys, self.rows, stall_s=timeout_s, timeout_s=timeout_s
+        )
+
+
+@pytest.fixture
+def scene():
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=512 * MiB, populate=False)
+    with Server(config) as server:
+        scene = Scene(server)
+        yield scene
+        scene.close()
+
+
+def lose_memory(scene: Scene) -> None:
+    """The attachment ends; the client unmaps the server's memory."""
+    loop = scene.client._loop
+    (link,) = (one for one in loop.channels if isinstance(one, ShmLink))
+    loop.mailbox.submit(Call(lambda: link._attachment.fail("ended by a test", time.monotonic())))
+
+
+ENDS = {
+    "deadline": lambda scene: None,
+    "cancel": lambda scene: scene.client.cancel_all(PATIENCE_S),
+    "close": lambda scene: scene.client.close(PATIENCE_S),
+    "memory lost": lose_memory,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_no_row_is_written_after_the_get_has_ended(scene, end):
+    """Ended after 0 to 7 ms: before, amid and after the copies."""
+    for delay_ms in range(8):
+        scene.mark_rows()
+        future = scene.get(max(delay_ms / 1e3, 1e-4) if end == "deadline" else PATIENCE_S)
+        time.sleep(delay_ms / 1e3)
+        ENDS[end](scene)
+        got = future.result(PATIENCE_S)
+        for index in got.landed:
+            assert scene.rows[index] == scene.blocks[index]
+        scene.mark_rows()
+        time.sleep(0.005)  # a thread that copies still would have written
+        assert all(row[0] == row[-1] == MARK for row in scene.rows), "written after the end"
+        if end in ("close", "memory lost"):
+            scene.close()
+            scene.client, scene.rows, scene.region = scene.connect()
+        scene.client.check()
+
+
+def test_what_is_copied_by_threads_has_the_servers_bytes(scene):
+    scene.mark_rows()
+    got = scene.get().result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.HIT] * NUM_BLOCKS
+    assert all(row == data for row, data in zip(scene.rows, scene.blocks, strict=True))
+    scene.client.check()
+    eventually(lambda: not scene.server.leases, "its leases are released")
+
+
+def test_a_get_whose_copy_is_slow_has_not_stalled(scene, monkeypatch):
+    """The server has answered: the time of our own copy is not its silence."""
+    (moves,) = (one._moves for one in scene.client._loop.channels if hasattr(one, "_moves"))
+    submit, waiting = moves.submit, []
+    monkeypatch.setattr(moves, "submit", lambda *job: waiting.append(job))
+    future = scene.client.get(NAMESPACE, scene.keys, scene.rows, stall_s=0.05, timeout_s=60)
+    eventually(lambda: sum(job.num_bytes for _, job, _ in waiting) == NUM_BLOCKS * LENGTH)
+    time.sleep(0.15)
+    assert not future.done()
+    monkeypatch.undo()
+    scene.client._loop.mailbox.submit(Call(lambda: [submit(*job) for job in waiting]))
+    assert future.result(PATIENCE_S).landed == list(range(NUM_BLOCKS))
