@@ -19,7 +19,6 @@ struct kvf_hash {
     uint64_t lanes[8];
     uint64_t length;       /* of the whole block */
     uint64_t taken;        /* bytes of it so far */
-    uint64_t stripes_left; /* whole stripes before the last one, which ends with the block */
     uint64_t seed;
     uint8_t secret[KVF_SECRET];
     uint8_t kept[256]; /* a short block; of a long one the last whole stripe (64 bytes), then the bytes after it */
@@ -49,51 +48,51 @@ const char *kvf_instructions(void);
 /* Chooses another one: 0, or -1 if the processor lacks it. Not while another thread hashes or copies. */
 int kvf_use_instructions(const char *name);
 
+enum kvf_store { KVF_UNSTORED, KVF_STORED, KVF_STREAMED };
+
 /* The loops over whole stripes for one instruction set. Each reads every byte of the source once.
  *
- * Those that hash begin at a multiple of KVF_BLOCK_STRIPES stripes of the block, and leave the last stripe in
- * `hash->kept`. Those that stream need a target at a multiple of 64, and end without a fence. */
+ * `hash` begins at a multiple of KVF_BLOCK_STRIPES stripes of the block, and leaves the last stripe in `hash->kept`.
+ * Streams need a target at a multiple of 64, and end without a fence. */
 struct kvf_stripes {
     const char *name;
-    void (*hash)(struct kvf_hash *hash, const uint8_t *source, size_t stripes);
-    void (*hash_store)(struct kvf_hash *hash, uint8_t *target, const uint8_t *source, size_t stripes);
-    void (*hash_stream)(struct kvf_hash *hash, uint8_t *target, const uint8_t *source, size_t stripes);
+    void (*hash)(struct kvf_hash *hash, uint8_t *target, const uint8_t *source, size_t stripes, enum kvf_store store);
     void (*stream)(uint8_t *target, const uint8_t *source, size_t stripes);
 };
 
 #define KVF_HIDDEN __attribute__((visibility("hidden")))
 
-/* The set of that name, or the best (`name` is NULL). NULL if it is unknown or the processor lacks it. */
-KVF_HIDDEN const struct kvf_stripes *kvf_stripes_named(const char *name);
+KVF_HIDDEN extern const struct kvf_stripes kvf_plain, kvf_avx2, kvf_avx512, *kvf_stripes; /* the chosen one */
 KVF_HIDDEN void kvf_stripe(uint64_t lanes[8], const uint8_t *source, const uint8_t *secret); /* one, in plain C */
-KVF_HIDDEN void kvf_fence(void); /* orders streaming stores before every later store */
+
+static inline uint64_t kvf_least(uint64_t one, uint64_t other)
+{
+    return one < other ? one : other;
+}
 
 /* The bytes of a block are little-endian numbers, on every processor. */
+static inline uint64_t kvf_little_64(uint64_t number)
+{
+    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? __builtin_bswap64(number) : number;
+}
+
 static inline uint64_t kvf_load_64(const uint8_t *source)
 {
     uint64_t number;
     __builtin_memcpy(&number, source, sizeof number);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    number = __builtin_bswap64(number);
-#endif
-    return number;
+    return kvf_little_64(number);
 }
 
 static inline uint32_t kvf_load_32(const uint8_t *source)
 {
     uint32_t number;
     __builtin_memcpy(&number, source, sizeof number);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    number = __builtin_bswap32(number);
-#endif
-    return number;
+    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? __builtin_bswap32(number) : number;
 }
 
 static inline void kvf_store_64(uint8_t *target, uint64_t number)
 {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    number = __builtin_bswap64(number);
-#endif
+    number = kvf_little_64(number);
     __builtin_memcpy(target, &number, sizeof number);
 }
 

@@ -26,12 +26,11 @@ enum {
 
 struct entry {
     struct node node;      /* in its list; first */
-    struct kvf_job *job;   /* not touched once the entry is in `completed` */
-    int64_t number;        /* 0: free */
+    struct kvf_job *job;   /* NULL: the entry is in `unused` or `completed` */
+    int64_t number;        /* of its last job */
     uint32_t next;         /* operations below it are taken or cancelled */
     uint32_t running;      /* operations that threads have taken and not ended */
     atomic_bool cancelled; /* read by threads without the lock */
-    bool completed;
 };
 
 struct kvf_pool {
@@ -45,7 +44,7 @@ struct kvf_pool {
     uint64_t waiting; /* operations not taken, of all jobs */
     int64_t sequence;
     struct list unused, queues[KVF_PRIORITIES], completed;
-    pthread_t *threads;
+    pthread_t threads[MAX_THREADS];
     struct entry entries[];
 };
 
@@ -57,7 +56,7 @@ static void count_fork(void)
     generation++;
 }
 
-static void watch_forks(void)
+static __attribute__((constructor)) void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, count_fork);
 }
@@ -94,7 +93,6 @@ static void end_operations(struct kvf_pool *pool, struct entry *entry, uint32_t 
     if (entry->running || entry->next < entry->job->count)
         return;
     bool rings = !pool->completed.first;
-    entry->completed = true;
     entry->job = NULL;
     append(&pool->completed, &entry->node);
     if (rings)
@@ -125,8 +123,7 @@ static void cancel(struct kvf_pool *pool, struct entry *entry)
     atomic_store_explicit(&entry->cancelled, true, memory_order_relaxed);
     if (begin == job->count)
         return;
-    for (uint32_t i = begin; i < job->count; i++)
-        kvf_not_begun(job, i, ECANCELED);
+    kvf_operations(job, begin, job->count, &entry->cancelled); /* begins none of them */
     unlink_node(queue_of(pool, entry), &entry->node);
     pool->waiting -= job->count - begin;
     entry->next = job->count;
@@ -180,18 +177,14 @@ static void *work(void *argument)
 
 struct kvf_pool *kvf_pool_new(uint32_t threads, uint32_t max_jobs)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
     kvf_catch_bus_errors();
     if (!threads || threads > MAX_THREADS || !max_jobs || max_jobs > KVF_MAX_JOBS)
         return NULL;
     struct kvf_pool *pool = calloc(1, sizeof *pool + max_jobs * sizeof pool->entries[0]);
     if (!pool)
         return NULL;
-    pool->threads = calloc(threads, sizeof pool->threads[0]);
-    pool->descriptor = pool->threads ? eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) : -1;
+    pool->descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (pool->descriptor < 0) {
-        free(pool->threads);
         free(pool);
         return NULL;
     }
@@ -229,7 +222,6 @@ int64_t kvf_submit(struct kvf_pool *pool, struct kvf_job *job)
             entry->job = job;
             entry->number = number;
             entry->next = entry->running = 0;
-            entry->completed = false;
             atomic_store_explicit(&entry->cancelled, false, memory_order_relaxed);
             if (job->count)
                 append(queue_of(pool, entry), &entry->node);
@@ -250,12 +242,10 @@ int kvf_cancel(struct kvf_pool *pool, int64_t number)
 {
     if (is_foreign(pool))
         return -ECHILD;
-    if (number <= 0)
-        return -ENOENT;
     int result = -ENOENT;
     pthread_mutex_lock(&pool->lock);
-    struct entry *entry = &pool->entries[(number - 1) % pool->max_jobs];
-    if (entry->number == number && !entry->completed) {
+    struct entry *entry = &pool->entries[((uint64_t)number - 1) % pool->max_jobs];
+    if (entry->number == number && entry->job) {
         cancel(pool, entry);
         result = 0;
     }
@@ -272,7 +262,6 @@ uint32_t kvf_reap(struct kvf_pool *pool, int64_t *numbers, uint32_t most)
     for (struct entry *entry; count < most && (entry = (struct entry *)pool->completed.first); count++) {
         numbers[count] = entry->number;
         unlink_node(&pool->completed, &entry->node);
-        entry->number = 0;
         append(&pool->unused, &entry->node);
     }
     if (count && !pool->completed.first)
@@ -297,6 +286,5 @@ void kvf_pool_free(struct kvf_pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     close(pool->descriptor);
-    free(pool->threads);
     free(pool);
 }

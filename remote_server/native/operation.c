@@ -121,11 +121,6 @@ __attribute__((noinline)) static int32_t pass(struct kvf_hash *hash, uint8_t *ta
     return 0;
 }
 
-static uint64_t least(uint64_t one, uint64_t other)
-{
-    return one < other ? one : other;
-}
-
 /* The operation under way. */
 struct current {
     uint32_t i;
@@ -186,7 +181,8 @@ static struct iovec part_of(const struct kvf_job *job, uint32_t i, uint64_t at, 
 /* The parts of one call: the next piece of the present operation; if that is its last, whole ones that continue it. */
 static uint32_t gather(const struct kvf_job *job, const struct current *now, uint32_t end, struct iovec *parts)
 {
-    uint64_t left = job->lengths[now->i] - now->at, size = least(left, KVF_CALL_BYTES), room = KVF_CALL_BYTES - size;
+    uint64_t left = job->lengths[now->i] - now->at, size = kvf_least(left, KVF_CALL_BYTES);
+    uint64_t room = KVF_CALL_BYTES - size;
     uint32_t count = 0;
     parts[count++] = part_of(job, now->i, now->at, size);
     for (uint32_t i = now->i + 1; size == left && i < end && count < CALL_PARTS; i++) {
@@ -227,7 +223,7 @@ static void read_or_write(struct kvf_job *job, struct current *now, uint32_t end
     uint32_t first = now->i, count = gather(job, now, first < *alone ? first + 1 : end_of_job, parts);
     int32_t error = transfer(job, now, parts, count, &moved);
     for (uint32_t part = 0; part < count; part++) {
-        uint64_t size = least(job->lengths[now->i] - now->at, KVF_CALL_BYTES);
+        uint64_t size = kvf_least(job->lengths[now->i] - now->at, KVF_CALL_BYTES);
         if (moved < size) {
             *alone = first + count;
             if (count > 1)
@@ -249,28 +245,21 @@ void kvf_operations(struct kvf_job *job, uint32_t begin, uint32_t end_of_job, co
         if (cancelled && atomic_load_explicit(cancelled, memory_order_relaxed))
             end(job, &now, ECANCELED);
         else if (job->kind == KVF_COPY)
-            next_piece(job, &now, job->targets[i], job->sources[i], least(job->lengths[i] - now.at, KVF_PIECE_BYTES));
-        else
+            next_piece(job, &now, job->targets[i], job->sources[i],
+                       kvf_least(job->lengths[i] - now.at, KVF_PIECE_BYTES));
+        else if (job->kind < KVF_KINDS)
             read_or_write(job, &now, end_of_job, &alone);
+        else
+            end(job, &now, EINVAL);
     }
-}
-
-void kvf_not_begun(struct kvf_job *job, uint32_t i, int32_t error)
-{
-    job->done[i] = 0;
-    job->errors[i] = error;
 }
 
 uint32_t kvf_run(struct kvf_job *job)
 {
     kvf_catch_bus_errors();
+    kvf_operations(job, 0, job->count, NULL);
     uint32_t failed = 0;
-    if (job->kind < KVF_KINDS)
-        kvf_operations(job, 0, job->count, NULL);
-    for (uint32_t i = 0; i < job->count; i++) {
-        if (job->kind >= KVF_KINDS)
-            kvf_not_begun(job, i, EINVAL);
+    for (uint32_t i = 0; i < job->count; i++)
         failed += job->errors[i] != 0;
-    }
     return failed;
 }

@@ -12,9 +12,6 @@
 /* Does those from `begin` to before `end` on the calling thread and writes their outputs. `cancelled` may be NULL. */
 KVF_HIDDEN void kvf_operations(struct kvf_job *job, uint32_t begin, uint32_t end, const atomic_bool *cancelled);
 
-/* The outputs of one that is never begun. */
-KVF_HIDDEN void kvf_not_begun(struct kvf_job *job, uint32_t index, int32_t error);
-
 /* Installs the handler of SIGBUS, once a process. */
 KVF_HIDDEN void kvf_catch_bus_errors(void);
 

@@ -141,10 +141,8 @@ void kvf_hash_begin(struct kvf_hash *hash, uint64_t seed, uint64_t length)
     hash->length = length;
     hash->taken = 0;
     hash->seed = seed;
-    hash->stripes_left = 0;
     if (length <= KVF_SHORT_MOST)
         return;
-    hash->stripes_left = (length - 1) / KVF_STRIPE;
     static const uint64_t first[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
                                       PRIME64_4, PRIME32_2, PRIME64_5, KVF_PRIME32_1};
     memcpy(hash->lanes, first, sizeof first);

@@ -1,7 +1,7 @@
 /* Hashes and copies of native/bytes.h in buffers of exactly their size: a program to run under sanitizers.
  *
  *     gcc -std=c11 -g -O2 -fsanitize=address,undefined -fno-sanitize-recover=all -Iremote_server/native \
- *         tests/native/bytes_driver.c remote_server/native/{xxh3,stripes,copy}.c -o bytes_driver && ./bytes_driver
+ *         tests/native/bytes_driver.c remote_server/native/{xxh3,copy,stripes*}.c -o bytes_driver && ./bytes_driver
  *
  * Every instruction set must give the digests of plain C, in one piece, whatever the alignment and the cuts;
  * tests/remote_server/test_native_bytes.py compares those with another implementation. Exits with 1 at a difference. */

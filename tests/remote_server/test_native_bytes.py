@@ -31,7 +31,7 @@ class Hash(ctypes.Structure):
 
     _fields_ = (
         ("lanes", ctypes.c_uint64 * 8),
-        ("numbers", ctypes.c_uint64 * 4),
+        ("numbers", ctypes.c_uint64 * 3),
         ("secret", ctypes.c_uint8 * 192),
         ("kept", ctypes.c_uint8 * 256),
     )
