@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gpu_stand_in import Gpu, Stream, use_gpu
 from laid_out_worker import HYBRIDS, Worker, make_worker
-from real_connector import FULL, Layers, group_of
+from real_connector import FULL, Layers, configs_of, group_of
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
 from kv_connector import self_test
@@ -22,6 +22,8 @@ from remote_server.server.server import Server
 from remote_server.values import MiB
 
 ONE_GROUP: tuple[str, list[Layers]] = ("LBHNC", [group_of(0, FULL, 3)])
+
+STRANGER, OWN = 0x11, 0x22
 
 CACHES = {"one group": ONE_GROUP, **HYBRIDS}
 
@@ -98,3 +100,32 @@ def test_rows_are_cleared_only_where_a_block_does_not_fill_its_row(
     use_gpu(monkeypatch)
     expected = CPUOffloadingWorker if cache == "one group" else ClearingWorker
     assert type(make(*CACHES[cache]).copies) is expected
+
+
+def test_a_second_rank_clears_nothing_of_the_first_one(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    use_gpu(monkeypatch)
+    layout, groups = HYBRIDS["a group with fewer layers"]
+    monkeypatch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
+    config, cache = configs_of(
+        model, tmp_path / "engine", monkeypatch, groups, layout=layout, server=None
+    )
+    parallel = config.parallel_config
+    parallel.tensor_parallel_size = parallel.world_size = 2
+    parallel.rank = 1
+    worker = Worker(config, cache, layout)
+    own = worker.spec._place_of(1)
+    rows = worker.spec._region.base_tensor.numpy().reshape(own.num_rows, own.stride)
+    assert (own.rank, own.start) == (1, own.num_bytes) and own.stride >= 2 * own.num_bytes
+    rows[:] = STRANGER
+    worker.backing()[:] = OWN
+    worker.copy(1, block=5, row=3, store=True)
+    assert (rows[3, : own.start] == STRANGER).all()
+    values, counts = np.unique(rows[3, own.start : own.start + own.num_bytes], return_counts=True)
+    num_own = sum(layer.nbytes for layer in worker.own(1, 5))
+    assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {
+        0: own.num_bytes - num_own, OWN: num_own,
+    }  # fmt: skip
+    del rows
+    worker.shutdown()
