@@ -1,8 +1,8 @@
 """A GPU's memory, streams and events, for vLLM's own worker of a GPU, on this machine's memory.
 
-Work is queued on its stream. It runs when something waits for it, with what it was told to wait for
-and nothing else. So a reader that does not wait reads old bytes, and on a GPU whose copies are
-`eager` a copy that does not wait for a write comes before it.
+Work is queued on its stream. It runs when something waits for it, and only after the work that it
+waits for. So a reader that does not wait reads old bytes, and on a GPU whose copies are `eager` a
+copy that does not wait for a write comes before it.
 """
 
 import ctypes
