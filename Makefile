@@ -88,7 +88,7 @@ peers: $(READY) ## install the benchmarks' comparators into .peers: Redis, memca
 ANY_PYTHON := $(or $(wildcard $(PYTHON_VENV)),python3)
 
 gpu-check: ## a GPU without vLLM: page-locking, copies, servers; eight minutes, SKIPPED without one
-	@$(ANY_PYTHON) -m remote_server.native.build --optional
+	@$(ANY_PYTHON) remote_server/native/build.py --optional
 	$(ANY_PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 gpu-demo: $(READY) ## vLLM on a GPU: demo, exactness, transfers, and one page to send; ARGS="--on-cpu" for small numbers

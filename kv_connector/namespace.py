@@ -251,7 +251,10 @@ def worker_facts(vllm_config: "VllmConfig", layer_names: Iterable[str]) -> Facts
         device = f"cpu {torch.backends.cpu.get_cpu_capability()}"
         device += f" amx={torch.cpu._is_amx_tile_supported()}"
     else:
-        device = f"{current_platform.device_type} {current_platform.get_device_capability()}"
+        own = torch.accelerator.current_device_index()
+        capability = current_platform.get_device_capability(own)
+        generation = capability or current_platform.get_device_name(own)
+        device = f"{current_platform.device_type} {generation}"
     return {"attention": ",".join(sorted(backends)) or "none", "device": device}
 
 

@@ -89,6 +89,8 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
     try:
         found = path.stat().st_size
     except FileNotFoundError:
+        if _maker_is_hidden(path):
+            raise ConfigError(_closed(path, "its maker is hidden in /proc")) from None
         if os.path.lexists(path):
             raise ConfigError(
                 f"no CPU pool at {path}: the process that made it has died; remove that file"
@@ -98,17 +100,36 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
             "workers must run on one host, the workers as children of the engine core"
         ) from None
     except PermissionError as error:
-        raise ConfigError(
-            f"the CPU pool at {path} cannot be opened: {error.strerror}. It is a file of another "
-            "process of this engine, found in /proc: all of them must be of one user, and none may "
-            "be closed to the others (hidepid, prctl PR_SET_DUMPABLE)"
-        ) from error
+        raise ConfigError(_closed(path, str(error.strerror))) from error
     if found != pool_bytes:
         raise ConfigError(
             f"the CPU pool at {path} has {found} bytes, and this process needs {pool_bytes}: the "
             "workers of this engine have unequal parts of the KV cache, which kvferry does not "
             "support; give every pipeline stage the same number of layers"
         )
+
+
+def _closed(path: Path, why: str) -> str:
+    return (
+        f"the CPU pool at {path} cannot be opened: {why}. It is a file of another process of this "
+        "engine, found in /proc: all of them must be of one user, and none may be closed to the "
+        "others (hidepid, prctl PR_SET_DUMPABLE)"
+    )
+
+
+def _maker_is_hidden(path: Path) -> bool:
+    """Whether the process in whose files this link ends lives and /proc does not show it: that is
+    what hidepid=2 and hidepid=4 do."""
+    try:
+        pid = int(path.readlink().parts[2])
+        if Path(f"/proc/{pid}").exists():
+            return False
+        os.kill(pid, 0)
+    except PermissionError:  # it lives, and is another user's
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+    return True
 
 
 def sweep_dead_pools(directory: Path = SHM) -> list[Path]:

@@ -14,7 +14,7 @@ from benchmarks.engine.prompts import distinct
 from benchmarks.engine.session import Site
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Skipped
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, TRANSPORTS, connect, key_of
 from remote_server.client import GetOutcome

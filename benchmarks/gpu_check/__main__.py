@@ -9,16 +9,17 @@ torch is enough for the first two; the others need the packages of kvferry, and 
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu_check import checks, child
+from benchmarks.gpu_check import checks
 from benchmarks.gpu_check.checks import CHECKS
 from benchmarks.gpu_check.judging import OK
 from benchmarks.gpu_check.session import Session, look
 from benchmarks.harness import machine, table
-from benchmarks.harness.files import why_not_into
+from benchmarks.harness.files import why_not_into, why_not_written
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
 from benchmarks.harness.registry import REPOSITORY
@@ -104,6 +105,22 @@ def _checks(text: str) -> list[checks.Check]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _result(text: str) -> Path:
+    if why := why_not_written(Path(text)):
+        raise argparse.ArgumentTypeError(why)
+    return Path(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {MODULE}", description=__doc__,
@@ -113,10 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", type=_checks, default=CHECKS, metavar="NAMES",
         help="parts of names, with commas between them (default: all): "
         + "; ".join(check.name for check in CHECKS))  # fmt: skip
-    add("--budget", type=float, default=BUDGET_S, metavar="SECONDS",
+    add("--budget", type=_seconds, default=BUDGET_S, metavar="SECONDS",
         help="for all checks together; those for which none is left are SKIPPED "
         "(default: %(default)g)")  # fmt: skip
-    add("--json", type=child.result, default=RECORD, metavar="FILE",
+    add("--json", type=_result, default=RECORD, metavar="FILE",
         help="the record (default: benchmarks/results/gpu_check.json)")  # fmt: skip
     add("--logs", type=Path, default=LOGS, metavar="DIR",
         help="the checks' logs (default: .cache/gpu_check)")  # fmt: skip

@@ -12,8 +12,10 @@ from benchmarks.gpu_check.judging import (
     storage_with_gpu,
 )
 
-PRODUCT = ("zmq", "msgspec", "xxhash")
+PRODUCT = ("numpy", "zmq", "msgspec", "xxhash")
 """Modules without which no server and no client of kvferry runs."""
+
+TORCH = ("numpy", "torch")
 
 MANY_CORES = 8
 """Threads and processes side by side: on fewer cores they only share what one has."""
@@ -61,11 +63,11 @@ def _of(module: str, *options: str) -> Words:
 CHECKS: tuple[Check, ...] = (
     Check(
         "page-locking", _own("registration"), 90, every_row("page-lock it|it is page-locked"),
-        needs_gpu=True, modules=("torch",),
+        needs_gpu=True, modules=TORCH,
     ),
     Check(
         "copies", _own("copies", "--trials", "3"), 200, every_row(), least_s=30,
-        needs_gpu=True, modules=("torch",),
+        needs_gpu=True, modules=TORCH,
     ),
     Check(
         "swaps of test_memory_io",
@@ -122,7 +124,8 @@ def named(text: str) -> list[Check]:
     for a part that no name has."""
     chosen = []
     for part in text.split(","):
-        found = [check for check in CHECKS if part.strip().lower() in check.name.lower()]
+        word = part.strip().lower()
+        found = [check for check in CHECKS if word and word in check.name.lower()]
         if not found:
             names = "; ".join(check.name for check in CHECKS)
             raise ValueError(f"{part!r} is in none of: {names}")

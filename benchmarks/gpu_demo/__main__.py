@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = plan.look(on_cpu=arguments.on_cpu, model=arguments.model)
     steps = plan.steps(where)
     try:
-        chosen = plan.named(arguments.only, steps) if arguments.only else steps
+        chosen = plan.named(arguments.only, steps) if arguments.only is not None else steps
     except ValueError as error:
         parser.error(f"--only: {error}")
     if all(step.why_not for step in chosen):

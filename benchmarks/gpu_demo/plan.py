@@ -170,7 +170,8 @@ def named(text: str, all_steps: Sequence[Step]) -> list[Step]:
     """Steps by parts of their names, with commas between them. Raises `ValueError`."""
     chosen = []
     for part in text.split(","):
-        found = [step for step in all_steps if part.strip().lower() in step.name]
+        word = part.strip().lower()
+        found = [step for step in all_steps if word and word in step.name]
         if not found:
             raise ValueError(f"{part!r} is in none of: {', '.join(s.name for s in all_steps)}")
         chosen += found

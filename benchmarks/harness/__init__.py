@@ -1,7 +1,8 @@
 """The parts that all benchmarks share: measure, judge, record, show.
 
 runner      trials of several variants, interleaved
-statistics  summaries of trials, and tests of whether two samples differ
+summary     the median and range of a sample
+statistics  percentiles, and tests of whether two samples differ
 record      one run as JSON, and reading it back
 compare     a verdict on two records
 table, plot text and pictures

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import statistics, table
 from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.summary import summarize
 
 
 class ComparedRecords(NamedTuple):
@@ -62,7 +63,7 @@ def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell],
         verdict = f"not compared: {row.reason or other.reason or 'no ratio to a memcpy'}"
         return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
     found = statistics.compare(first, second)
-    medians = [statistics.summarize(values).median for values in (first, second)]
+    medians = [summarize(values).median for values in (first, second)]
     interval = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
     return [*_names(row), *medians, interval, found.verdict], found.verdict
 

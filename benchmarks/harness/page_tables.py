@@ -6,7 +6,7 @@ from html import escape
 from benchmarks.harness import source
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.source import Cell
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.harness.table import digits
 
 _MOST_COLUMNS = 13

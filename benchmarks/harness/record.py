@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.harness import machine as here
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 
 SCHEMA = 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 
 _INTEGRITY = {True: "on", False: "off", None: ""}
 

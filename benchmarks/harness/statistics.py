@@ -1,4 +1,4 @@
-"""Statistics of a few timings: summaries, and tests of whether two samples differ.
+"""Statistics of a few timings: percentiles, and tests of whether two samples differ.
 
 Medians, because one trial beside a busy neighbour must not move the result. The Mann-Whitney test,
 which assumes no shape, judges two samples; a bootstrap gives an interval of the ratio of their
@@ -27,19 +27,6 @@ _EXACT_ARRANGEMENTS = 20_000  # C(16, 8) = 12,870; larger samples use the normal
 _BOOTSTRAP_DRAWS = 4_000
 
 
-class Summary(NamedTuple):
-    """The values of a sample that are shown."""
-
-    median: float
-    min: float
-    max: float
-
-    @property
-    def spread(self) -> float:
-        """The range of the trials, as a part of their median."""
-        return (self.max - self.min) / self.median if self.median else 0.0
-
-
 class Comparison(NamedTuple):
     """Two samples of durations, `before` and `after`."""
 
@@ -66,13 +53,6 @@ class Comparison(NamedTuple):
         if self.ratio > 1:
             return f"{self.ratio:.2f}x faster"
         return f"{1 / self.ratio:.2f}x slower"
-
-
-def summarize(values: Sequence[float]) -> Summary:
-    """Raises `ValueError` without values."""
-    if not len(values):
-        raise ValueError("nothing was measured")
-    return Summary(float(np.median(values)), float(min(values)), float(max(values)))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

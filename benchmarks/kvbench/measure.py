@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes, nothing
-from benchmarks.harness.statistics import percentile, summarize
+from benchmarks.harness.statistics import percentile
+from benchmarks.harness.summary import summarize
 from benchmarks.kvbench.making import MEMORY, THROUGH_SERVER, Made, Maker
 from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import StageLog, Stages, move

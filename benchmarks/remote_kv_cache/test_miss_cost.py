@@ -20,7 +20,8 @@ from benchmarks.engine.session import conduct
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
-from benchmarks.harness.statistics import compare_pairs, summarize
+from benchmarks.harness.statistics import compare_pairs
+from benchmarks.harness.summary import summarize
 from examples import tiny_model
 from examples.engine import Completion, VllmServer
 from examples.processes import RemoteServer

@@ -27,7 +27,7 @@ from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.remote_kv_cache.test_swap"

@@ -11,7 +11,8 @@ from benchmarks.engine.driver import LEVELS, Batch
 from benchmarks.harness import plot, table
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.statistics import compare, percentile, summarize
+from benchmarks.harness.statistics import compare, percentile
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache.source_figures import TRANSFER_IN
 
 FIRST, SECOND = "first pass", "second pass"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import cache
 
 from benchmarks.harness.runner import Skipped
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
 from benchmarks.remote_kv_cache.models import MODELS

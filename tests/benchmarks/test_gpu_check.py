@@ -346,6 +346,46 @@ def test_numpy_is_enough_to_begin_and_torch_for_the_first_two_checks(tmp_path: P
                for each in found.rows)  # fmt: skip
 
 
+def test_a_python_without_packages_gets_the_reasons_and_what_to_install(tmp_path: Path):
+    code = (
+        "import sys\n"
+        "for name in ('numpy', 'torch', 'zmq', 'msgspec', 'xxhash'):\n"
+        "    sys.modules[name] = None\n"
+        "from benchmarks.gpu_check import __main__ as command, session\n"
+        "here = session.Here(True, 16, frozenset({'numpy', 'torch'}))\n"
+        "command.look = lambda _: here\n"
+        f"flags = ['--json', {str(tmp_path / 'all.json')!r}, '--logs', {str(tmp_path)!r}]\n"
+        "sys.exit(command.main(['--only', 'page-locking,copies', *flags]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=registry.REPOSITORY, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = Record.read(tmp_path / "all.json")
+    reason = "SKIPPED: needs numpy, torch, which are not installed"
+    assert [each.reason for each in found.rows] == [reason] * 2
+    assert "next: install numpy torch" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--only", "other"], "'other' is in none of: page-locking; copies"),
+        (["--only", "copies,,lanes"], "'' is in none of"),
+        (["--budget", "nan"], "nan is not a number of seconds above 0"),
+        (["--budget", "-1"], "-1 is not a number of seconds above 0"),
+        (["--budget", "soon"], "soon is not a number of seconds above 0"),
+    ],
+)
+def test_a_flag_that_has_no_meaning_is_refused(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(flags)
+    assert reason in capsys.readouterr().err
+
+
 def test_a_check_that_fails_makes_the_exit_status_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -222,8 +222,9 @@ def test_without_a_gpu_the_command_prints_the_reasons_and_writes_nothing(
     shown = capsys.readouterr().out
     assert shown.count("no GPU") == len(NAMES) and shown.count("SKIPPED") == len(NAMES)
     assert [*tmp_path.iterdir()] == []
-    with pytest.raises(SystemExit, match="2"):
-        command.main([*flags, "--only", "nothing"])
+    for names in ("nothing", "", "demo,,exactness"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([*flags, "--only", names])
 
 
 def test_ctrl_c_ends_the_step_and_its_children_and_the_page_is_there(tmp_path: Path):

@@ -1,21 +1,36 @@
 """A worker whose KV cache vLLM has allocated, in a layout and with groups of a test's choice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from real_connector import Layers, configs_of
+from real_connector import FULL, RECURRENT, Layers, configs_of, group_of
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.v1.kv_cache_interface import group_kernel_blocks
+from vllm.v1.kv_cache_interface import SlidingWindowSpec, group_kernel_blocks
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kv_connector.connector import KVFerryConnector
+
+WINDOW = SlidingWindowSpec(
+    block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64
+)
+# A quarter of the page: vLLM packs groups of different page sizes into one block.
+NARROW = replace(WINDOW, head_size=16)
+
+HYBRIDS: dict[str, tuple[str, list[Layers]]] = {
+    "a group with fewer layers": ("LBHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 2)]),
+    "a state smaller than its page": ("LBHNC", [group_of(0, FULL, 2), group_of(1, RECURRENT, 2)]),
+    "packed blocks of two sizes": ("BLHNC", [group_of(0, FULL, 2), group_of(1, NARROW, 3)]),
+    "packed blocks of one page size": ("BLHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 1)]),
+}
+"""Layouts and groups of hybrid models."""
 
 
 class Worker:

@@ -124,6 +124,36 @@ def test_every_fact_of_a_worker_keeps_engines_apart(monkeypatch: pytest.MonkeyPa
         assert namespace_of("x", values) != namespace_of("x", base)
 
 
+class Gpus:
+    """vLLM's platform with these GPUs; those without a capability have a name."""
+
+    device_type = "cuda"
+
+    def __init__(self, *capabilities: tuple[int, int] | None) -> None:
+        self._capabilities = capabilities
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def get_device_capability(self, index: int) -> tuple[int, int] | None:
+        return self._capabilities[index]
+
+    def get_device_name(self, index: int) -> str:
+        return f"GPU of kind {index}"
+
+
+def test_the_gpu_of_each_worker_is_a_fact(monkeypatch: pytest.MonkeyPatch):
+    gpus = Gpus((8, 0), (8, 6), (8, 0), None, None)
+    monkeypatch.setattr("vllm.platforms.current_platform", gpus)
+    config: Any = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    found = []
+    for own in range(5):
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda own=own: own)
+        found.append(worker_facts(config, [])["device"])
+    assert found[0] == found[2] == "cuda (8, 0)"
+    assert len(set(found)) == 4, "others have other bytes, or may have"
+
+
 NEEDLESS: dict[str, dict[str, Any]] = {
     "shorter sequences": {"max_model_len": 1024},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},

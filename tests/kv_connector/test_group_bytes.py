@@ -9,32 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laid_out_worker import Worker, make_worker
-from real_connector import FULL, RECURRENT, Layers, configs_of, group_of
+from gpu_stand_in import use_gpu
+from laid_out_worker import HYBRIDS, WINDOW, Worker, make_worker
+from real_connector import FULL, RECURRENT, configs_of, group_of
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.v1.kv_cache_interface import (
-    SlidingWindowSpec,
-)
 
 from kv_connector.connector import KVFerryConnector
 from kv_connector.pool import Piece, RestOfRows, rest_of_rows
 from remote_server.errors import ConfigError
 
-WINDOW = SlidingWindowSpec(
-    block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64
-)
-# A quarter of the page: vLLM packs groups of different page sizes into one block.
-NARROW = replace(WINDOW, head_size=16)
-
 STRANGER, OWN = 0x11, 0x22
 """The bytes of the request before, and of the request that is stored."""
-
-HYBRIDS: dict[str, tuple[str, list[Layers]]] = {
-    "a group with fewer layers": ("LBHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 2)]),
-    "a state smaller than its page": ("LBHNC", [group_of(0, FULL, 2), group_of(1, RECURRENT, 2)]),
-    "packed blocks of two sizes": ("BLHNC", [group_of(0, FULL, 2), group_of(1, NARROW, 3)]),
-    "packed blocks of one page size": ("BLHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 1)]),
-}
 
 
 def filled(tensor: torch.Tensor, value: int) -> bool:
@@ -45,10 +30,19 @@ def fill(tensor: torch.Tensor, value: int) -> None:
     tensor.copy_(torch.full_like(tensor.contiguous().view(torch.int8), value).view(tensor.dtype))
 
 
+@pytest.fixture(params=[False, True], ids=["on a CPU", "on a GPU"])
+def on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether vLLM's own worker copies, which is that of a GPU."""
+    if request.param:
+        use_gpu(monkeypatch)
+    return bool(request.param)
+
+
 @pytest.fixture(params=HYBRIDS)
 def worker(
-    request: pytest.FixtureRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Worker]:
+    request: pytest.FixtureRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    on_gpu: bool,
+) -> Iterator[Worker]:  # fmt: skip
     layout, groups = HYBRIDS[request.param]
     made = make_worker(model, tmp_path, monkeypatch, layout, groups)
     yield made

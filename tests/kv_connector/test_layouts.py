@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gpu_stand_in import use_gpu
 from laid_out_worker import make_worker
 from real_connector import FULL, group_of
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -19,12 +20,15 @@ BY_HEADS = KVCacheLayout.LHBNC
 """The one layout in which the bytes of a layer's block are in several places."""
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 3])
 @pytest.mark.parametrize("layout", [one for one in KVCacheLayout if one is not BY_HEADS])
 def test_a_row_brings_back_its_block_and_no_other(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: KVCacheLayout,
-    num_layers: int,
+    num_layers: int, on_gpu: bool,
 ):  # fmt: skip
+    if on_gpu:
+        use_gpu(monkeypatch)
     worker = make_worker(model, tmp_path, monkeypatch, layout.name, [group_of(0, FULL, num_layers)])
     memory = worker.backing()
     memory[:] = np.random.default_rng(1).integers(-128, 128, len(memory), np.int8)

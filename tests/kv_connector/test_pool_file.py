@@ -154,6 +154,27 @@ def test_a_name_whose_maker_has_died_is_refused_and_not_removed(region_name: str
     assert os.path.lexists(pool_path(region_name))
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["own", "another user's"])
+def test_a_pool_of_a_process_that_proc_hides_is_refused_with_the_cure(
+    region_name: str, monkeypatch: pytest.MonkeyPatch, others: bool
+):
+    """With hidepid=2 and hidepid=4 /proc has no folder of it, as if it had died."""
+    maker = os.getpid()
+
+    def signal(pid: int, number: int) -> None:
+        assert (pid, number) == (maker, 0)
+        if others:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    exists = Path.exists
+    hidden = Path(f"/proc/{maker}")
+    monkeypatch.setattr(Path, "exists", lambda path: path != hidden and exists(path))
+    monkeypatch.setattr(os, "kill", signal)
+    pool_path(region_name).symlink_to(hidden / "fd" / "1000000")
+    with pytest.raises(ConfigError, match=r"hidden in /proc.*one user.*hidepid"):
+        check_pool_is_there(region_name, 4096)
+
+
 def test_a_pool_of_a_process_that_is_closed_to_this_one_is_refused_with_the_cure(
     region_name: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from modelless_runner import TOKENS, right
 from tiered_engine import TieredEngine
 
 from kv_connector import remote_tier
+from kv_connector.resets import ResetFlush
 from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))
@@ -251,3 +253,18 @@ def test_a_bare_tier_loads_again_when_every_step_that_was_scheduled_ahead_has_en
             if not asked.reply.done():
                 asked.found(KeyState.READABLE)
     assert looks == ["RETRY", "RETRY", "RETRY", "HIT_PENDING"]
+
+
+def test_copies_from_before_a_reset_have_ended_when_every_worker_has_reported_each():
+    """Workers run at their own pace: one may still copy when another one has reported."""
+    flush = ResetFlush()
+    scheduler: Any = SimpleNamespace(
+        _jobs={3: SimpleNamespace(pending_count=2), 4: SimpleNamespace(pending_count=1)}
+    )
+    flush.begin(scheduler)
+    assert not flush.completed({3: 1, 9: 2}) and flush
+    scheduler._jobs = {5: SimpleNamespace(pending_count=2)}
+    flush.begin(scheduler)  # reset again
+    assert not flush.completed({3: 1, 4: 1}) and flush
+    assert flush.completed({5: 2}) and not flush
+    assert not flush.completed({5: 2}), "no loads are held any more"

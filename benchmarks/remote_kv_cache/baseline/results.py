@@ -7,7 +7,7 @@ from typing import NamedTuple
 from benchmarks.harness import plot, table
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache.baseline.blocks import BLOCK_SIZE, BLOCKS_PER_BATCH, Work
 
 

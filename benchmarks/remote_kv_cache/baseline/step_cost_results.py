@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.harness import plot, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step
 
 ASKS = "first step"

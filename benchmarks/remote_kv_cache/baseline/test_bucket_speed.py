@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness import machine, options, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness.summary import summarize
 from benchmarks.remote_kv_cache import object_stores
 from benchmarks.remote_kv_cache.baseline import bucket_cases, results
 from benchmarks.remote_kv_cache.baseline.bucket_cases import Load, Way
