@@ -52,16 +52,19 @@ class Victims:
         if best is None:
             return None, False
         if own is not None and own <= best[0]:
+            self._chosen.clear()  # the next put chooses among others
             return None, True
         return best[2], False
 
     def _worst_leaf(self, now: float) -> _Ranked | None:
+        """With its rank now: it may have been chosen long ago."""
         chosen, leaves = self._chosen, self._tree.leaves
         while chosen:
             _, used_at, segment = chosen[-1]
             usable = segment.place >= 0 and segment.used_at == used_at
             if usable and not segment.blocks[-1].pins:
-                return chosen[-1]
+                rank = self._hazards.ranks[segment.kind][age_range(now - used_at)]
+                return rank, used_at, segment
             chosen.pop()
         while leaves:
             self._try(now)
