@@ -74,9 +74,10 @@ class Learner:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes beside the index, with the trees of its tiers, about."""
-        shadows = sum(shadow.num_bytes for shadow in self.floor.shadows.values())
         trees = sum(tree.num_bytes for tree in self.trees)
-        return 8 * TABLE + self.hazards.num_bytes + self.paths.num_bytes + shadows + trees
+        return (
+            8 * TABLE + self.hazards.num_bytes + self.paths.num_bytes + self.floor.num_bytes + trees
+        )
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
