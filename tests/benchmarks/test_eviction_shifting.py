@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from benchmarks.remote_kv_cache.replay.one_level import replay
-from benchmarks.remote_kv_cache.replay.trace_file import check_tree
 from benchmarks.remote_kv_cache.replay.shifting import SHIFTING
+from benchmarks.remote_kv_cache.replay.trace_file import check_tree
 from remote_server.store.eviction import hazard
 
 CAPACITIES = [300, 1200]
