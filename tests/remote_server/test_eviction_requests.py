@@ -2,12 +2,13 @@
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Place, key_of
+from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, OneLevel, Place, key_of
 from remote_server.protocol import Stretch
+from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
-from remote_server.store.eviction.tree import Segment
-from remote_server.store.eviction.victims import Rule
+from remote_server.store.eviction.tree import Segment, Tree
+from remote_server.store.eviction.victims import Rule, Victims
 
 KEYS = [key_of(number) for number in range(12)]
 
@@ -35,6 +36,33 @@ def test_lookups_with_the_same_end_are_one_request_whatever_part_of_it_each_name
     assert isinstance(segment, Segment)
     assert segment.uses == 2, "the put and both lookups"
     policy.check()
+
+
+@pytest.mark.parametrize("second", [KEYS, KEYS[4:]], ids=["all", "its rest"])
+def test_a_served_prompt_that_is_looked_up_again_at_once_is_another_request(second):
+    """A lookup of the rest of it, whose first part is above, is the same one."""
+    level = OneLevel(100, "learned")
+    level.request(1.0, KEYS)
+    level.learner.looked_up(NAMESPACE, second, chain(second), len(second))
+    path = level.learner.paths.of(NAMESPACE, KEYS[-1])
+    assert path is not None
+    assert path.number == (2 if second == KEYS else 1)
+
+
+def test_victims_that_were_chosen_long_ago_decline_no_put():
+    """They rank lower meanwhile."""
+    hazards, tree = Hazards(), Tree()
+    victims = Victims(tree, hazards, 1)
+    old = [Place(NAMESPACE, key, pins=0) for key in KEYS]
+    for number, place in enumerate(old):
+        tree.attach(None, [place], 0, 0.0, number)
+    own = hazards.ranks[0][0]
+    assert victims.by_rank(0.0, own) == (None, True)
+    segment, declined = victims.by_rank(1000.0, own)
+    assert segment is not None
+    assert not declined
+    assert victims.by_rank(0.0, None)[0] is segment
+    assert victims.by_rank(2000.0, hazards.ranks[0][23]) == (segment, False), "ranked anew"
 
 
 @pytest.mark.parametrize("rule", Rule)

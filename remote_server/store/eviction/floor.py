@@ -1,4 +1,4 @@
-"""The floor: two shadow caches of a sample of the keys. The better one's rule reigns."""
+"""The floor: shadow caches of a sample of the keys. The rule reigns that finds more in them."""
 
 from collections.abc import Sequence
 from math import exp, sqrt
@@ -13,18 +13,36 @@ MAX_SHADOW = 4096
 PER_KEY = 2
 """At most one of so many keys is in the shadows."""
 
-MEMORY_S, MEMORY_REQUESTS = 200.0, 500
-"""A request counts a third after so many seconds and so many requests, whichever is later."""
+MEMORY_S, MEMORY_REQUESTS, MOST_REQUESTS = 200.0, 500, 4000
+"""A request counts a third after so many seconds and so many requests, whichever is later, but
+after the last number of requests at the latest."""
+
+LONG_REQUESTS = 20_000
+"""The same, of the count of what was lost to LRU."""
 
 LEAST_KEYS = 500.0
-"""Sampled keys, as they count, before the rule may change."""
+"""Sampled keys, as they count, before the rule may change; and as many as a shadow has."""
 
 HYSTERESIS = 1.01
-"""The other rule reigns when it finds so many times what the reigning one finds."""
+"""The learned rule reigns when it finds so many times what LRU finds."""
 
-SURE = 1.0
-"""And when the difference is so many times what chance alone would make it: rules that are equally
-good would otherwise change all the time, and each change costs hits."""
+SURE, SURE_AT_ONCE, EARLY_REQUESTS = 0.7, 4.3, 700
+"""And when the difference is so many times what chance alone would make it; at the start so many
+times more, of which a third is left after so many requests: a short trace cannot earn back what an
+early mistake costs."""
+
+SURE_OF_LRU = 0.7
+"""The same for the way back."""
+
+LOST = 0.0015
+"""The share of all keys lost to LRU that makes the learned rule wait for twice the difference."""
+
+MOST_LOST, SURE_OF_LOSS, OF_PLACES = 0.002, 1.0, 0.03
+"""LRU reigns again when more is lost than this share of all keys, so many times what chance would
+make it and this share of the places, which a change costs even when it is right."""
+
+BATCH = 16
+"""Requests whose differences are summed before they are squared: neighbours differ alike."""
 
 
 ITEM_BYTES = 200
@@ -135,25 +153,61 @@ class Shadow:
         return wanted
 
 
+class Spread:
+    """How far chance alone moves a sum of differences, from their squares."""
+
+    def __init__(self) -> None:
+        self._squares = self._batch = 0.0
+        self._number = 0
+
+    def add(self, difference: float, keep: float) -> None:
+        """Earlier ones count `keep` times from now on."""
+        self._squares *= keep
+        self._batch += difference
+        self._number += 1
+        if self._number == BATCH:
+            self._squares += self._batch**2
+            self._batch, self._number = 0.0, 0
+
+    @property
+    def value(self) -> float:
+        return sqrt(self._squares + self._batch**2)
+
+
 class Floor:
-    """Decides which rule reigns. LRU does at first."""
+    """Decides which rule reigns. LRU does at first.
+
+    Two shadows follow one rule each. The third follows the rule that reigns, as the cache does:
+    what it lost to LRU, after switches above all, is known from it.
+    """
 
     def __init__(self, hazards: Hazards, seed: int) -> None:
         self.reigning = Rule.LRU
         self.num_changes = 0
         self.shadows = {rule: Shadow(rule, hazards, seed) for rule in Rule}
+        self.served = Shadow(self.reigning, hazards, seed)
         self.mask = PER_KEY - 1
         self._found = dict.fromkeys(Rule, 0.0)
         self._total = 0.0
-        self._squares = 0.0  # of the difference of each request
+        self._spread = Spread()  # of what both rules find
+        self._num_requests = 0
         self._at = 0.0
         self._num_new = 0  # requests since the last time that counts faded
+        self._all = 0.0  # as `_total`, over a longer time
+        self._lost = 0.0  # keys that LRU would have found; less than 0 for a gain
+        self._spread_of_loss = Spread()
+        self._reign_lost = 0.0  # since the last change
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return sum(shadow.num_bytes for shadow in self._all_shadows)
 
     def fit(self, num_blocks: int) -> None:
         """The cache has `num_blocks`."""
         while num_blocks > MAX_SHADOW * (self.mask + 1):
             self.mask = 2 * self.mask + 1
-            for shadow in self.shadows.values():
+            for shadow in self._all_shadows:
                 shadow.drop([name for name in shadow.names() if not self.sampled(name)])
 
     def sampled(self, name: int) -> bool:
@@ -170,40 +224,74 @@ class Floor:
         capacity = num_blocks // (self.mask + 1)
         if names and capacity:
             found = [
-                shadow.request(names, kinds, number, now, capacity)
-                for shadow in self.shadows.values()
+                shadow.request(names, kinds, number, now, capacity) for shadow in self._all_shadows
             ]
-            self._judge(len(names), found, now)
+            self._judge(len(names), found, now, capacity)
 
     def request_alone(self, names: Sequence[int], kind: int, now: float, num_blocks: int) -> None:
         """The same for keys whose place in a prompt is not known."""
         capacity = num_blocks // (self.mask + 1)
         if names and capacity:
             found = [
-                shadow.request_alone(names, kind, now, capacity) for shadow in self.shadows.values()
+                shadow.request_alone(names, kind, now, capacity) for shadow in self._all_shadows
             ]
-            self._judge(len(names), found, now)
+            self._judge(len(names), found, now, capacity)
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:
-        for shadow in self.shadows.values():
+        for shadow in self._all_shadows:
             shadow.touch(names, kinds, now)
 
-    def _judge(self, number: int, found: Sequence[int], now: float) -> None:
+    @property
+    def _all_shadows(self) -> tuple[Shadow, ...]:
+        return self.shadows[Rule.LRU], self.shadows[Rule.LEARNED], self.served
+
+    def _judge(self, number: int, found: Sequence[int], now: float, capacity: int) -> None:
         """A request for `number` sampled keys found so many in each shadow."""
+        by_lru, by_learned, served = found
+        self._num_requests += 1
+        keep = self._fade(now)
+        self._total = self._total * keep + number
+        self._spread.add(by_learned - by_lru, keep)
+        for rule, one in ((Rule.LRU, by_lru), (Rule.LEARNED, by_learned)):
+            self._found[rule] = self._found[rule] * keep + one
+        keep = 1.0 - 1.0 / LONG_REQUESTS
+        lost = by_lru - served
+        self._all = self._all * keep + number
+        self._lost = self._lost * keep + lost
+        self._spread_of_loss.add(lost, keep)
+        self._reign_lost += lost
+        if self.reigning is Rule.LRU:
+            if self._total >= LEAST_KEYS and self._all >= capacity and self._is_learned_better():
+                self._change(Rule.LEARNED)
+        elif self._is_lru_better() or self._is_too_much_lost(capacity):
+            self._change(Rule.LRU)
+
+    def _fade(self, now: float) -> float:
+        """How much all counts fade with a request now."""
         self._num_new += 1
         passed = max(0.0, now - self._at)
-        keep = 1.0
-        if passed:
-            keep = exp(-min(passed / MEMORY_S, self._num_new / MEMORY_REQUESTS))
-            self._num_new = 0
         self._at = now
-        self._total = self._total * keep + number
-        self._squares = self._squares * keep + (found[0] - found[1]) ** 2
-        for rule, one in zip(self.shadows, found, strict=True):
-            self._found[rule] = self._found[rule] * keep + one
-        other = Rule.LEARNED if self.reigning is Rule.LRU else Rule.LRU
-        better, here = self._found[other], self._found[self.reigning]
-        is_sure = better - here > SURE * sqrt(self._squares)
-        if self._total >= LEAST_KEYS and is_sure and better > HYSTERESIS * here:
-            self.reigning = other
-            self.num_changes += 1
+        if not passed:
+            return 1.0
+        number, self._num_new = self._num_new, 0
+        at_least = min(passed / MEMORY_S, number / MEMORY_REQUESTS)
+        return exp(-max(at_least, number / MOST_REQUESTS))
+
+    def _is_learned_better(self) -> bool:
+        lru, learned = self._found[Rule.LRU], self._found[Rule.LEARNED]
+        sure = SURE + SURE_AT_ONCE * exp(-self._num_requests / EARLY_REQUESTS)
+        sure *= 1.0 + max(0.0, self._lost) / (LOST * self._all)
+        return learned > HYSTERESIS * lru and learned - lru > sure * self._spread.value
+
+    def _is_lru_better(self) -> bool:
+        difference = self._found[Rule.LRU] - self._found[Rule.LEARNED]
+        return difference > SURE_OF_LRU * self._spread.value
+
+    def _is_too_much_lost(self, capacity: int) -> bool:
+        most = MOST_LOST * self._all + SURE_OF_LOSS * self._spread_of_loss.value
+        return self._reign_lost > 0.0 and self._lost > most + OF_PLACES * capacity
+
+    def _change(self, rule: Rule) -> None:
+        self.reigning = self.served.rule = rule
+        self.num_changes += 1
+        self._reign_lost = 0.0

@@ -13,7 +13,7 @@ NUM_AGES = 48
 """Ages are counted in this many ranges: up to half a second, and then two an octave, to 49 days."""
 
 EDGES = [0.0, *(FIRST_AGE_S * 2 ** (number / PER_OCTAVE) for number in range(NUM_AGES))]
-_OF_LOG = PER_OCTAVE / log(2)
+OF_LOG = PER_OCTAVE / log(2)
 
 LEAST_HELD_S = 4.0
 """The nearest horizon of a rank. Requests that arrive together would otherwise make every block
@@ -51,7 +51,7 @@ def age_range(age_s: float) -> int:
     """The number of the range that `age_s` is in."""
     if age_s < FIRST_AGE_S:
         return 0
-    return min(int(log(age_s / FIRST_AGE_S) * _OF_LOG) + 1, NUM_AGES - 1)
+    return min(int(log(age_s / FIRST_AGE_S) * OF_LOG) + 1, NUM_AGES - 1)
 
 
 def class_of(turn: int, mark: int) -> int:

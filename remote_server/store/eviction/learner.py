@@ -20,7 +20,8 @@ from remote_server.store.eviction.victims import Rule
 Hashes = npt.NDArray[np.uint64]
 
 AGAIN_S = 1.0
-"""A lookup of the same prompt within this time is the same request."""
+"""A lookup of the same prompt within this time is the same request, until that is served. After it
+only one of a part of the prompt is."""
 
 REQUEST_S = 60.0
 """Gets within this time after a lookup are of the same request."""
@@ -73,9 +74,10 @@ class Learner:
     @property
     def num_bytes(self) -> int:
         """Memory that it takes beside the index, with the trees of its tiers, about."""
-        shadows = sum(shadow.num_bytes for shadow in self.floor.shadows.values())
         trees = sum(tree.num_bytes for tree in self.trees)
-        return 8 * TABLE + self.hazards.num_bytes + self.paths.num_bytes + shadows + trees
+        return (
+            8 * TABLE + self.hazards.num_bytes + self.paths.num_bytes + self.floor.num_bytes + trees
+        )
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +125,10 @@ class Learner:
     def path_of_get(self, namespace: str, key: bytes, now: float) -> Path | None:
         """The path of the request that gets `key`, if a lookup named it shortly before."""
         path = self.paths.of(namespace, key)
-        return path if path is not None and now - path.at < REQUEST_S else None
+        if path is None or now - path.at >= REQUEST_S:
+            return None
+        path.served = True
+        return path
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
@@ -139,7 +144,7 @@ class Learner:
         if backwards:
             keys, num_held = keys[::-1], 0
         before = self.paths.of(namespace, keys[-1])
-        if before is not None and before.keys[-1] == keys[-1] and now - before.at < AGAIN_S:
+        if before is not None and _is_same(before, keys, now):
             if len(before.keys) == len(keys):  # not of a part of it, or of more
                 before.num_held = num_held
             return
@@ -187,3 +192,10 @@ class Learner:
         learned = hashes & np.uint64(self.hazards.mask) == 0
         shadowed = hashes >> np.uint64(20) & np.uint64(self.floor.mask) == 0
         return hashes[learned][:MAX_SAMPLED].tolist(), hashes[shadowed][:MAX_SAMPLED].tolist()
+
+
+def _is_same(before: Path, keys: Sequence[bytes], now: float) -> bool:
+    """Whether a lookup of `keys` is of the request that looked `before` up."""
+    if before.keys[-1] != keys[-1] or now - before.at >= AGAIN_S:
+        return False
+    return not before.served or len(keys) < len(before.keys)

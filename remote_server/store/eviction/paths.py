@@ -23,10 +23,11 @@ class Path:
     """The keys of one request's prompt, in its order, from any block on.
 
     `kinds` are the classes of its blocks, by the number of uses before. `number` is unique, and
-    not 0. The request found the first `num_held` of its keys.
+    not 0. The request found the first `num_held` of its keys. It is `served` once a get or a put
+    of it came.
     """
 
-    __slots__ = ("at", "keys", "kinds", "num_held", "number", "refused", "upcoming")
+    __slots__ = ("at", "keys", "kinds", "num_held", "number", "refused", "served", "upcoming")
 
     def __init__(
         self, number: int, keys: Sequence[bytes], kinds: Sequence[int], at: float, num_held: int
@@ -36,6 +37,7 @@ class Path:
         self.kinds = kinds
         self.at = at
         self.num_held = num_held
+        self.served = False
         self.upcoming = 0  # the next key that a put will bring, if they come in order
         self.refused = len(keys)  # the first key that was refused as unlikely
 

@@ -133,6 +133,7 @@ class LearnedPolicy:
         self._refused = False
         if path is None:
             return
+        path.served = True
         place = self._place = path.place(key)
         if place <= path.refused:
             path.refused = len(path.keys)

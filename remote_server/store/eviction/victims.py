@@ -2,8 +2,16 @@
 
 import random
 from enum import StrEnum, auto
+from math import log
 
-from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range
+from remote_server.store.eviction.hazard import (
+    FIRST_AGE_S,
+    NUM_AGES,
+    OF_LOG,
+    UNKNOWN,
+    Hazards,
+    age_range,
+)
 from remote_server.store.eviction.tree import Segment, Tree
 
 TRIED = 64
@@ -11,6 +19,9 @@ TRIED = 64
 
 SPARE = 7
 """The next ones of these that are taken before others are tried."""
+
+TRIES_A_DECLINE = 4
+"""Leaves that are tried for a put which is declined, in the mean."""
 
 
 _Ranked = tuple[float, float, Segment]
@@ -32,6 +43,7 @@ class Victims:
         self._hazards = hazards
         self._random = random.Random(seed).random
         self._chosen: list[_Ranked] = []  # the next one is last
+        self._patience = 0  # so many puts may lose to these before others are tried
 
     def by_use(self) -> Segment | None:
         """The least recently used one."""
@@ -52,16 +64,21 @@ class Victims:
         if best is None:
             return None, False
         if own is not None and own <= best[0]:
+            self._patience -= 1
+            if self._patience < 0:
+                self._chosen.clear()  # others may rank lower meanwhile
             return None, True
         return best[2], False
 
     def _worst_leaf(self, now: float) -> _Ranked | None:
+        """With its rank now: it may have been chosen long ago."""
         chosen, leaves = self._chosen, self._tree.leaves
         while chosen:
             _, used_at, segment = chosen[-1]
             usable = segment.place >= 0 and segment.used_at == used_at
             if usable and not segment.blocks[-1].pins:
-                return chosen[-1]
+                rank = self._hazards.ranks[segment.kind][age_range(now - used_at)]
+                return rank, used_at, segment
             chosen.pop()
         while leaves:
             self._try(now)
@@ -70,25 +87,25 @@ class Victims:
         return None
 
     def _try(self, now: float) -> None:
-        """Choose among random leaves; those that a pin keeps are set aside."""
+        """Choose among random leaves. A chosen one that a pin keeps is set aside."""
         leaves, ranks, draw = self._tree.leaves, self._hazards.ranks, self._random
         tried: list[_Ranked] = []
-        pinned: list[Segment] = []
         number = len(leaves)
+        # A leaf is in no cache of the processor: only what ranks it is read, not its blocks.
         for _ in range(min(TRIED, number)):
             segment = leaves[int(draw() * number)]
-            if segment.blocks[-1].pins:
-                pinned.append(segment)
-            else:
-                used_at = segment.used_at
-                tried.append((ranks[segment.kind][age_range(now - used_at)], used_at, segment))
-        self._tree.steps += min(TRIED, number)
-        for segment in pinned:
-            if not segment.aside:
-                self._tree.set_aside(segment)
+            used_at = segment.used_at
+            age_s = now - used_at
+            age = 0 if age_s < FIRST_AGE_S else int(log(age_s / FIRST_AGE_S) * OF_LOG) + 1
+            tried.append((ranks[segment.kind][age if age < NUM_AGES else -1], used_at, segment))
+        self._tree.steps += len(tried)
+        self._patience = len(tried) // TRIES_A_DECLINE
         tried.sort(key=_by_rank)
         for one in tried[: SPARE + 1][::-1]:
-            if not self._chosen or self._chosen[-1][2] is not one[2]:
+            if one[2].blocks[-1].pins:
+                if not one[2].aside:
+                    self._tree.set_aside(one[2])
+            elif not self._chosen or self._chosen[-1][2] is not one[2]:
                 self._chosen.append(one)
 
 
