@@ -45,7 +45,8 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
         before = await browser.value("document.getElementById('namespaces').innerText")
         assert NASTY in before and "engine-1" in before
         assert await browser.value("document.getElementById('bucket').hidden")
-        assert await browser.value("document.getElementById('eviction').hidden")
+        rule = await browser.value("document.getElementById('eviction-rule').innerText")
+        assert "lru reigns" in rule
         peer.put(range(8), namespace=NASTY)
         peer.get(range(8), namespace=NASTY)
         await browser.until("Number(document.body.dataset.looks) >= 2")
@@ -74,13 +75,14 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
 
 @needs_browser
 async def test_the_page_shows_the_bucket_of_a_server_that_has_one(browser, context, tmp_path):
-    with served(bucket=folder_url(tmp_path)) as (server, admin):
+    with served(bucket=folder_url(tmp_path), eviction="lru") as (server, admin):
         peer = hello(Peer(context, server.endpoint))
         peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
         peer.lookup(range(8), chain=chain_of(8))
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
         await browser.open(admin.url + "/")
         await browser.until("document.getElementById('bucket-state').textContent === 'answers'")
+        assert await browser.value("document.getElementById('eviction').hidden"), "nothing learns"
         facts = await browser.value("document.getElementById('bucket-facts').innerText")
         assert facts.startswith("1 packs known; 0 wait to be written; ")
         calls = await browser.value("document.getElementById('bucket-calls').innerText")
