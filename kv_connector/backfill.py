@@ -199,8 +199,8 @@ class Backfill:
     def wants_steps(self) -> bool:
         """Whether an engine without requests should go on stepping for backfill.
 
-        It ends: every step takes keys from the backlog or waits for a batch with a deadline, and
-        after a failed batch an idle engine rests.
+        It ends: every step takes keys from the backlog, or waits for a batch with a deadline or for
+        the rest after it, which is as long. After a failed batch an idle engine does not step.
         """
         some = bool(len(self.backlog) or len(self.hot))
         return some and not (self._resting and self.clock() < self._next_s)
@@ -208,6 +208,8 @@ class Backfill:
     def serve(self, parent: ParentManager, namespace: str, *, engine_waits: bool) -> None:
         """Begin a batch when one is due. `engine_waits`: requests wait for the server."""
         now_s = self.clock()
+        if self._job_id is not None and not self.transfers.is_open(self._job_id):
+            self._job_id, self._batch = None, {}  # a bug kept its end from `ended`
         if self._job_id is not None or now_s < self._next_s:
             return
         copies = not len(self.backlog)

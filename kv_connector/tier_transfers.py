@@ -98,6 +98,10 @@ class Transfers:
         """Rows that puts keep from the engine."""
         return sum(job.pinned for job in self._open.values())
 
+    def is_open(self, job_id: int) -> bool:
+        """Whether the end of this job was not taken yet."""
+        return job_id in self._open
+
     @property
     def loading(self) -> Collection[OffloadKey]:
         """Keys of open loads, empty once one of the loads has ended. Until then vLLM finds their

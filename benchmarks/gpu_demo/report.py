@@ -86,8 +86,9 @@ def render(results: Sequence[Result], record: Record, folder: Path, *, num_steps
     ]
     if len(results) < num_steps:
         parts.append(f"<p>Interrupted: {len(results)} of {num_steps} steps have ended.</p>")
-    parts += ["<table><tr><th>step</th><th>verdict</th><th class=n>s</th><th></th></tr>",
-              *map(_line, results), "</table>"]  # fmt: skip
+    parts += ['<div class="wide"><table>',
+              "<tr><th>step</th><th>verdict</th><th class=n>s</th><th></th></tr>",
+              *map(_line, results), "</table></div>"]  # fmt: skip
     for one in results:
         parts += _section(one, folder)
     return html.whole("kvferry on this machine", page.STYLE, parts)
@@ -112,5 +113,6 @@ def _section(one: Result, folder: Path) -> Iterable[str]:
                 yield from page.record_parts(shown)
     text = escape("\n".join(one.lines))
     opened = " open" if one.verdict.state == FAILED or not one.step.has_record else ""
-    yield f"<details{opened}><summary>The end of its output</summary><pre>{text}</pre></details>"
+    yield f"<details{opened}><summary>The end of its output</summary>"
+    yield f'<pre tabindex="0">{text}</pre></details>'
     yield "</section>"

@@ -13,23 +13,20 @@ from benchmarks.harness import page_tables as tables
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.source import Document, Table
 
-_PAGE_PIXELS = 1120
-"""What the text of a page is wide at most."""
-
 STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, CanvasText 15%, Canvas);
         --soft: color-mix(in srgb, CanvasText 5%, Canvas);
         --bar: color-mix(in srgb, #0072b2 30%, Canvas);
         --quiet: color-mix(in srgb, CanvasText 65%, Canvas); }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
-       color: CanvasText; background: Canvas; }
+       color: CanvasText; background: Canvas; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.3rem; margin-top: 3rem; padding-top: 1rem;
      border-top: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.5rem 0 .3rem; }
 nav ol { columns: 22rem; column-gap: 2rem; padding-left: 1.4rem; }
 nav li { break-inside: avoid; margin-bottom: .3rem; }
 a { color: LinkText; }
-.wide { overflow-x: auto; }
+.wide, pre { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid var(--line);
@@ -39,10 +36,10 @@ td.n, th.n { text-align: right; }
 th.n { white-space: normal; vertical-align: bottom; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part));
          min-width: 5rem; }
-td.why { color: var(--quiet); } td.long { white-space: normal; min-width: 22rem; }
+td.why { color: var(--quiet); } td.long { white-space: normal; min-width: min(22rem, 60vw); }
 code { font-size: 90%; overflow-wrap: anywhere; }
-img { max-width: 100%; min-width: 44rem; height: auto; background: #fff; }
-img.whole { max-width: none; }
+img { max-width: 100%; height: auto; background: #fff; }
+.chart { cursor: zoom-in; } .chart:focus { cursor: auto; } .chart:focus img { max-width: none; }
 .about, summary, li small { color: var(--quiet); }
 .about { overflow-wrap: anywhere; }
 summary { cursor: pointer; }
@@ -174,17 +171,16 @@ def record_parts(shown: Shown) -> Iterable[str]:
 
 def _picture(path: Path) -> str:
     """An `img` and not inline elements: names inside one SVG would meet those of another. Its size
-    is given, so that the page does not move while it loads. One that is wider than the page is
-    scrolled: its text would be too small to read."""
+    is given, so that the page does not move while it loads. It is as wide as the column at most;
+    selected, it has its full size and is scrolled."""
     drawn = path.read_bytes()
     box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
     wide, high = (float(side) * _PIXELS_PER_POINT for side in box.groups()) if box else (0, 0)
     size = f' width="{wide:.0f}" height="{high:.0f}"' if box else ""
     data = base64.b64encode(drawn).decode()
     name = escape(path.stem.replace("_", " "))
-    kind = ' class="whole"' if wide > _PAGE_PIXELS else ""
-    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}{kind}>'
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{image}</div>'
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}>'
+    return f'<div class="wide chart" tabindex="0" role="region" aria-label="{name}">{image}</div>'
 
 
 def _source(document: Document, module: str) -> Iterable[str]:

@@ -22,6 +22,10 @@ class Parsed(HTMLParser):
         self.ids: list[str] = []
         self.unclosed: list[str] = []
         """Boxes that are open; one that is closed out of turn stays."""
+        self.unscrolled: list[str] = []
+        """Tables and pictures that are in no box that scrolls: a narrow window would cut them."""
+        self._scrolls: list[bool] = []
+        """Of the `div` elements that are open."""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -35,10 +39,16 @@ class Parsed(HTMLParser):
             elif name in ("src", "href", "srcset", "data", "action"):
                 self.loads.append(f"{tag} {name}={value}")
         self.unclosed += [tag] if tag in _BOXES else []
+        if tag == "div":
+            self._scrolls.append("wide" in str(dict(attrs).get("class")).split())
+        elif tag in ("table", "img") and not any(self._scrolls):
+            self.unscrolled.append(tag)
         if tag in ("script", "link", "iframe", "object", "embed"):
             self.loads.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "div" and self._scrolls:
+            self._scrolls.pop()
         if tag in _BOXES and self.unclosed[-1:] == [tag]:
             self.unclosed.pop()
         elif tag in _BOXES:

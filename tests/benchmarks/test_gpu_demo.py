@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import Parsed
 
 from benchmarks.engine import presets
 from benchmarks.gpu_check.judging import FAILED, OK, SKIPPED, Verdict
@@ -157,6 +158,7 @@ def test_a_page_has_verdicts_records_outputs_and_no_folder_of_the_user(tmp_path:
     assert "log: ~/x and ./y" in page and "--model ~/w" in page
     assert str(Path.home()) + "/" not in page and "src=" not in page.replace('src="data:', "")
     assert "Interrupted" not in page
+    assert page.count("<table>") > 1 and Parsed(page).unscrolled == []
 
 
 @pytest.mark.parametrize(

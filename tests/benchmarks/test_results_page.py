@@ -68,7 +68,19 @@ def test_a_picture_is_in_the_page_and_says_what_it_is(tmp_path: Path):
     assert 'alt="in cache on" width="864" height="442">' in text
     picture.write_text('<svg viewBox="0 0 1728 331.2"/>')
     text = page.page([Shown(record(), [picture])], [], {})
-    assert 'width="2304" height="442" class="whole">' in text, "it is scrolled, not made small"
+    assert 'alt="in cache on" width="2304" height="442">' in text
+
+
+def test_nothing_is_cut_in_a_narrow_window(tmp_path: Path):
+    """Pictures are as wide as the column; tables and output scroll inside a box of their own."""
+    picture = tmp_path / "a.svg"
+    picture.write_text('<svg viewBox="0 0 1728 331.2"/>')
+    text = page.page([Shown(record(), [picture])], [], {"benchmarks.b": "How?"}, [DOCUMENT])
+    assert text.count("<table>") == 2 and text.count("<img ") == 1
+    assert Parsed(text).unscrolled == []
+    assert Parsed("<div class=wide></div><table></table>").unscrolled == ["table"]
+    assert re.search(r"(?m)^\.wide, pre \{ overflow-x: auto; \}$", page.STYLE)
+    assert re.search(r"(?m)^img \{ max-width: 100%; height: auto;", page.STYLE)
 
 
 def test_the_page_shows_what_was_measured_and_why_something_was_not():
@@ -298,6 +310,9 @@ async def test_a_browser_shows_it_by_day_and_by_night(all_results: Path, width: 
         )
         assert (ground < 60 and ink > 200) if dark else (ground > 200 and ink < 60)
         assert await opened.value("document.documentElement.scrollWidth") <= width
+        assert await opened.value(
+            "[...document.images].every(each => each.getBoundingClientRect().right < innerWidth)"
+        )
         drawn = "[...document.images].every(each => each.complete && each.naturalWidth > 100)"
         assert await opened.value(f"document.images.length > 5 && {drawn}")
         assert await opened.value(

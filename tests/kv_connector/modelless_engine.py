@@ -5,6 +5,7 @@ What it computes stands in `modelless_runner`.
 
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,10 +214,13 @@ def modelless_engines(
     folder: Path,
     patch: pytest.MonkeyPatch,
     client_factory: Callable[[Any], ScriptedClient] = ScriptedClient,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Make]:
-    """A maker of such engines, which end with it. Their server is what the test answers."""
+    """A maker of such engines, which end with it. Their server is what the test answers, and
+    `clock` is the one of their tier."""
     made: list[ModellessEngine] = []
     patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", client_factory)
+    patch.setitem(RemoteTier.__init__.__kwdefaults__, "clock", clock)
     patch.setattr(connector_module, "run_self_tests", lambda *_: Report(Outcome.PASSED))
 
     def make(

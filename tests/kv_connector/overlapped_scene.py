@@ -9,6 +9,7 @@ from late_copies import LateCopies
 from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from overlapped_engine import PROMPT, Overlapped, Pace
+from scripted_client import Clock
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
@@ -17,6 +18,9 @@ from kv_connector import metrics
 
 MOST_CALLS = 1000
 
+CALL_S = 0.001
+"""Seconds between two calls, by the tier's clock. vLLM sleeps as long in a step without tokens."""
+
 HOARDS = 12
 """Calls for which blocks are hoarded."""
 
@@ -24,9 +28,12 @@ HOARDS = 12
 class Scene:
     """The same requests again and again, each time with prompts of their own."""
 
-    def __init__(self, make: Make, pace: Pace, *, watched: bool = True, **more: Any) -> None:
-        """Without `watched` weights every reset begins a new namespace. The server has one of the
-        prompts there at once, as if another engine had put it."""
+    def __init__(
+        self, make: Make, clock: Clock, pace: Pace, *, watched: bool = True, **more: Any
+    ) -> None:
+        """`clock` is the tier's: time passes with the calls, so pauses end after the same number
+        of them on a slow machine. Without `watched` weights every reset begins a new namespace. The
+        server has one of the prompts there at once, as if another engine had put it."""
         self.engine: ModellessEngine = make(
             ahead=True,
             num_blocks=21,
@@ -40,7 +47,7 @@ class Scene:
         worker = self.engine.worker.connector_worker
         assert worker.worker is not None
         self.copies = worker.worker = LateCopies(worker.worker)
-        self._pace = pace
+        self._clock, self._pace = clock, pace
         self._number = 0
         self._hoarded: list[KVCacheBlock] = []
         self._on_server: list[int] = []
@@ -110,6 +117,7 @@ class Scene:
                 self.steps.check()
             if next(calls, None) is None:
                 break
+            self._clock.now += CALL_S
             self.steps.check()
             if number % pace.answers == 0:
                 self.steps.server.answer()
@@ -154,6 +162,11 @@ class Scene:
     def loaded_blocks(self) -> int:
         """Blocks that came from the server until now."""
         return self.engine.totals().get((metrics.LOADED_BLOCKS, "hit"), 0)
+
+    @property
+    def offered_again(self) -> int:
+        """Blocks that the server was offered once there was room for their puts."""
+        return self.engine.totals().get((metrics.BACKFILL_BLOCKS, "offered"), 0)
 
     def hoard(self) -> None:
         """Take all free blocks of the engine for some calls, so that it preempts requests."""

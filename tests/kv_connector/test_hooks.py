@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 from hook_list import BASES, MAY_RAISE, Broken, BrokenOnPurpose, hooks_of
 from scripted_client import STEP_END, Engine
+from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import (
     LookupResult,
     RequestOffloadingContext,
@@ -182,6 +183,31 @@ def test_a_job_that_was_taken_is_reported_though_its_keys_cannot_be_remembered(
         first = [job for job, _, _ in tier.engine.finished()]
     assert first == [1, 2]
     assert tier.engine.finished() == []
+
+
+def test_backfill_goes_on_and_ends_though_the_end_of_a_batch_was_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Otherwise an engine without requests would step for ever."""
+    engine = TieredEngine()
+    engine.client.ready = False
+    engine.compute("a", range(12))
+    engine.step()
+    engine.client.ready = True
+    with monkeypatch.context() as bug:
+        bug.setattr(engine.tier.watch, "sorted_out", MagicMock(side_effect=BrokenOnPurpose))
+        engine.step()
+        engine.client.last("lookup").found(*[KeyState.READABLE] * 5)
+        engine.step()
+    offered = []
+    for _ in range(4):
+        engine.step()
+        for asked in engine.client.asked:
+            if not asked.reply.done():
+                offered.append(len(asked.keys))
+                asked.found(*[KeyState.READABLE] * len(asked.keys))
+    assert offered == [5, 2]
+    assert not engine.manager.has_pending_work()
 
 
 @pytest.mark.parametrize("wrong", [RuntimeError("odd"), "cancelled", SimpleNamespace(states=None)])

@@ -29,6 +29,9 @@ TRANSPORTS = ("tcp", "shm")
 OVER_ZMQ = "zmq"
 """As tcp, without lanes: blocks are payload of ZeroMQ messages."""
 
+WAYS = (*TRANSPORTS, OVER_ZMQ)
+"""All ways of blocks between our client and a server."""
+
 PATIENCE_S = 60.0
 """Deadline of every request here; long, because a benchmark reports slowness as a time."""
 

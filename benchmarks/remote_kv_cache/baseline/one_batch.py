@@ -6,7 +6,7 @@ the sum over the batches, each begun after the one before has ended.
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +22,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, 
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
     PATIENCE_S,
-    TRANSPORTS,
+    WAYS,
     Client,
     FerryWork,
     anchors_of,
@@ -49,7 +49,10 @@ FirstBlocks = dict[Variant, list[float]]
 """Seconds to the first block, summed over the batches: a value a round, warm-ups first."""
 
 
-def measure(runner: Runner, record: Record, work: Work, memory: int | None, server: Target) -> None:
+def measure(
+    runner: Runner, record: Record, work: Work, memory: int | None, server: Target,
+    transports: Sequence[str] = WAYS,
+) -> None:  # fmt: skip
     """Measure all ways with one batch outstanding, interleaved with a plain copy, into `record`."""
     work = replace(work, model=work.model._replace(name=work.model.name + SUFFIX))
     name = work.model.name
@@ -63,7 +66,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None, serv
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         firsts: FirstBlocks = {}
         cases = server_cases.wall_cases(stack, server, source, target, work)
-        for transport in (*TRANSPORTS, OVER_ZMQ):
+        for transport in transports:
             for integrity in (True, False):
                 cases += _cases(
                     stack, endpoint, server.namespace(name), source, target, work, transport,

@@ -5,7 +5,7 @@ byte after the timed part: puts by reading all blocks back over tcp with checksu
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from benchmarks.remote_kv_cache.baseline import blocks, memcached_work, redis_wo
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
-    TRANSPORTS,
     FerryWork,
     connect_to,
 )
@@ -78,14 +77,14 @@ def wall_cases(
 
 def ferry_cases(
     stack: ExitStack, endpoint: str, namespace: str,
-    source: SharedPool, target: SharedPool, work: Work,
+    source: SharedPool, target: SharedPool, work: Work, transports: Sequence[str],
 ) -> list[Case]:  # fmt: skip
-    """kvferry over every transport this client has, with checksums and without."""
+    """kvferry over each of `transports`, with checksums and without."""
     reader = connect_to(endpoint, namespace, work.block_bytes)
     stack.callback(reader.close)
     check = FerryWork(reader, namespace, work)
     cases = []
-    for transport in (*TRANSPORTS, OVER_ZMQ):
+    for transport in transports:
         for integrity in (True, False):
             try:
                 client = connect_to(

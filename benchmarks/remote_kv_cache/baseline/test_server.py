@@ -37,7 +37,7 @@ from benchmarks.remote_kv_cache.baseline import (
 )
 from benchmarks.remote_kv_cache.baseline.blocks import Work
 from benchmarks.remote_kv_cache.baseline.cpu_cost import CpuCost
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, WAYS
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 from remote_server.errors import ConfigError
@@ -84,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     blocks.add_options(parser)
     parser.add_argument("--only", type=options.names(SECTIONS), default=SECTIONS, metavar="PARTS",
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--transport", type=options.names(WAYS), default=[*WAYS], metavar="NAMES",
+        help=f"some of {','.join(WAYS)}, for `models` and `one-batch` (default: all)",
+    )  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
         help="bytes of each trial of `sizes`, `fairness`, `tiers`, `keys` and `scaling`, a quarter "
@@ -144,12 +148,14 @@ def _leave_out(arguments: argparse.Namespace, server: Target) -> dict[str, str]:
 def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, server: Target) -> None:
     for model in arguments.models if "models" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
-        measure_model(runner, record, work, arguments.memory, server)
+        measure_model(runner, record, work, arguments.memory, server, arguments.transport)
         if runner.interrupted:
             return
     for model in arguments.models if "one-batch" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
-        one_batch.measure(runner, record, work, arguments.memory, server)
+        one_batch.measure(
+            runner, record, work, arguments.memory, server, arguments.transport
+        )  # fmt: skip
         if runner.interrupted:
             return
     if "sizes" in arguments.only:
@@ -203,9 +209,11 @@ def _unless_skipped(record: Record, name: str, measure: Callable[[], list[Figure
 
 
 def measure_model(
-    runner: Runner, record: Record, work: Work, memory: int | None, server: Target
-) -> None:
-    """Measure all ways to move one model's blocks, interleaved, into `record`."""
+    runner: Runner, record: Record, work: Work, memory: int | None, server: Target,
+    transports: Sequence[str] = WAYS,
+) -> None:  # fmt: skip
+    """Measure all ways to move one model's blocks, interleaved, into `record`. Other systems are
+    measured where tcp is one of `transports`."""
     name = work.model.name
     with ExitStack() as stack:
         try:
@@ -220,11 +228,12 @@ def measure_model(
         cases = [
             *server_cases.wall_cases(stack, server, source, target, work),
             *server_cases.ferry_cases(
-                stack, endpoint, server.namespace(name), source, target, work
+                stack, endpoint, server.namespace(name), source, target, work, transports
             ),
-            *server_cases.redis_cases(stack, server, source, target, work),
-            *server_cases.memcached_cases(stack, server, source, target, work),
         ]
+        if "tcp" in transports:
+            cases += server_cases.redis_cases(stack, server, source, target, work)
+            cases += server_cases.memcached_cases(stack, server, source, target, work)
         cost = CpuCost()
         samples = runner.measure(work.model.name, [cost.of(case) for case in cases], work.num_bytes)
         # Before the servers are stopped, because the stop may be interrupted.
@@ -232,8 +241,9 @@ def measure_model(
             work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
         )
         if not server.runs_already:
+            costed = [variant for variant in COSTED if variant in samples]
             record.figures += cost.figures(
-                name, work.num_bytes, samples, COSTED, server_cases.TCP_WALL
+                name, work.num_bytes, samples, costed, server_cases.TCP_WALL
             )
 
 

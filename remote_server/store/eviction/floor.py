@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import exp, sqrt
 
-from remote_server.store.eviction.hazard import Hazards
+from remote_server.store.eviction.hazard import Hazards, is_hinted
 from remote_server.store.eviction.tree import InTree, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
 
@@ -29,7 +29,8 @@ HYSTERESIS = 1.01
 SURE, SURE_AT_ONCE, EARLY_REQUESTS = 0.7, 4.3, 700
 """And when the difference is so many times what chance alone would make it; at the start so many
 times more, of which a third is left after so many requests: a short trace cannot earn back what an
-early mistake costs."""
+early mistake costs. Where most keys are requested with hints that are believed, nothing is added:
+a rank by hints has less to learn."""
 
 SURE_OF_LRU = 0.7
 """The same for the way back."""
@@ -188,7 +189,7 @@ class Floor:
         self.served = Shadow(self.reigning, hazards, seed)
         self.mask = PER_KEY - 1
         self._found = dict.fromkeys(Rule, 0.0)
-        self._total = 0.0
+        self._total = self._hinted = 0.0
         self._spread = Spread()  # of what both rules find
         self._num_requests = 0
         self._at = 0.0
@@ -226,7 +227,7 @@ class Floor:
             found = [
                 shadow.request(names, kinds, number, now, capacity) for shadow in self._all_shadows
             ]
-            self._judge(len(names), found, now, capacity)
+            self._judge(len(names), found, now, capacity, is_hinted=is_hinted(kinds[0]))
 
     def request_alone(self, names: Sequence[int], kind: int, now: float, num_blocks: int) -> None:
         """The same for keys whose place in a prompt is not known."""
@@ -245,12 +246,21 @@ class Floor:
     def _all_shadows(self) -> tuple[Shadow, ...]:
         return self.shadows[Rule.LRU], self.shadows[Rule.LEARNED], self.served
 
-    def _judge(self, number: int, found: Sequence[int], now: float, capacity: int) -> None:
+    def _judge(
+        self,
+        number: int,
+        found: Sequence[int],
+        now: float,
+        capacity: int,
+        *,
+        is_hinted: bool = False,
+    ) -> None:
         """A request for `number` sampled keys found so many in each shadow."""
         by_lru, by_learned, served = found
         self._num_requests += 1
         keep = self._fade(now)
         self._total = self._total * keep + number
+        self._hinted = self._hinted * keep + number * is_hinted
         self._spread.add(by_learned - by_lru, keep)
         for rule, one in ((Rule.LRU, by_lru), (Rule.LEARNED, by_learned)):
             self._found[rule] = self._found[rule] * keep + one
@@ -279,7 +289,9 @@ class Floor:
 
     def _is_learned_better(self) -> bool:
         lru, learned = self._found[Rule.LRU], self._found[Rule.LEARNED]
-        sure = SURE + SURE_AT_ONCE * exp(-self._num_requests / EARLY_REQUESTS)
+        sure = SURE
+        if self._hinted < self._total / 2:
+            sure += SURE_AT_ONCE * exp(-self._num_requests / EARLY_REQUESTS)
         sure *= 1.0 + max(0.0, self._lost) / (LOST * self._all)
         return learned > HYSTERESIS * lru and learned - lru > sure * self._spread.value
 

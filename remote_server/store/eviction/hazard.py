@@ -59,6 +59,11 @@ def class_of(turn: int, mark: int) -> int:
     return (turn if turn < TURNS else TURNS - 1) * MARKS + mark
 
 
+def is_hinted(kind: int) -> bool:
+    """Whether the class `kind` is of blocks with a hint that is believed."""
+    return kind % MARKS != 0
+
+
 class Hazards:
     """The chance that a block is used again, by its class and by its age, and ranks made of it.
 
