@@ -9,6 +9,7 @@ from functools import partial
 
 from remote_server.admin.admin import Admin
 from remote_server.errors import ConfigError
+from remote_server.garbage import only_new_collected
 from remote_server.native.mover import what_moves
 from remote_server.plain_text import PlainFormatter, plain
 from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         raise_limit()
         with named_when_missing():
             admin = Admin(config)
-        with admin:
+        with admin, only_new_collected():
             Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
         print(plain(f"remote_server: {error}"), file=sys.stderr)

@@ -148,9 +148,9 @@ class Shadow:
                 segment, _ = self._victims.by_rank(now, own)
             if segment is None:
                 return max(0, room)
-            item = segment.blocks[-1]
-            self._tree.remove(item)
-            del self._items[item.name]
+            for item in segment.blocks[: room - wanted - 1 : -1]:
+                self._tree.remove(item)
+                del self._items[item.name]
         return wanted
 
 

@@ -109,6 +109,8 @@ class Hazards:
     def use(self, sampled: Sequence[int], kinds: Sequence[int], now: float) -> None:
         """Keys with these hashes, which are sampled, were used by one request. A key becomes of
         that one of `kinds` which has the number of its uses so far, or of the last one."""
+        if not sampled:
+            return
         waits, most = self._waits, len(kinds) - 1
         for one in sampled:
             wait = waits.pop(one, None)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from remote_server.protocol import Hint, Stretch
@@ -16,8 +15,6 @@ from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO_HINT, Trust
 from remote_server.store.eviction.paths import TABLE, Path, Paths, Turns
 from remote_server.store.eviction.tree import Tree
 from remote_server.store.eviction.victims import Rule
-
-Hashes = npt.NDArray[np.uint64]
 
 AGAIN_S = 1.0
 """A lookup of the same prompt within this time is the same request, until that is served. After it
@@ -58,6 +55,7 @@ class Learner:
         self.paths = Paths()
         self.num_blocks = 0
         """The places of the largest tier of this server; the owner sets it."""
+        self._fits = -1  # the `num_blocks` of the last lookup
         self.trees: WeakSet[Tree] = WeakSet()
         """Those of the size classes of its tiers."""
         self._fixed = rule
@@ -92,8 +90,10 @@ class Learner:
         """A request looked `keys` up, with these chain fields and this hint, or none. Memory has
         the first `num_held` of them."""
         now = self.clock()
-        self.hazards.fit(self.num_blocks)
-        self.floor.fit(self.num_blocks)
+        if self._fits != self.num_blocks:
+            self._fits = self.num_blocks
+            self.hazards.fit(self.num_blocks)
+            self.floor.fit(self.num_blocks)
         begin = 0
         for stretch in joined(chain):
             end = begin + stretch.rows
@@ -148,14 +148,13 @@ class Learner:
             if len(before.keys) == len(keys):  # not of a part of it, or of more
                 before.num_held = num_held
             return
-        hashes = self._hashes(namespace, keys)
-        numbers = hashes.tolist()
+        numbers = self._numbers(namespace, keys)
         turn = min(self._turns.turn_of(numbers), MAX_TURN)
         self.trust.returned(self._turns.continued)
         kinds = KINDS[turn][self.trust.mark(namespace, hint, numbers[-1])]
         self._num_paths += 1
         self.paths.add(namespace, Path(self._num_paths, keys, kinds, now, num_held))
-        sampled, shadowed = self._sampled(hashes)
+        sampled, shadowed = self._sampled(numbers)
         self.hazards.use(sampled, kinds, now)
         self.floor.request(shadowed, kinds, self._num_paths, now, self.num_blocks)
 
@@ -165,30 +164,33 @@ class Learner:
             self.hazards.use(sampled, _ALONE, now)
             self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
 
-    def _hashes(self, namespace: str, keys: Sequence[bytes]) -> Hashes:
-        """Numbers of 60 bits."""
+    def _numbers(self, namespace: str, keys: Sequence[bytes]) -> list[int]:
+        """Hashes of 60 bits."""
         salt = self._salts.get(namespace)
         if salt is None:
             if len(self._salts) >= MAX_SALTS:
                 self._salts.clear()
             salt = self._salts[namespace] = zlib.crc32(namespace.encode()) * 0x10001
-        # 0.1 µs a key, most of it for the hash itself; as plain ints these numbers take twice that.
         digests = map(xxhash.xxh3_64_intdigest, keys)
-        return np.fromiter(digests, np.uint64, len(keys)) >> np.uint64(4) ^ np.uint64(salt)
+        if len(keys) <= FEW:
+            return [one >> 4 ^ salt for one in digests]
+        many = np.fromiter(digests, np.uint64, len(keys))
+        numbers: list[int] = (many >> np.uint64(4) ^ np.uint64(salt)).tolist()
+        return numbers
 
     def _sampled_of(self, namespace: str, keys: Sequence[bytes]) -> tuple[list[int], list[int]]:
         """`_sampled`, of keys whose other hashes nothing needs: about as many are made as do."""
         enough = MAX_SAMPLED * (max(self.hazards.mask, self.floor.mask) + 1)
-        return self._sampled(self._hashes(namespace, keys[:enough]))
+        return self._sampled(self._numbers(namespace, keys[:enough]))
 
-    def _sampled(self, hashes: Hashes) -> tuple[list[int], list[int]]:
+    def _sampled(self, numbers: list[int]) -> tuple[list[int], list[int]]:
         """Those of which hazards are learned, and those in the shadows."""
-        if len(hashes) <= FEW:
+        if len(numbers) <= FEW:
             to_learn, to_shadow = self.hazards.mask, self.floor.mask << 20
-            numbers = hashes.tolist()
             return [n for n in numbers if not n & to_learn], [
                 n for n in numbers if not n & to_shadow
             ]
+        hashes = np.array(numbers, np.uint64)
         learned = hashes & np.uint64(self.hazards.mask) == 0
         shadowed = hashes >> np.uint64(20) & np.uint64(self.floor.mask) == 0
         return hashes[learned][:MAX_SAMPLED].tolist(), hashes[shadowed][:MAX_SAMPLED].tolist()

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 
 MAX_EXPECTED = 1 << 16
 """Keys that requests named: so many are kept, and up to as many more."""
@@ -17,6 +18,9 @@ SHARED = 2
 """An end that more prompts than these continue is a common beginning, not a conversation."""
 
 _MOST = 15
+
+_PLACE = TABLE - 1
+"""The bits of a hash that are its place in the table."""
 
 
 class Path:
@@ -65,7 +69,7 @@ class Paths:
 
     def add(self, namespace: str, path: Path) -> None:
         """Gets and puts of the keys of `path` follow."""
-        self._new.setdefault(namespace, {}).update(dict.fromkeys(path.keys, path))
+        self._new.setdefault(namespace, {}).update(zip(path.keys, repeat(path)))
         self._num_new += len(path.keys)
         if self._num_new > MAX_EXPECTED:
             self._new, self._old, self._num_new = {}, self._new, 0
@@ -73,7 +77,8 @@ class Paths:
     def of(self, namespace: str, key: bytes) -> Path | None:
         """The path of `key`, by the last request that named it."""
         for generation in (self._new, self._old):
-            if (path := generation.get(namespace, {}).get(key)) is not None:
+            paths = generation.get(namespace)
+            if paths is not None and (path := paths.get(key)) is not None:
                 return path
         return None
 
@@ -97,21 +102,21 @@ class Turns:
         turn = self.continued = 0
         for index in range(end, -1, -1):
             one = hashes[index]
-            entry = table[one % TABLE]
-            if entry >> 12 == one >> 12 and entry & 0xF:
+            entry = table[one & _PLACE]
+            if entry ^ one < 1 << 12 and entry & 0xF:  # their bits from the twelfth on are equal
                 turn, branches, uses = entry >> 8 & 0xF, entry >> 4 & 0xF, entry & 0xF
                 if index == end:
-                    table[one % TABLE] = _entry(one, turn, branches, uses + 1)
+                    table[one & _PLACE] = _entry(one, turn, branches, uses + 1)
                     self.continued = one
                     return max(turn, uses)
-                table[one % TABLE] = _entry(one, turn, branches + 1, uses)
+                table[one & _PLACE] = _entry(one, turn, branches + 1, uses)
                 if branches < SHARED:
                     turn, self.continued = turn + 1, one
                 else:
                     turn = 0
                 break
         if hashes:
-            table[hashes[-1] % TABLE] = _entry(hashes[-1], turn, 0, 1)
+            table[hashes[-1] & _PLACE] = _entry(hashes[-1], turn, 0, 1)
         return turn
 
 

@@ -37,6 +37,8 @@ class LearnedPolicy:
         self._held: tuple[Path, Segment] | None = None  # of the put that brought blocks last
         self._place = 0  # in its path, of the next block that it brings
         self._refused = False
+        self._arrives = False
+        self._victim: Segment | None = None  # of the blocks that arrive, the one that makes room
         self._num_readable = 0
         self.refuses = False
         """Whether the last `victim` was None because the arriving blocks rank lowest."""
@@ -89,18 +91,20 @@ class LearnedPolicy:
         learner = self._learner
         now = learner.clock()
         used: set[Segment] = set()
+        last_used: Segment | None = None
         for block in blocks:
-            if block.branch in used:
+            if block.branch is last_used or block.branch in used:
                 continue
             path = learner.path_of_get(block.namespace, block.key, now)
             if path is None:
                 self._use(block, BY_USES, now, 0, used)
-                continue
-            last = self._before(path, path.num_held, block.namespace)
-            if last is not None:
-                self._use(last, path.kinds, now, path.number, used)
-            if block.branch not in used:
-                self._use(block, path.kinds, now, path.number, used)
+            else:
+                last = self._before(path, path.num_held, block.namespace)
+                if last is not None:
+                    self._use(last, path.kinds, now, path.number, used)
+                if block.branch not in used:
+                    self._use(block, path.kinds, now, path.number, used)
+            last_used = block.branch
 
     def _use(
         self, last: Any, kinds: Sequence[int], now: float, request: int, used: set[Segment]
@@ -131,6 +135,7 @@ class LearnedPolicy:
         if self._held is not None and self._held[0] is not path:
             self._release()
         self._refused = False
+        self._arrives = True
         if path is None:
             return
         path.served = True
@@ -148,7 +153,8 @@ class LearnedPolicy:
 
     def arrived(self) -> None:
         """The put has its room, or what there is."""
-        self._own = None
+        self._own = self._victim = None
+        self._arrives = False
         self._refused |= self.refuses
         self.refuses = False
 
@@ -158,11 +164,16 @@ class LearnedPolicy:
         self.refuses = self._refused
         if self._refused:  # a part of the same put was
             return None
+        last = self._victim
+        if last is not None and last.place >= 0 and not last.blocks[-1].pins:
+            return last.blocks[-1]
         if self._learner.rule is Rule.LRU:
             segment = self._victims.by_use()
         else:
             now = self._learner.clock()
             segment, self.refuses = self._victims.by_rank(now, self._own)
+        if self._arrives:
+            self._victim = segment
         return None if segment is None else segment.blocks[-1]
 
     def oldest(self) -> Any:

@@ -169,13 +169,15 @@ class Tree:
         segment.blocks.pop()
         block.branch = None
         self.num_blocks -= 1
-        self._settle(segment)
+        if not segment.blocks or segment.aside:
+            self._settle(segment)
 
     def _settle(self, segment: Segment | None) -> None:
         """Drop `segment` and those above it that are empty and that nothing continues."""
         while segment is not None and not segment.blocks and not segment.kids:
             self.num_segments -= 1
             self._unlink(segment)
+            del segment.older, segment.newer  # itself: no garbage that only a collection finds
             self._drop_leaf(segment)
             above = segment.parent
             if above is not None:

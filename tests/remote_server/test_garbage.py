@@ -1,0 +1,55 @@
+"""The garbage collector's passes skip what survived earlier ones."""
+
+import gc
+from weakref import ref
+
+import pytest
+
+from remote_server.garbage import WHOLE_EVERY, only_new_collected
+
+
+class Node:
+    """Refers to itself: only a pass of the collector frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def no_pass_of_its_own():
+    gc.disable()
+    with only_new_collected():
+        yield
+    gc.enable()
+
+
+def test_what_survives_a_full_pass_is_in_no_later_one():
+    survivor = Node()
+    gc.collect()
+    gone = ref(survivor)
+    del survivor
+    gc.collect()
+    assert gone() is not None
+
+
+def test_new_garbage_is_collected_in_every_full_pass():
+    gc.collect()
+    gone = ref(Node())
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_pass_over_all_collects_what_survived_earlier_ones():
+    survivor = Node()
+    gc.collect()
+    gone = ref(survivor)
+    del survivor
+    for _ in range(WHOLE_EVERY):
+        gc.collect()
+    assert gone() is None
+
+
+def test_a_pass_over_the_young_ones_keeps_no_others_out():
+    gc.unfreeze()
+    gc.collect(1)
+    assert gc.get_freeze_count() == 0
