@@ -6,7 +6,7 @@ from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
 from benchmarks.remote_kv_cache.replay.workloads import chat
 
 PLACES = one_level_wire.places_for(1)
-REQUESTS = chat(PLACES)[:650]
+REQUESTS = chat(PLACES)[:800]
 
 IN_PIECES = {"transport": "tcp", "batch_bytes": 3 * one_level_wire.PAYLOAD,
              "lane_window_bytes": 12 * one_level_wire.PAYLOAD}  # fmt: skip

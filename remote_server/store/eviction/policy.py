@@ -172,6 +172,7 @@ class LearnedPolicy:
         else:
             now = self._learner.clock()
             segment, self.refuses = self._victims.by_rank(now, self._own)
+            self._refused |= self.refuses  # with the rest of the put, which is not compared again
         if self._arrives:
             self._victim = segment
         return None if segment is None else segment.blocks[-1]
