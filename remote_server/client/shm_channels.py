@@ -289,10 +289,10 @@ class ShmGets(GetChannel[LeaseWindow]):
     def check(self) -> None:
         """Also assert that each job is of a lease that counts it."""
         super().check()
-        begun = {lease: sum(group.job.num_bytes for group in lease.copying)
-                 for lease in self._window.leases if lease.copying}  # fmt: skip
+        begun = [group for lease in self._window.leases for group in lease.copying]
+        on_threads = sum(self._moves.num_bytes.values())
         landed = sum(group.job.num_bytes for group in self._landed)
-        assert sum(begun.values()) == sum(self._moves.num_bytes.values()) + landed, begun
+        assert sum(group.job.num_bytes for group in begun) == on_threads + landed, begun
 
 
 class ShmPuts(PutChannel):
