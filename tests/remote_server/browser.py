@@ -77,6 +77,8 @@ class Browser:
         self._socket = await self._session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0)
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
+        # A page without a window's focus moves its own focus but fires no event of it.
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     async def __aexit__(
         self,
