@@ -92,9 +92,9 @@ class Channel(ABC):
     """Requests of one kind over one transport. The I/O thread alone uses it, except for `ready`,
     `region_transport` and `queued_bytes`, which any thread may read.
 
-    The loop calls, for all channels in each turn: `offer` for new requests, `receive`,
-    `notice_changes`, `expire`, `pump`. A request that `offer` has taken ends exactly once, at the
-    latest in `end_all`.
+    The loop calls in each turn: `offer` for new requests, and for all channels that have something
+    to do, `receive`, `notice_changes`, `expire`, `pump`. A request that `offer` has taken ends
+    exactly once, at the latest in `end_all`.
     """
 
     name: str
@@ -162,6 +162,13 @@ class Channel(ABC):
         return self.num_waiting > 0
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def wakes(self, now: float, readable: Container[object]) -> bool:
+        """Whether it has something to do in this turn. Most channels rest most of the time, and a
+        call that does nothing costs a microsecond. The loop calls it after `receive` of the
+        channels before it, so that it sees what these have received."""
+        one = self.connection
+        return (one is not None and one.wakes(now)) or self.needs_connection or self.wake_at <= now
 
     @abstractmethod
     def offer(self, request: Request, now: float) -> bool:

@@ -60,6 +60,11 @@ _EVENTS = (
 )
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
+# As numbers: an operation on members of an enumeration takes a microsecond.
+_CAN_RECEIVE = int(zmq.POLLIN)
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
 # Time for a connection to a server that is there, three to five round trips. It doubles with each
 # attempt: libzmq repeats one that lost a part of its handshake only after five seconds.
 _OPEN_S, _LONGEST_OPEN_S = 1.0, 5.0
@@ -257,6 +262,10 @@ class Connection:
             self.readable = self._socket in events
             self._changed = self._monitor in events
 
+    def wakes(self, now: float) -> bool:
+        """Something can be received, `changes` has something to report, or its time has come."""
+        return self.readable or self._changed or self._cut_off or self.due_at <= now
+
     def changes(self, now: float) -> list[bool]:
         """Changes since the last call, oldest first: True connected, False lost."""
         changes: list[bool] = []
@@ -306,8 +315,8 @@ class Connection:
         last = frames.pop()
         try:
             for frame in frames:
-                self._socket.send(frame, zmq.SNDMORE | zmq.NOBLOCK, copy=False)
-            self._socket.send(last, zmq.NOBLOCK, copy=False)
+                self._socket.send(frame, _MORE, copy=False)
+            self._socket.send(last, _LAST, copy=False)
         except zmq.Again:
             return False
         self._num_owed += num_replies
@@ -322,7 +331,7 @@ class Connection:
         connection is then opened anew, and `changes` reports the old one as lost.
         """
         # Queried first: an exception costs twenty times as much.
-        if not self._is_open or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not self._is_open or not int(self._socket.getsockopt(zmq.EVENTS)) & _CAN_RECEIVE:
             return None
         self._num_owed -= 1
         if self._num_owed < -_MOST_UNASKED:

@@ -44,6 +44,10 @@ class ControlChannel(Channel):
         """Messages whose request ended at its deadline, the oldest first."""
         self._now = 0.0
 
+    def wakes(self, now: float, readable: Container[object]) -> bool:
+        """Always: hellos are due whatever the other channels do."""
+        return True
+
     def offer(self, request: Request, now: float) -> bool:
         """Take over `request` if it is a small one."""
         if not isinstance(request, Ask):

@@ -105,6 +105,13 @@ class LaneLink(Channel):
         return min(self._config.lanes, self._session.max_lanes or 0)
 
     @property
+    def _why_not_offered(self) -> str:
+        """Why there is no lane to ask for; empty when there are some, or before any welcome."""
+        if self._session.max_lanes is None or (self._session.max_lanes and not self._why_none):
+            return ""
+        return self._why_none or "the server offers none"
+
+    @property
     def _num_missing(self) -> int:
         return self._num_wanted - len(self._lanes) - len(self._asked) - len(self._openings)
 
@@ -188,6 +195,14 @@ class LaneLink(Channel):
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
+    def wakes(self, now: float, readable: Container[object]) -> bool:
+        # Not by `needs_connection`: that is true whenever lanes are kept open.
+        if self._connection.wakes(now) or self._bell in readable or self.wake_at <= now:
+            return True
+        if self._reported or self._asked or self._openings or self._is_used:
+            return True
+        return self._why_not_offered not in ("", self._reason)
+
     def offer(self, request: Request, now: float) -> bool:
         return False
 
@@ -234,9 +249,9 @@ class LaneLink(Channel):
     def pump(self, now: float) -> None:
         """Open the lanes that are due."""
         self.blocked = False
-        if self._session.max_lanes == 0 or (self._session.max_lanes and self._why_none):
-            self._reason = self._why_none or "the server offers none"
-            self._log_once(self._reason, logging.INFO)
+        if why := self._why_not_offered:
+            self._reason = why
+            self._log_once(why, logging.INFO)
         if self._num_missing <= 0 or now < self._due:
             return
         if not self._connection.connected:

@@ -71,6 +71,8 @@ class Loop:
         self._ended = threading.Event()
         self._restarted = False
         self._had_readable = False
+        self._awake: list[Channel] = []
+        """Those of `channels` that had something to do in the last full turn."""
         self._cancels: list[tuple[list[Request], threading.Event]] = []
         self._use()
         try:
@@ -164,23 +166,25 @@ class Loop:
         polled_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
-        channels = self.channels
-        for channel in channels:
-            channel.receive(now, readable)
+        self._awake = awake = []
+        for channel in self.channels:
+            if channel.wakes(now, readable):
+                awake.append(channel)
+                channel.receive(now, readable)
         now = self._clock()
-        for channel in channels:
+        for channel in awake:
             channel.notice_changes(now)
         if self._restarted:
             self._restarted = False
             self._end_everything(ServerUnavailable("the server restarted"), now)
         # Not by `now`: this thread may not have run between the last poll and `now`, and replies
         # that came meanwhile have not been received.
-        for channel in channels:
+        for channel in awake:
             channel.expire(polled_at)
-        for channel in channels:
+        for channel in awake:
             channel.pump(now)
         if self._config.idle_close_s is not None:
-            for channel in channels:
+            for channel in self.channels:
                 channel.keep_connection(now)
         self._finish_cancels()
 
@@ -188,7 +192,7 @@ class Loop:
         if self.mailbox:
             return 0.0
         again = False
-        for channel in self.channels:
+        for channel in self._awake:
             if channel.has_more:
                 return 0.0
             again = again or channel.blocked or bool(channel.releasing)
@@ -207,10 +211,10 @@ class Loop:
         """Copy one more step when nothing else is due: the rest of a turn takes a tenth of the time
         of its copy. Returns False when a full turn is due: the end of a lease frees space in the
         window, and the next blocks must be requested in this turn."""
-        stepping = [channel for channel in self.channels if channel.can_step]
+        stepping = [channel for channel in self._awake if channel.can_step]
         if not stepping:
             return False
-        others = (channel for channel in self.channels if not channel.can_step)
+        others = (channel for channel in self._awake if not channel.can_step)
         if any(channel.has_more or channel.releasing for channel in others):
             return False
         if self._clock() >= self._wake_at():
@@ -257,6 +261,8 @@ class Loop:
         """On the I/O thread: assert that the books balance."""
         for channel in self.channels:
             channel.check()
+            if channel.has_more or channel.can_step or channel.releasing:
+                assert channel.wakes(-inf, ()), f"{channel.name} has work and no turn"
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 

@@ -395,6 +395,10 @@ class PutChannel(Channel):
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def needs_connection(self) -> bool:
+        return bool(self._transfers or self._releasing)
+
     def check(self) -> None:
         """Assert that window and sums equal the batches, and that each put is where it belongs."""
         assert self._window_bytes == sum(batch.num_bytes for batch in self._batches.values())

@@ -51,7 +51,8 @@ class ShmGets(GetChannel[LeaseWindow]):
         self._landed: deque[Group] = deque()
         """Their jobs have ended, and they are not settled."""
         self._poll_set = client_context.poll_set
-        self._poll_set.register(moves.fileno())
+        self._bell = moves.fileno()
+        self._poll_set.register(self._bell)
         link.users.append(self)
 
     def _reaches(self, transfer: GetTransfer) -> bool:
@@ -187,6 +188,9 @@ class ShmGets(GetChannel[LeaseWindow]):
 
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
+    def wakes(self, now: float, readable: Container[object]) -> bool:
+        return self._bell in readable or super().wakes(now, readable)
+
     def receive(self, now: float, readable: Container[object]) -> None:
         for lease in self._window.leases:
             if lease.copying:  # however long that takes, the server is not silent
@@ -282,7 +286,7 @@ class ShmGets(GetChannel[LeaseWindow]):
         self._window.clear()
 
     def close(self) -> None:
-        self._poll_set.unregister(self._moves.fileno())
+        self._poll_set.unregister(self._bell)
         self._moves.close()
         super().close()
 

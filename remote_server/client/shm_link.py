@@ -89,6 +89,14 @@ class Attachment:
         idle = self._socket is None and self._tried[0] is None
         return inf if idle or self.arena is not None else self._due
 
+    def wakes(self, now: float, session: Session, readable: Container[object]) -> bool:
+        """Whether `poll` has something to do."""
+        if self._socket is not None and self._socket.fileno() in readable:
+            return True
+        if (session.local_socket, session.local_secret) != self._tried:
+            return True
+        return self.wake_at <= now or (self.arena is not None and session.epoch != self.epoch)
+
     def poll(self, now: float, session: Session, readable: Container[object]) -> None:
         """Do what is due, given the session's last welcome and the sockets that are `readable`."""
         local_socket, secret, epoch = session.local_socket, session.local_secret, session.epoch
@@ -315,6 +323,10 @@ class ShmLink(Channel):
         return sent
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def wakes(self, now: float, readable: Container[object]) -> bool:
+        attachment_wakes = self._attachment.wakes(now, self._session, readable)
+        return attachment_wakes or super().wakes(now, readable)
 
     def offer(self, request: Request, now: float) -> bool:
         return False

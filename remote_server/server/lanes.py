@@ -151,7 +151,8 @@ class ServerLanes:
         self.connections = connections
         self._guard = guard or Guard()
         self._engine: Lanes | None = None
-        self._bell = -1  # its descriptor
+        self.bell = -1
+        """Readable when `reap` has work; no descriptor without lanes."""
         self._clients: dict[bytes, _Client] = {}
         self._by_id: dict[int, Lane] = {}
         self._ends: dict[LaneJob, tuple[Lane, OnEnd]] = {}
@@ -176,8 +177,8 @@ class ServerLanes:
         self._pin = b"" if certificate is None else certificate.pin
         self._engine = engine
         self._host = host
-        self._bell = engine.fileno()
-        self._poller.register(self._bell, zmq.POLLIN)
+        self.bell = engine.fileno()
+        self._poller.register(self.bell, zmq.POLLIN)
         self.why_none = ""
 
     @property
@@ -322,13 +323,11 @@ class ServerLanes:
         on_end(False)
 
     def handle(self, events: Mapping[object, int]) -> None:
-        """Handle `events` of the poller: connections, completed jobs, broken lanes. End puts whose
-        bytes do not come."""
-        if self.listener is None or self._engine is None:
+        """Handle `events` of the poller, which are of connections. End puts whose bytes do not
+        come."""
+        if self.listener is None:
             return
         self.listener.handle(events)
-        if self._bell in events:
-            self._reap(self._engine)
         now = self._clock()
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
@@ -342,14 +341,16 @@ class ServerLanes:
         if self.listener is not None:
             self.listener.close()
         if self._engine is not None:
-            self._poller.unregister(self._bell)
+            self._poller.unregister(self.bell)
             self._engine.close()
-            self._reap(self._engine)
+            self.reap()
             self._engine = None
         self.listener = None
 
-    def _reap(self, engine: Lanes) -> None:
-        jobs, broken = engine.reap()
+    def reap(self) -> None:
+        """End the jobs that have completed, and the lanes that have broken."""
+        assert self._engine is not None
+        jobs, broken = self._engine.reap()
         for job in jobs:
             lane, on_end = self._ends.pop(job)
             if job.kind is LaneKind.SEND:

@@ -182,6 +182,11 @@ class SendQueues:
         self.clients_gone = 0
 
     @property
+    def busy(self) -> bool:
+        """Some client has something waiting or in flight."""
+        return bool(self._queues)
+
+    @property
     def stuck(self) -> bool:
         """Some client's queue was full, or its streams wait for it to read. libzmq reports no end
         of that."""

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Self
@@ -53,6 +53,11 @@ RELEASE_MS = 10  # when frames or reads of the bucket are under way and nothing 
 PENDING_MS = 100  # when a pending attach may time out, or descriptors are short
 WATCH_MS = 100  # of libzmq's memory, while a client is connected
 IDLE_MS = 1_000  # also the longest delay of the end of a lease
+
+# Between looks at what no event reports: of connections, that a handshake or an attach takes too
+# long; of the process, its memory.
+CONNECTIONS_S = 0.01
+CHECKS_S = 0.05
 
 # Estimated descriptors: of libzmq, the loop and the admin HTTP with its connections; and of one
 # local socket with its largest number of regions and attaching clients.
@@ -108,6 +113,8 @@ class Server:
         self._wakeup = Wakeup()
         self.copier = Copier(self._guard)
         self._moves = Moves()
+        self._bells = self._wakeup.wakeup.fileno(), self._moves.fileno()
+        self._connections_at = self._checks_at = self._clock()
         self._disk_threads = Threads()
         self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -115,8 +122,8 @@ class Server:
         self._serving = Serving(len(tenants))
         router = make_router(self._context, self.config.bind)
         self._poller = zmq.Poller()
-        for one in (self._wakeup.wakeup, self._moves):
-            self._poller.register(one, zmq.POLLIN)
+        for bell in self._bells:
+            self._poller.register(bell, zmq.POLLIN)
         self._held = Allowances()
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
@@ -165,17 +172,20 @@ class Server:
         `more_to_do` is the result of the turn before: True skips the wait for events."""
         run = self._guard.run
         events = dict(self._poller.poll(self._patience_ms(more_to_do)))
-        if self._wakeup.wakeup.fileno() in events:
+        idle, now, (wakeup, moved) = not events, self._clock(), self._bells
+        has_requests = events.pop(self._intake.router, 0)
+        if events.pop(wakeup, 0):
             self._wakeup.drain()
             for tenant in self.tenants.values():
                 tenant.finish_jobs()
-        run("moved blocks", self._moves.finish, None)
-        run("authentication", partial(self._auth.handle, events), None)
-        run("connections that ended", self._intake.forget_gone, None)
-        run("lanes", partial(self.lanes.handle, events), None)
-        for tenant in self.tenants.values():
-            tenant.handle_local(events)
-        if self._intake.router in events:
+        if events.pop(moved, 0):
+            run("moved blocks", self._moves.finish, None)
+        if events.pop(self.lanes.bell, 0):
+            run("lanes", self.lanes.reap, None)
+        if events or now >= self._connections_at:
+            self._connections_at = now + CONNECTIONS_S
+            self._handle_connections(events)
+        if has_requests:
             run("receiving requests", self._take_in, None)
         more_to_do = False
         if self._serving.num_waiting:
@@ -186,8 +196,10 @@ class Server:
             more_to_do |= tenant.take_turn()
         more_to_do |= self.prefetches.take_turn()
         self.loop_calls.run_one()
-        idle = not events and not more_to_do
-        run("periodic checks", partial(self._check_periodically, idle), None)
+        idle = idle and not more_to_do
+        if idle or now >= self._checks_at:
+            self._checks_at = now + CHECKS_S
+            run("periodic checks", partial(self._check_periodically, idle), None)
         return more_to_do
 
     def drain(self) -> None:
@@ -303,6 +315,15 @@ class Server:
             read_server_keys(config.keys) if config.keys else None,
             TenantKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
         )  # fmt: skip
+
+    def _handle_connections(self, events: Mapping[object, int]) -> None:
+        """Connections that begin or end, on ZeroMQ, for lanes and on the local sockets."""
+        run = self._guard.run
+        run("authentication", partial(self._auth.handle, events), None)
+        run("connections that ended", self._intake.forget_gone, None)
+        run("connections of lanes", partial(self.lanes.handle, events), None)
+        for tenant in self.tenants.values():
+            tenant.handle_local(events)
 
     def _serve_requests(self) -> bool:
         self._intake.forget_gone()

@@ -246,16 +246,21 @@ class Tenant:
     def take_turn(self) -> bool:
         """Copy, send and release what is due. True when there is more to do at once."""
         run, label = self._guard.run, self.label
-        more = run(f"{label}copying", self.fills.fill_some, False)
-        more |= run(f"{label}sending", self.send_queues.send_some, False)
-        more |= run(f"{label}unpinning", self.send_queues.release, False)
-        run(f"{label}ending leases", self.regions.expire_leases, None)
+        more = False
+        if self.fills.busy:
+            more = run(f"{label}copying", self.fills.fill_some, False)
+        if self.send_queues.busy:
+            more |= run(f"{label}sending", self.send_queues.send_some, False)
+            more |= run(f"{label}unpinning", self.send_queues.release, False)
+        if self.regions.leases:
+            run(f"{label}ending leases", self.regions.expire_leases, None)
         if self.bucket is not None:
             run(f"{label}late reads of the bucket", self.bucket.tier.reads.tick, None)
             run(f"{label}sweeping the bucket", self.bucket.sweep_some, None)
         if self.drain is not None:
             more |= run(f"{label}draining to the bucket", self.drain.take_turn, False)
-        run(f"{label}ageing", self.store.tier_stack.expire_some, None)
+        if self.config.ttl_s:
+            run(f"{label}ageing", self.store.tier_stack.expire_some, None)
         return more
 
     def drain_to_bucket(self) -> bool:

@@ -491,7 +491,7 @@ def test_a_channel_is_one_file_and_one_entry_in_the_list(
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CountingChannel, "expire", fail)
+        patch.setattr(CountingChannel, "wakes", fail)
         wake(client)
         eventually(lambda: "reset" in counting.calls, "the loop begins again")
     eventually(lambda: client.ready)

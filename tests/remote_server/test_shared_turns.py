@@ -51,6 +51,7 @@ class _LoopThatOnlySteps(Loop):
         self._clock = lambda: 0.0
         self.session = SimpleNamespace(wake_at=lambda: inf)
         self._use(*channels)
+        self._awake = [*self.channels]
 
 
 class _Steps:

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
-from remote_server.client.cache_client import Anchors
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
+from remote_server.protocol import Stretch
 from remote_server.runs import begins_run
 from remote_server.values import KiB, MiB, server_address
 
@@ -180,6 +180,12 @@ def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes
     return anchors
 
 
+def chain_of(keys: Sequence[bytes], tokens: int) -> list[Stretch]:
+    """The chain fields of the rows of one prompt from its first on, of so many tokens each, as an
+    engine's connector sends them."""
+    return [Stretch(len(keys), 0, 0, tokens)]
+
+
 def key_of(number: int) -> bytes:
     """A key as long as vLLM's: a hash of 32 bytes and a cache group of 4."""
     return b"block-%030d" % number
@@ -200,6 +206,8 @@ class FerryWork:
         self._work = work
         self._keys = [[key_of(number) for number in batch.source] for batch in work.batches]
         self._anchors = [anchors_of(client, keys, row_tokens) for keys in self._keys]
+        self._chains = [chain_of(keys, row_tokens) for keys in self._keys]
+        self._all_chains = [stretch for chain in self._chains for stretch in chain]
         self._all_anchors = [anchor for anchors in self._anchors for anchor in anchors]
         self._all_keys = [key for keys in self._keys for key in keys]
 
@@ -209,11 +217,13 @@ class FerryWork:
     def put(self, source: Pool, *, deferred: bool) -> None:
         """Put all blocks until the replies. With `deferred` a reply precedes readability."""
 
-        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[PutResult]:
-            rows = [memoryview(source[place]) for place in batch.source]
+        def submit(number: int) -> Future[PutResult]:
+            places = self._work.batches[number].source
             return self.client.put(
-                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S,
-                anchors=anchors,
+                self._namespace, self._keys[number],
+                [memoryview(source[place]) for place in places],
+                deferred=deferred, timeout_s=PATIENCE_S, chain=self._chains[number],
+                anchors=self._anchors[number],
             )  # fmt: skip
 
         results = self._each_batch(submit)
@@ -235,18 +245,20 @@ class FerryWork:
 
     def num_readable(self) -> int:
         found = self.client.lookup(
-            self._namespace, self._all_keys, timeout_s=PATIENCE_S, anchors=self._all_anchors
-        )
+            self._namespace, self._all_keys, timeout_s=PATIENCE_S, chain=self._all_chains,
+            anchors=self._all_anchors,
+        )  # fmt: skip
         return found.result().prefix
 
     def get(self, target: Pool) -> None:
         """Get all blocks, streamed."""
 
-        def submit(keys: list[bytes], anchors: Anchors, batch: Batch) -> Future[GetResult]:
-            rows = [memoryview(target[place]) for place in batch.target]
+        def submit(number: int) -> Future[GetResult]:
+            places = self._work.batches[number].target
             return self.client.get(
-                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
-                anchors=anchors,
+                self._namespace, self._keys[number],
+                [memoryview(target[place]) for place in places],
+                stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=self._anchors[number],
             )  # fmt: skip
 
         for result in self._each_batch(submit):
@@ -255,9 +267,9 @@ class FerryWork:
 
     def contains(self) -> None:
         """Look up batch after batch; every key must be present."""
-        for keys, anchors in zip(self._keys, self._anchors, strict=True):
+        for keys, chain, anchors in zip(self._keys, self._chains, self._anchors, strict=True):
             found = self.client.lookup(
-                self._namespace, keys, timeout_s=PATIENCE_S, anchors=anchors
+                self._namespace, keys, timeout_s=PATIENCE_S, chain=chain, anchors=anchors
             ).result()
             if found.prefix != len(keys):
                 raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
@@ -275,13 +287,12 @@ class FerryWork:
         self.get(target)
         blocks.verify(source, target, self._work.everything)
 
-    def _each_batch(self, submit: Callable[[list[bytes], Anchors, Batch], Future[T]]) -> list[T]:
-        """Submit batch after batch, with at most `NUM_OUTSTANDING` unfinished."""
+    def _each_batch(self, submit: Callable[[int], Future[T]]) -> list[T]:
+        """Submit batch after batch, by number, with at most `NUM_OUTSTANDING` unfinished."""
         waiting: deque[Future[T]] = deque()
         results: list[T] = []
-        requests = zip(self._keys, self._anchors, self._work.batches, strict=True)
-        for keys, anchors, batch in requests:
+        for number in range(len(self._keys)):
             if len(waiting) == NUM_OUTSTANDING:
                 results.append(waiting.popleft().result())
-            waiting.append(submit(keys, anchors, batch))
+            waiting.append(submit(number))
         return results + [future.result() for future in waiting]

@@ -1,4 +1,9 @@
-"""Lookups of many keys: latency and throughput of kvferry and of Redis."""
+"""Lookups of many keys: latency and throughput of kvferry and of Redis.
+
+Ours have the chain fields of an engine's connector, and each prompt is looked up again within a
+second, as by a scheduler that asks while a request waits: eviction counts that once. One row is of
+plain clients, whose keys stand alone: eviction learns from each of them.
+"""
 
 import tempfile
 import time
@@ -16,6 +21,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     Client,
     anchors_of,
+    chain_of,
     connect_to,
     key_of,
 )
@@ -48,8 +54,9 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
         rows = [memoryview(row) for row in pool]
         anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
         client.put(
-            namespace, keys, rows, deferred=False, timeout_s=PATIENCE_S, anchors=anchors
-        ).result()
+            namespace, keys, rows, deferred=False, timeout_s=PATIENCE_S,
+            chain=chain_of(keys, blocks.BLOCK_SIZE), anchors=anchors,
+        ).result()  # fmt: skip
         figures = [
             _latency(
                 f"lookup of {NUM_KEYS:,} keys",
@@ -58,6 +65,7 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
             ),
             _rate(client, namespace, keys[:BATCH_KEYS], round_trips),
             _rate(client, namespace, keys, round_trips),
+            _rate(client, namespace, keys, round_trips, stand_alone=True),
         ]
         if server.is_elsewhere:
             return figures
@@ -67,7 +75,10 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
 
 def _lookup(client: Client, namespace: str, keys: list[bytes]) -> None:
     anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
-    found = client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
+    chain = chain_of(keys, blocks.BLOCK_SIZE)
+    found = client.lookup(
+        namespace, keys, timeout_s=PATIENCE_S, chain=chain, anchors=anchors
+    ).result()
     if found.prefix != len(keys):
         raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
@@ -83,9 +94,12 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
     return Figure(f"{name}, one round trip", "ms", values, "tcp")
 
 
-def _rate(client: Client, namespace: str, keys: list[bytes], count: int) -> Figure:
-    """With one batch in flight and with several."""
+def _rate(
+    client: Client, namespace: str, keys: list[bytes], count: int, *, stand_alone: bool = False
+) -> Figure:
+    """With one batch in flight and with several. Without chain fields if keys `stand_alone`."""
     values = {}
+    chain = [] if stand_alone else chain_of(keys, blocks.BLOCK_SIZE)
     anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
     for outstanding in (1, OUTSTANDING):
         waiting: deque[Future[Found]] = deque()
@@ -93,12 +107,16 @@ def _rate(client: Client, namespace: str, keys: list[bytes], count: int) -> Figu
         for _ in range(count):
             if len(waiting) == outstanding:
                 waiting.popleft().result()
-            waiting.append(client.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors))
+            found = client.lookup(
+                namespace, keys, timeout_s=PATIENCE_S, chain=chain, anchors=anchors
+            )
+            waiting.append(found)
         for future in waiting:
             future.result()
         rate = count * len(keys) / (time.perf_counter() - started)
         values[f"{outstanding} at a time"] = rate
-    return Figure(f"lookups in batches of {len(keys):,}", "keys/s", values, "tcp")
+    about = ", of a plain client" if stand_alone else ""
+    return Figure(f"lookups in batches of {len(keys):,}{about}", "keys/s", values, "tcp")
 
 
 def _redis(stack: ExitStack, keys: list[bytes], count: int) -> list[Figure]:
