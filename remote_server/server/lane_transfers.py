@@ -26,7 +26,7 @@ from remote_server.values import KiB, MiB
 # Bytes of one message of a get. On an idle lane it is small, so that its blocks come early. A large
 # one costs both interpreters as much as a small one: what moves a MiB.
 FIRST_BYTES = 512 * KiB
-MOST_BYTES = 16 * MiB
+MOST_BYTES = 32 * MiB
 
 
 # What a put takes that waits for its bytes, beside its keys: without bytes there may be many.

@@ -28,6 +28,7 @@ from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
 from examples.processes import REPOSITORY
+from remote_server.client.lane_opening import why_slow
 
 SMALL = ["--models", "tiny", "--batches", "1", "--trials", "1", "--warm-ups", "0"]
 ROW = {"model", "operation", "transport", "integrity", "seconds", "gb_per_s", "ratio_to_memcpy"}
@@ -89,6 +90,8 @@ def test_the_server(
         assert rows["get", "zmq", integrity]["seconds"]
     assert rows["contains", "tcp", True]["gb_per_s"] is None
     assert rows["stream_get", "tcp", True]["ratio_to_wall"] > 0
+    for walls in ("lanes alone, both sides hash", "lanes alone, one side hashes"):
+        assert rows[walls, "tcp", True]["ratio_to_wall"] > 0 or why_slow()
     assert ("redis GET", "tcp", None) in rows  # measured, or skipped with a reason
     assert ("memcached get", "tcp", None) in rows
     figures = {figure["name"]: figure["values"] for figure in record["figures"]}

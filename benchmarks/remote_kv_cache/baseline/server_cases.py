@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness.runner import Case, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, memcached_work, redis_work
+from benchmarks.remote_kv_cache.baseline.bare_lanes import BareLanes, LaneSender
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     OVER_ZMQ,
@@ -23,9 +24,12 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from remote_server.client.lane_opening import why_slow
 
 NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")
+LANES_PUT_WALL = Variant("lanes alone, both sides hash", "tcp", True)
+LANES_GET_WALL = Variant("lanes alone, one side hashes", "tcp", True)
 SHM_WALL = Variant("copy between two shared maps", "shm")
 MOVER_WALL = Variant("copy and hash in one pass", "shm", True)
 WALLS = {"tcp": TCP_WALL, OVER_ZMQ: TCP_WALL, "shm": SHM_WALL}
@@ -42,12 +46,11 @@ MEMCACHED_SET, MEMCACHED_GET = "memcached set", "memcached get"
 def wall_cases(
     stack: ExitStack, server: Target, source: SharedPool, target: SharedPool, work: Work
 ) -> list[Case]:
-    """Upper bounds of any server: the copy itself, two bare connections, two shared maps, also
-    with checksums."""
+    """Upper bounds of any server: the copy itself, two bare connections, two lanes without a
+    server, two shared maps, also with checksums."""
     if server.is_elsewhere:
-        return [
-            Case.skipped(variant, ELSEWHERE) for variant in (NAIVE, TCP_WALL, SHM_WALL, MOVER_WALL)
-        ]
+        walls = (NAIVE, TCP_WALL, LANES_PUT_WALL, LANES_GET_WALL, SHM_WALL, MOVER_WALL)
+        return [Case.skipped(variant, ELSEWHERE) for variant in walls]
     private = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(private)
     private_target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -65,6 +68,7 @@ def wall_cases(
             partial(blocks.verify, private, private_target, work.everything),
         ),
         Case(TCP_WALL, raw.receive, poison, verify),
+        *_lanes_alone(stack, target, work, poison, verify),
         Case(
             SHM_WALL, partial(blocks.copy_naive, source.pool, target.pool, work), poison, verify
         ),
@@ -150,6 +154,20 @@ def _get(
 
     verify = partial(blocks.verify, source.pool, target.pool, work.everything)
     return Case(variant, run, prepare, verify)
+
+
+def _lanes_alone(
+    stack: ExitStack, target: SharedPool, work: Work,
+    prepare: Callable[[], None], verify: Callable[[], None],
+) -> list[Case]:  # fmt: skip
+    if reason := why_slow():
+        return [Case.skipped(variant, reason) for variant in (LANES_PUT_WALL, LANES_GET_WALL)]
+    there = stack.enter_context(LaneSender(work.num_blocks, work.block_bytes))
+    lanes = stack.enter_context(BareLanes(there.port, target.pool, work))
+    return [
+        Case(variant, partial(lanes.receive, sender_hashes=hashes), prepare, verify)
+        for variant, hashes in ((LANES_PUT_WALL, True), (LANES_GET_WALL, False))
+    ]
 
 
 def redis_cases(

@@ -2,10 +2,10 @@
 
 A real server process; one client; each model's blocks put, got and looked up, over each transport,
 with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
-connections, a copy between two shared maps, a real Redis and a real memcached, with the CPU time of
-both sides. Then with one batch outstanding: to the acknowledgement, to the first block, to the
-last. Then small operations: lookups, small blocks, and lookups while others stream. Ratios are to a
-plain copy of the same blocks.
+connections, two lanes without a server, a copy between two shared maps, a real Redis and a real
+memcached, with the CPU time of both sides. Then with one batch outstanding: to the acknowledgement,
+to the first block, to the last. Then small operations: lookups, small blocks, and lookups while
+others stream. Ratios are to a plain copy of the same blocks.
 """
 
 import argparse
@@ -66,6 +66,7 @@ CHARTED = [
     server_cases.MOVER_WALL,
 ]  # fmt: skip
 COSTED = [
+    server_cases.LANES_PUT_WALL, server_cases.LANES_GET_WALL,
     *(
         Variant(operation, "tcp", integrity)
         for operation in (server_cases.SET, server_cases.STREAM_GET)
@@ -217,8 +218,8 @@ def measure_model(
     name = work.model.name
     with ExitStack() as stack:
         try:
-            # Two shared and two private pools here, one in the sender, those of the three servers.
-            machine.skip_unless_fits(work.num_bytes * 9, memory)
+            # Two shared and two private pools here, one in each sender, those of the three servers.
+            machine.skip_unless_fits(work.num_bytes * 10, memory)
             endpoint = stack.enter_context(server.server(name, work.num_bytes, work.block_bytes))
         except Skipped as reason:
             record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
