@@ -41,6 +41,10 @@ _libc_holding_the_gil.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctyp
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
+# Of `st_blocks`, on any file system.
+_BLOCK_BYTES = 512
+
+
 def map_read_only(fd: int, num_bytes: int) -> int:
     """Map the first `num_bytes` of `fd`, shared, and return the address. The descriptor may be
     closed.
@@ -59,6 +63,13 @@ def unmap(address: int, num_bytes: int) -> None:
     # In pieces: during each call no other thread of this process can map memory.
     for start in range(0, num_bytes, _UNMAP_BYTES):
         _libc.munmap(address + start, min(_UNMAP_BYTES, num_bytes - start))
+
+
+def has_no_hole(fd: int) -> bool:
+    """Whether every page of a memfd exists, in memory or swapped out, as far as it reaches now:
+    reading a map of it allocates none. Costs 1 µs for a file of any size. Raises `OSError`."""
+    status = os.fstat(fd)
+    return status.st_blocks * _BLOCK_BYTES >= status.st_size
 
 
 def has_pages(address: int, num_bytes: int) -> bool:

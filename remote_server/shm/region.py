@@ -14,7 +14,7 @@ from operator import add
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.native.job import address_of
-from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, has_pages
+from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, has_no_hole, has_pages
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
 
@@ -178,6 +178,8 @@ class Region:
     def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
         """Whether all blocks at `offsets` can be copied from `address` without allocating a page.
         Valid until the owner punches a hole, which it can at any time."""
+        if has_no_hole(self._map.fd):
+            return True
         first, end = min(offsets), max(map(add, offsets, lengths))
         if end - first <= _NEAR_BYTES and has_pages(self.address + first, end - first):
             return True

@@ -12,7 +12,8 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block
 
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.shm.mapping import has_pages, map_read_only, unmap
+from remote_server.shm import region as region_module
+from remote_server.shm.mapping import has_no_hole, has_pages, map_read_only, unmap
 from remote_server.shm.region import Region
 from remote_server.values import MiB
 
@@ -92,6 +93,57 @@ def test_pages_that_were_given_back_after_a_put_are_not_allocated_by_the_next(
     assert sparse.get([0]) == [zeros]
 
 
+def test_blocks_of_a_region_without_holes_are_not_queried_each(
+    sparse: SharedPeer, region: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A call of mincore takes as long as a third of the rest of a put of 64 KiB."""
+    queried: list[int] = []
+
+    def query(address: int, num_bytes: int) -> bool:
+        queried.append(num_bytes)
+        return has_pages(address, num_bytes)
+
+    monkeypatch.setattr(region_module, "has_pages", query)
+    far = [0, 100 * MiB, 200 * MiB]
+    sparse.rows[:] = b"x" * REGION
+    assert sparse.put_at(far, b"x" * BLOCK_BYTES).created == 3
+    assert not queried
+    punch(region)
+    assert sparse.put_at(far, bytes(BLOCK_BYTES), force=True).forced == 3
+    assert queried
+    assert allocated(region) == 0
+
+
+def test_a_file_has_no_hole_when_it_has_all_pages_up_to_its_end():
+    fd = os.memfd_create("holes")
+    try:
+        os.truncate(fd, 8 * PAGE + 1)
+        os.pwrite(fd, b"x" * 8 * PAGE, 0)
+        assert not has_no_hole(fd), "its last page has one byte and does not exist"
+        os.pwrite(fd, b"x", 8 * PAGE)
+        assert has_no_hole(fd)
+        os.truncate(fd, 9 * PAGE)
+        assert has_no_hole(fd), "the page was there"
+        os.truncate(fd, 10 * PAGE)
+        assert not has_no_hole(fd), "it has grown"
+        os.pwrite(fd, b"x" * PAGE, 9 * PAGE)
+        assert has_no_hole(fd)
+    finally:
+        os.close(fd)
+
+
+def test_pages_beyond_a_region_do_not_stand_for_its_holes():
+    """A file that may grow is counted as far as it reaches."""
+    fd = os.memfd_create("grown")
+    try:
+        os.truncate(fd, 4 * PAGE)
+        os.pwrite(fd, b"x" * 4 * PAGE, 4 * PAGE)
+        assert os.fstat(fd).st_blocks * 512 == 4 * PAGE
+        assert not has_no_hole(fd)
+    finally:
+        os.close(fd)
+
+
 def test_what_exists_is_not_read_from_the_file(sparse: SharedPeer, monkeypatch):
     """That is slower, and for holes alone."""
 
@@ -102,7 +154,7 @@ def test_what_exists_is_not_read_from_the_file(sparse: SharedPeer, monkeypatch):
     numbers = range(16)
     assert sparse.put(numbers).created == 16
     assert sparse.get(numbers) == [block(number) for number in numbers]
-    far = [0, 200 * MiB]
+    far = [0, 200 * MiB]  # too far from each other for one call of mincore
     for start in far:
         sparse.rows[start : start + BLOCK_BYTES] = b"y" * BLOCK_BYTES
     assert sparse.put_at(far, b"y" * BLOCK_BYTES, force=True).forced == 2
