@@ -65,14 +65,26 @@ class RawLoop:
     def __init__(self, folder: Path, num_blocks: int, block_bytes: int, threads: int) -> None:
         if not Folder(folder).direct:
             raise Skipped(f"the file system of {folder} does not offer O_DIRECT")
-        flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
-        self._fd = os.open(folder / self.file_name(threads), flags, 0o600)
-        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
+        self._path = folder / self.file_name(threads)
+        self._num_bytes = num_blocks * block_bytes
+        self._fd = self._new_file()
         self._threads = ThreadPoolExecutor(threads) if threads > 1 else None
 
     @staticmethod
     def file_name(threads: int) -> str:
         return f"raw-{threads}"
+
+    def renew(self) -> None:
+        """Replace the file by a new one of the same name. A file system writes the first bytes of a
+        place at down to half the speed of the next ones."""
+        os.close(self._fd)
+        self._path.unlink()
+        self._fd = self._new_file()
+
+    def _new_file(self) -> int:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(fd, 0, self._num_bytes)
+        return fd
 
     def write(self, blocks: Blocks) -> None:
         self._each(partial(self._write_one, blocks), len(blocks))

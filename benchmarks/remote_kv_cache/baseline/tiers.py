@@ -6,8 +6,9 @@
     memory+disk    the client's view: put until readable, written behind; got from memory
 
 The bound of a disk is the raw loop of `test_disk`, with as many threads as the tier, and beside it
-the same loop with the one copy and hash of a block that no server does without. Then
-`saturation`: the cost of a get from memory while the disk is busy.
+the same loop with the one copy and hash of a block that no server does without. It writes a new
+file, as a tier does that was cleared. Then `saturation`: the cost of a get from memory while the
+disk is busy.
 """
 
 import tempfile
@@ -153,7 +154,7 @@ def _raw_loops(
         stack.callback(raw.close)
         raw.write(source)
         cases += [
-            Case(Variant(f"{name}: put"), partial(raw.write, source)),
+            Case(Variant(f"{name}: put"), partial(raw.write, source), raw.renew),
             Case(
                 Variant(f"{name}: get"), partial(raw.read, target), partial(blocks.poison, target),
                 partial(blocks.verify, source, target, in_place),

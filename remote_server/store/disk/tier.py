@@ -54,7 +54,9 @@ class DiskTier:
     """
 
     name = "disk"
-    window_bytes = 16 << 20
+    window_bytes = 32 << 20
+    """Two pieces for each thread: one is read while the next one waits, so that no thread waits for
+    a turn of the loop."""
     is_remote = False
 
     def __init__(
