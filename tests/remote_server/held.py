@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from fake_server import PATIENCE_S
 
-from remote_server.client import shm_channels
+from remote_server.client import shm_channels, shm_gets
 from remote_server.client.lease import Lease
 from remote_server.client.shm_channels import ShmPuts
 from remote_server.protocol import MAX_TICKETS
@@ -106,5 +106,5 @@ def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints
     """Have clients that are made from now on pause at the points. `put` sets an attribute."""
     put(shm_channels, "ShmPuts", PausingPuts)
     put(shm_channels, "Tickets", PausingTickets)
-    put(shm_channels, "Lease", PausingLease)
+    put(shm_gets, "Lease", PausingLease)
     return POINTS

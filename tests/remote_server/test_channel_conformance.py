@@ -36,7 +36,7 @@ from remote_server.client import (
     RemoteClient,
     loop,
     remote_client,
-    shm_channels,
+    shm_gets,
 )
 from remote_server.client.channel import Channel
 from remote_server.client.get import GetChannel, GetState, GetTransfer
@@ -403,7 +403,7 @@ def test_a_reply_after_the_end_of_a_get_writes_nothing_and_is_released(world: Wo
 @pytest.mark.parametrize("transport", ["shm"], indirect=True)
 def test_a_get_that_ends_amid_its_lease_releases_it(world: World, points, monkeypatch, end: str):
     monkeypatch.setattr("remote_server.client.lease.GROUP_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr(shm_channels, "TURN_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(shm_gets, "TURN_BYTES", BLOCK_BYTES)
     hold_blocks(world.fake, range(3))
     monkeypatch.setattr(LeaseWindow, "next_bytes", 3 * BLOCK_BYTES)
     with points.held_at(Point.BEFORE_COPY, skip=1) as held:

@@ -173,7 +173,7 @@ def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(
         tried.append(1)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("remote_server.client.shm_link.socket.socket", none_left)
+    monkeypatch.setattr("remote_server.client.attachment.socket.socket", none_left)
     with caplog.at_level(logging.INFO):
         client = make_client(near.endpoint, transport="auto")
         eventually(lambda: "cannot create a socket" in caplog.text)

@@ -5,7 +5,7 @@ from client_helpers import BLOCK_BYTES, NAMESPACE, Memory, block, key
 from fake_server import eventually
 from tenancy import tenancy
 
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, shm_link
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
 from remote_server.server.config import ServerConfig
@@ -158,10 +158,10 @@ def test_a_key_file_that_others_can_read_stops_a_client_before_it_starts(tenancy
 
 def test_memory_is_not_handed_to_a_local_socket_of_another_user(monkeypatch):
     """Who takes the name of a server that has ended would get to read the engine's pool."""
-    monkeypatch.setattr(shm_link.os, "getuid", lambda: 1000)  # type: ignore[attr-defined]
-    monkeypatch.setattr(shm_link, "user_of", lambda connection: 1001)
+    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)  # type: ignore[attr-defined]
+    monkeypatch.setattr(attachment, "user_of", lambda connection: 1001)
     with pytest.raises(NotAttachable, match="belongs to user 1001"):
-        shm_link._check_server_user(None)
+        attachment._check_server_user(None)
     for allowed in (0, 1000):
-        monkeypatch.setattr(shm_link, "user_of", lambda connection, uid=allowed: uid)
-        shm_link._check_server_user(None)
+        monkeypatch.setattr(attachment, "user_of", lambda connection, uid=allowed: uid)
+        attachment._check_server_user(None)

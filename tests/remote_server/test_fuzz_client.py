@@ -23,7 +23,7 @@ from remote_server.client import (
     GetOutcome,
     RemoteClient,
     SharedRegion,
-    shm_link,
+    attachment,
 )
 from remote_server.errors import KVFerryError
 from remote_server.protocol import (
@@ -97,7 +97,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     # A lie about the epoch ends the attachment, and the same socket is tried again after this.
-    monkeypatch.setattr(shm_link, "RETRY_S", SHORT_S)
+    monkeypatch.setattr(attachment, "RETRY_S", SHORT_S)
     world = World()
     yield world
     world.end()

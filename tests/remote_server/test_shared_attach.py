@@ -25,7 +25,8 @@ from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient, SharedRegion
-from remote_server.client.shm_link import ANSWER_S, LONGEST_RETRY_S, RETRY_S, ShmLink
+from remote_server.client.attachment import ANSWER_S, LONGEST_RETRY_S, RETRY_S
+from remote_server.client.shm_link import ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, Hello, NotAttached, Put
 from remote_server.server.config import ServerConfig

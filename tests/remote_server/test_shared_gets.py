@@ -122,7 +122,7 @@ def test_lookups_are_sent_in_the_middle_of_a_get(
     near, shared, points, make_client, monkeypatch, one_by_one
 ):
     """A turn copies a bounded number of bytes."""
-    monkeypatch.setattr("remote_server.client.shm_channels.TURN_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.shm_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
     asked, sent, copies = threading.Event(), [], count(1)
@@ -287,7 +287,7 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
 def test_cancel_ends_a_get_between_two_blocks(
     near, shared, points, make_client, monkeypatch, one_by_one
 ):
-    monkeypatch.setattr("remote_server.client.shm_channels.TURN_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.shm_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
     rows = empty_rows(8)
