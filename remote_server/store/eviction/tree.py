@@ -4,6 +4,7 @@ A block is of use only with all blocks before it in its prompt. So a segment los
 alone, and only while no other segment continues it.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ ALONE = -1
 """The origin of a block whose place in a prompt is not known."""
 
 
-SEGMENT_BYTES = 224
+SEGMENT_BYTES = 233
 """Memory of a segment, its list and its leaf, about."""
 
 BLOCK_BYTES = 9
@@ -60,6 +61,10 @@ class Tree:
     def __init__(self) -> None:
         self.leaves: list[Segment] = []
         """Those that nothing continues, in no order; without blocks that are alone."""
+        self.leaf_uses = array("d")
+        """When each leaf was used last. These and the kinds are all that ranks a leaf: the leaves
+        themselves are in no cache of the processor."""
+        self.leaf_kinds = array("B")
         self.num_blocks = 0
         self.num_segments = 0
         self.steps = 0
@@ -145,11 +150,12 @@ class Tree:
         """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
         the number of its uses so far, or of the last one. All calls for one `request` are one use;
         with 0 each is another one."""
-        segment: Segment | None = last.branch
-        assert segment is not None, "the block is not in the tree"
-        if segment.blocks[-1] is not last:
-            segment = self._split(segment, segment.blocks.index(last) + 1)
-        self.refresh(segment)
+        end: Segment | None = last.branch
+        assert end is not None, "the block is not in the tree"
+        if end.blocks[-1] is not last:
+            end = self._split(end, end.blocks.index(last) + 1)
+        self.refresh(end)
+        segment: Segment | None = end
         most = len(kinds) - 1
         while segment is not None:
             if not request or segment.user != request:
@@ -158,6 +164,9 @@ class Tree:
                 segment.user = request
             segment.used_at = now
             segment = segment.parent
+        if end.place >= 0:
+            self.leaf_uses[end.place] = now
+            self.leaf_kinds[end.place] = end.kind
 
     def remove(self, block: InTree) -> None:
         """Take `block` out. What is behind it stays, and is evicted before what is above it."""
@@ -261,13 +270,17 @@ class Tree:
         if segment.place < 0:
             segment.place = len(self.leaves)
             self.leaves.append(segment)
+            self.leaf_uses.append(segment.used_at)
+            self.leaf_kinds.append(segment.kind)
 
     def _drop_leaf(self, segment: Segment) -> None:
         place = segment.place
         if place >= 0:
             last = self.leaves.pop()
+            used_at, kind = self.leaf_uses.pop(), self.leaf_kinds.pop()
             if last is not segment:
                 self.leaves[place] = last
+                self.leaf_uses[place], self.leaf_kinds[place] = used_at, kind
                 last.place = place
             segment.place = -1
 
@@ -307,6 +320,8 @@ class Tree:
         for number, leaf in enumerate(self.leaves):
             assert leaf.place == number and not leaf.kids and leaf.blocks and not leaf.aside
             assert leaf in seen
+            assert (leaf.used_at, leaf.kind) == (self.leaf_uses[number], self.leaf_kinds[number])
+        assert len(self.leaves) == len(self.leaf_uses) == len(self.leaf_kinds)
         for segment in seen:
             is_leaf = not segment.kids and segment.origin != ALONE
             assert is_leaf == (segment.place >= 0), "a leaf that is not among the leaves"

@@ -2,22 +2,16 @@
 
 import random
 from enum import StrEnum, auto
-from math import log
 
-from remote_server.store.eviction.hazard import (
-    FIRST_AGE_S,
-    NUM_AGES,
-    OF_LOG,
-    UNKNOWN,
-    Hazards,
-    age_range,
-)
+import numpy as np
+
+from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range, age_ranges
 from remote_server.store.eviction.tree import Segment, Tree
 
-TRIED = 64
+TRIED = 128
 """Random leaves of which the worst one is taken."""
 
-SPARE = 7
+SPARE = 15
 """The next ones of these that are taken before others are tried."""
 
 TRIES_A_DECLINE = 4
@@ -41,7 +35,7 @@ class Victims:
     def __init__(self, tree: Tree, hazards: Hazards, seed: int) -> None:
         self._tree = tree
         self._hazards = hazards
-        self._random = random.Random(seed).random
+        self._random = random.Random(seed)
         self._chosen: list[_Ranked] = []  # the next one is last
         self._patience = 0  # so many puts may lose to these before others are tried
 
@@ -88,26 +82,22 @@ class Victims:
 
     def _try(self, now: float) -> None:
         """Choose among random leaves. A chosen one that a pin keeps is set aside."""
-        leaves, ranks, draw = self._tree.leaves, self._hazards.ranks, self._random
-        tried: list[_Ranked] = []
-        number = len(leaves)
-        # A leaf is in no cache of the processor: only what ranks it is read, not its blocks.
-        for _ in range(min(TRIED, number)):
-            segment = leaves[int(draw() * number)]
-            used_at = segment.used_at
-            age_s = now - used_at
-            age = 0 if age_s < FIRST_AGE_S else int(log(age_s / FIRST_AGE_S) * OF_LOG) + 1
-            tried.append((ranks[segment.kind][age if age < NUM_AGES else -1], used_at, segment))
-        self._tree.steps += len(tried)
-        self._patience = len(tried) // TRIES_A_DECLINE
-        tried.sort(key=_by_rank)
-        for one in tried[: SPARE + 1][::-1]:
+        tree = self._tree
+        number = len(tree.leaves)
+        drawn = np.frombuffer(self._random.randbytes(4 * min(TRIED, number)), "<u4")
+        places = drawn % np.uint32(number)
+        # Copies: the tree's arrays cannot grow while a view of them is kept.
+        used_at = np.frombuffer(tree.leaf_uses)[places]
+        kinds = np.frombuffer(tree.leaf_kinds, np.uint8)[places]
+        ranks = self._hazards.rank_table[kinds, age_ranges(now - used_at)]
+        worst = np.lexsort((used_at, ranks))[: SPARE + 1]
+        tree.steps += len(places)
+        self._patience = len(places) // TRIES_A_DECLINE
+        segments = [tree.leaves[place] for place in places[worst].tolist()]
+        tried = [*zip(ranks[worst].tolist(), used_at[worst].tolist(), segments, strict=True)]
+        for one in reversed(tried):
             if one[2].blocks[-1].pins:
                 if not one[2].aside:
-                    self._tree.set_aside(one[2])
+                    tree.set_aside(one[2])
             elif not self._chosen or self._chosen[-1][2] is not one[2]:
                 self._chosen.append(one)
-
-
-def _by_rank(one: _Ranked) -> tuple[float, float]:
-    return one[:2]
