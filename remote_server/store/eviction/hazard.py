@@ -110,12 +110,16 @@ class Hazards:
     def fit(self, num_blocks: int) -> None:
         """Sample so few keys that those which wait are from as long ago as four times the
         `num_blocks` of the cache."""
-        mask = PER_SAMPLE - 1
-        while MAX_SAMPLES * (mask + 1) < 4 * num_blocks:
+        self.thin(-(-4 * num_blocks // MAX_SAMPLES))
+
+    def thin(self, per_sample: int) -> None:
+        """Sample at most one of `per_sample` keys from now on, or somewhat fewer."""
+        mask = self.mask
+        while mask + 1 < per_sample:
             mask = 2 * mask + 1
         if mask > self.mask:
             self._waits = {one: wait for one, wait in self._waits.items() if not one & mask}
-        self.mask = mask
+            self.mask = mask
 
     def use(self, sampled: Sequence[int], kinds: Sequence[int], now: float) -> None:
         """Keys with these hashes, which are sampled, were used by one request. A key becomes of

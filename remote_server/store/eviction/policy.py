@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from remote_server.store.eviction.hazard import UNKNOWN
 from remote_server.store.eviction.learner import BY_USES, SEED, Learner
 from remote_server.store.eviction.paths import Path
 from remote_server.store.eviction.tree import ALONE, Segment, Tree
@@ -54,7 +53,7 @@ class LearnedPolicy:
             block = blocks[at]
             path = learner.paths.of(block.namespace, block.key)
             if path is None:
-                tree.attach_alone(block, UNKNOWN, now)
+                tree.attach_alone(block, now)
                 at += 1
                 continue
             first = path.place(block.key)
@@ -82,8 +81,11 @@ class LearnedPolicy:
         if block.branch is None:
             self.reserve((block,))
         self._num_readable += 1
-        if block.branch.aside or block.branch.origin == ALONE:
-            self._tree.refresh(block.branch)
+        segment = block.branch
+        if segment is ALONE:
+            self._tree.alone.refresh(block)
+        elif segment.aside:
+            self._tree.refresh(segment)
 
     def use_all(self, blocks: Sequence[Any]) -> None:
         """A request used `blocks`, the last of its prompt first. However it is cut into gets, it
@@ -93,7 +95,11 @@ class LearnedPolicy:
         used: set[Segment] = set()
         last_used: Segment | None = None
         for block in blocks:
-            if block.branch is last_used or block.branch in used:
+            if block.branch is last_used:
+                if last_used is ALONE:
+                    self._tree.alone.use(block, now)
+                continue
+            if block.branch in used:
                 continue
             path = learner.path_of_get(block.namespace, block.key, now)
             if path is None:
@@ -110,7 +116,7 @@ class LearnedPolicy:
         self, last: Any, kinds: Sequence[int], now: float, request: int, used: set[Segment]
     ) -> None:
         self._tree.use(last, kinds, now, request)
-        above = last.branch
+        above = last.branch if last.branch is not ALONE else None
         while above is not None and above not in used:
             used.add(above)
             above = above.parent
@@ -118,7 +124,9 @@ class LearnedPolicy:
     def unpin(self, block: Any) -> None:
         """The last pin of `block` was released."""
         segment = block.branch
-        if segment.aside and segment.blocks[-1] is block:
+        if segment is ALONE:
+            self._tree.alone.unpin(block)
+        elif segment.aside and segment.blocks[-1] is block:
             self._tree.refresh(segment)
 
     def remove(self, block: Any) -> None:
@@ -165,8 +173,10 @@ class LearnedPolicy:
         if self._refused:  # a part of the same put was
             return None
         last = self._victim
-        if last is not None and last.place >= 0 and not last.blocks[-1].pins:
-            return last.blocks[-1]
+        if last is not None and last.place >= 0:
+            block = last.blocks[-1]
+            if not block.pins:
+                return block
         if self._learner.rule is Rule.LRU:
             segment = self._victims.by_use()
         else:

@@ -8,8 +8,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-ALONE = -1
-"""The origin of a block whose place in a prompt is not known."""
+from remote_server.store.eviction.alone import Alone
+from remote_server.store.eviction.hazard import UNKNOWN
+
+NO_REQUEST = -1
+"""The origin of a segment that no request put in its place."""
 
 
 SEGMENT_BYTES = 233
@@ -51,6 +54,10 @@ class Segment:
         self.older = self.newer = self
 
 
+ALONE = Segment(0, 0.0, -1)
+"""The branch of blocks whose place in a prompt is not known. It has no blocks and is in no tree."""
+
+
 class Tree:
     """The segments in the order of their use, and the leaves among them.
 
@@ -69,21 +76,22 @@ class Tree:
         self.num_segments = 0
         self.steps = 0
         """Segments and blocks that calls passed over, since the start."""
+        self.alone = Alone()
         self._order = Segment(0, 0.0, 0)  # the head of a ring: `newer` of it is the oldest
-        self._alone = Segment(0, 0.0, ALONE)  # the same for blocks that are alone
 
     def __iter__(self) -> Iterator[Segment]:
-        """Those that are in an order, the least recently used first."""
-        for head in (self._alone, self._order):
-            segment = head.newer
-            while segment is not head:
-                yield segment
-                segment = segment.newer
+        """Those that are in the order, the least recently used first."""
+        segment = self._order.newer
+        while segment is not self._order:
+            yield segment
+            segment = segment.newer
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes beside the blocks, about."""
-        return SEGMENT_BYTES * self.num_segments + BLOCK_BYTES * self.num_blocks
+        in_segments = self.num_blocks - len(self.alone)
+        of_segments = SEGMENT_BYTES * self.num_segments + BLOCK_BYTES * in_segments
+        return of_segments + self.alone.num_bytes
 
     # ── changes ──────────────────────────────────────────────────────────────────────────
 
@@ -101,6 +109,8 @@ class Tree:
         above it: so the leaves are the same however a put is cut into parts."""
         above: Segment | None = None
         if parent is not None:
+            if parent.branch is ALONE:
+                self._continue_alone(parent)
             above = parent.branch
             assert above is not None, "the parent is not in the tree"
             if above.blocks[-1] is not parent:
@@ -108,7 +118,7 @@ class Tree:
         if above is not None:
             self._drop_leaf(above)
             above.kids += 1
-            if above.kids == 1 and above.origin == origin != ALONE:
+            if above.kids == 1 and above.origin == origin:
                 return above
         segment = Segment(kind, now, origin)
         self.num_segments += 1
@@ -136,15 +146,20 @@ class Tree:
         elif not segment.kids:
             self._add_leaf(segment)
 
-    def attach_alone(self, block: InTree, kind: int, now: float) -> None:
-        """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
-        segment = Segment(kind, now, ALONE)
-        self.num_segments += 1
-        segment.blocks.append(block)
-        block.branch = segment
+    def attach_alone(self, block: InTree, now: float) -> None:
+        """Add a block whose place in a prompt is not known."""
+        self.alone.add(block, now)
+        block.branch = ALONE
         self.num_blocks += 1
         self.steps += 1
-        self.refresh(segment)
+
+    def _continue_alone(self, block: InTree) -> None:
+        """`block` is alone and a prompt continues it: it is a segment from now on."""
+        segment = Segment(UNKNOWN, self.alone.remove(block), NO_REQUEST)
+        segment.blocks.append(block)
+        block.branch = segment
+        self.num_segments += 1
+        self._link(segment, self._order)
 
     def use(self, last: InTree, kinds: Sequence[int], now: float, request: int = 0) -> None:
         """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
@@ -152,6 +167,9 @@ class Tree:
         with 0 each is another one."""
         end: Segment | None = last.branch
         assert end is not None, "the block is not in the tree"
+        if end is ALONE:
+            self.alone.use(last, now)
+            return
         if end.blocks[-1] is not last:
             end = self._split(end, end.blocks.index(last) + 1)
         self.refresh(end)
@@ -173,12 +191,18 @@ class Tree:
         segment: Segment | None = block.branch
         assert segment is not None, "the block is not in the tree"
         self.steps += 1
-        if segment.blocks[-1] is not block:
-            segment = self._split(segment, segment.blocks.index(block) + 1)
-        segment.blocks.pop()
-        block.branch = None
         self.num_blocks -= 1
-        if not segment.blocks or segment.aside:
+        if segment is ALONE:
+            block.branch = None
+            self.alone.remove(block)
+            return
+        blocks = segment.blocks
+        if blocks[-1] is not block:
+            segment = self._split(segment, blocks.index(block) + 1)
+            blocks = segment.blocks
+        blocks.pop()
+        block.branch = None
+        if not blocks or segment.aside:
             self._settle(segment)
 
     def _settle(self, segment: Segment | None) -> None:
@@ -204,15 +228,8 @@ class Tree:
 
     def oldest(self) -> Segment | None:
         """The least recently used leaf whose end is not pinned; without blocks that are alone."""
-        return self._oldest_of(self._order)
-
-    def oldest_alone(self) -> Segment | None:
-        """The least recently used block that is alone and not pinned."""
-        return self._oldest_of(self._alone)
-
-    def _oldest_of(self, head: Segment) -> Segment | None:
-        segment = head.newer
-        while segment is not head:
+        segment = self._order.newer
+        while segment is not self._order:
             self.steps += 1
             if not segment.kids and not segment.blocks[-1].pins:
                 return segment
@@ -231,16 +248,15 @@ class Tree:
     def refresh(self, segment: Segment) -> None:
         """Its end was published, or a pin of it released: it and those above it are the most
         recently used, the highest last."""
-        head = self._alone if segment.origin == ALONE else self._order
         one: Segment | None = segment
         while one is not None:
             if one.aside:
                 one.aside = False
-                if not one.kids and one.origin != ALONE:
+                if not one.kids:
                     self._add_leaf(one)
             else:
                 self._unlink(one)
-            self._link(one, head)
+            self._link(one, self._order)
             self.steps += 1
             one = one.parent
 
@@ -298,6 +314,7 @@ class Tree:
 
     def check(self) -> None:
         """Assert that counts agree and that the order is as promised."""
+        assert all(block.branch is ALONE for block in self.alone)
         kids: dict[Segment, int] = {}
         seen: set[Segment] = set()
         for segment in self:
@@ -323,6 +340,6 @@ class Tree:
             assert (leaf.used_at, leaf.kind) == (self.leaf_uses[number], self.leaf_kinds[number])
         assert len(self.leaves) == len(self.leaf_uses) == len(self.leaf_kinds)
         for segment in seen:
-            is_leaf = not segment.kids and segment.origin != ALONE
+            is_leaf = not segment.kids
             assert is_leaf == (segment.place >= 0), "a leaf that is not among the leaves"
             assert kids.get(segment, 0) <= segment.kids

@@ -2,11 +2,12 @@
 
 import random
 from enum import StrEnum, auto
+from typing import Any
 
 import numpy as np
 
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range, age_ranges
-from remote_server.store.eviction.tree import Segment, Tree
+from remote_server.store.eviction.tree import NO_REQUEST, Segment, Tree
 
 TRIED = 128
 """Random leaves of which the worst one is taken."""
@@ -37,24 +38,29 @@ class Victims:
         self._hazards = hazards
         self._random = random.Random(seed)
         self._chosen: list[_Ranked] = []  # the next one is last
+        self._single = Segment(UNKNOWN, 0.0, NO_REQUEST)
+        self._single.blocks.append(None)
         self._patience = 0  # so many puts may lose to these before others are tried
 
     def by_use(self) -> Segment | None:
         """The least recently used one."""
-        one, alone = self._tree.oldest(), self._tree.oldest_alone()
-        if one is None or alone is None:
-            return one or alone
-        return alone if alone.used_at < one.used_at else one
+        one, alone = self._tree.oldest(), self._tree.alone.oldest()
+        if alone is None or (one is not None and alone[1] >= one.used_at):
+            return one
+        return self._of_one(alone[0])
 
     def by_rank(self, now: float, own: float | None) -> tuple[Segment | None, bool]:
         """The one of the lowest rank, and whether the request for which there is to be room ranks
         lower. Its blocks have the rank `own`, None if they may not lose."""
         best = self._worst_leaf(now)
-        alone = self._tree.oldest_alone()
+        alone = self._tree.alone.oldest()
         if alone is not None:
-            rank = self._hazards.ranks[UNKNOWN][age_range(now - alone.used_at)]
-            if best is None or (rank, alone.used_at) < best[:2]:
-                best = rank, alone.used_at, alone
+            block, used_at = alone
+            if best is None and own is None:  # there is nothing to compare it with
+                return self._of_one(block), False
+            rank = self._hazards.ranks[UNKNOWN][age_range(now - used_at)]
+            if best is None or (rank, used_at) < best[:2]:
+                best = rank, used_at, self._of_one(block)
         if best is None:
             return None, False
         if own is not None and own <= best[0]:
@@ -63,6 +69,11 @@ class Victims:
                 self._chosen.clear()  # others may rank lower meanwhile
             return None, True
         return best[2], False
+
+    def _of_one(self, block: Any) -> Segment:
+        """A block that is alone as a segment, until the next one."""
+        self._single.blocks[0] = block
+        return self._single
 
     def _worst_leaf(self, now: float) -> _Ranked | None:
         """With its rank now: it may have been chosen long ago."""
