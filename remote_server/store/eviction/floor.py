@@ -127,9 +127,9 @@ class Shadow:
         found = len(names) - len(new)
         if new:
             room = self._make_room(len(new), None, now, capacity)
-            for name, item in islice(new.items(), room):
-                items[name] = item
-                self._tree.attach_alone(item, now)
+            kept = [*islice(new.values(), room)]
+            items.update((item.name, item) for item in kept)
+            self._tree.attach_alone(kept, now)
         return found
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:

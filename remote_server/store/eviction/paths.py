@@ -83,6 +83,10 @@ class Paths:
         if self._num_new > MAX_EXPECTED:
             self._new, self._old, self._num_new = {}, self._new, 0
 
+    def knows(self, namespace: str) -> bool:
+        """Whether `of` may find a path in this namespace."""
+        return namespace in self._new or namespace in self._old
+
     def of(self, namespace: str, key: bytes) -> Path | None:
         """The path of `key`, by the last request that named it."""
         for generation in (self._new, self._old):

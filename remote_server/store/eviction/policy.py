@@ -30,6 +30,7 @@ class LearnedPolicy:
         self._learner = learner
         self._find = find
         self._tree = Tree()
+        self._alone = self._tree.alone
         learner.trees.add(self._tree)
         self._victims = Victims(self._tree, learner.hazards, SEED)
         self._own: float | None = None
@@ -45,15 +46,19 @@ class LearnedPolicy:
     # ── blocks ───────────────────────────────────────────────────────────────────────────
 
     def reserve(self, blocks: Sequence[Any]) -> None:
-        """`blocks` are being written, in the order of their put. They are pinned."""
+        """`blocks` of one namespace are being written, in the order of their put. They are
+        pinned."""
         learner, tree = self._learner, self._tree
         now = learner.clock()
         at, end = 0, len(blocks)
+        if blocks and not learner.paths.knows(blocks[0].namespace):
+            tree.attach_alone(blocks, now)
+            at = end
         while at < end:
             block = blocks[at]
             path = learner.paths.of(block.namespace, block.key)
             if path is None:
-                tree.attach_alone(block, now)
+                tree.attach_alone((block,), now)
                 at += 1
                 continue
             first = path.place(block.key)
@@ -83,7 +88,7 @@ class LearnedPolicy:
         self._num_readable += 1
         segment = block.branch
         if segment is ALONE:
-            self._tree.alone.refresh(block)
+            self._alone.refresh(block)
         elif segment.aside:
             self._tree.refresh(segment)
 
@@ -97,7 +102,7 @@ class LearnedPolicy:
         for block in blocks:
             if block.branch is last_used:
                 if last_used is ALONE:
-                    self._tree.alone.use(block, now)
+                    self._alone.use(block, now)
                 continue
             if block.branch in used:
                 continue
@@ -125,7 +130,7 @@ class LearnedPolicy:
         """The last pin of `block` was released."""
         segment = block.branch
         if segment is ALONE:
-            self._tree.alone.unpin(block)
+            self._alone.unpin(block)
         elif segment.aside and segment.blocks[-1] is block:
             self._tree.refresh(segment)
 
@@ -172,6 +177,9 @@ class LearnedPolicy:
         self.refuses = self._refused
         if self._refused:  # a part of the same put was
             return None
+        if self._own is None and not self._tree.leaves:  # then both rules agree
+            oldest = self._alone.oldest()
+            return None if oldest is None else oldest[0]
         last = self._victim
         if last is not None and last.place >= 0:
             block = last.blocks[-1]

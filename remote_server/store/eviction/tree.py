@@ -146,12 +146,13 @@ class Tree:
         elif not segment.kids:
             self._add_leaf(segment)
 
-    def attach_alone(self, block: InTree, now: float) -> None:
-        """Add a block whose place in a prompt is not known."""
-        self.alone.add(block, now)
-        block.branch = ALONE
-        self.num_blocks += 1
-        self.steps += 1
+    def attach_alone(self, blocks: Sequence[InTree], now: float) -> None:
+        """Add blocks whose place in a prompt is not known."""
+        for block in blocks:
+            self.alone.add(block, now)
+            block.branch = ALONE
+        self.num_blocks += len(blocks)
+        self.steps += len(blocks)
 
     def _continue_alone(self, block: InTree) -> None:
         """`block` is alone and a prompt continues it: it is a segment from now on."""
