@@ -9,13 +9,13 @@ import numpy as np
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range, age_ranges
 from remote_server.store.eviction.tree import NO_REQUEST, Segment, Tree
 
-TRIED = 128
+TRIED = 256
 """Random leaves of which the worst one is taken."""
 
 SPARE = 15
 """The next ones of these that are taken before others are tried."""
 
-TRIES_A_DECLINE = 4
+TRIES_A_DECLINE = 8
 """Leaves that are tried for a put which is declined, in the mean."""
 
 
