@@ -1,11 +1,15 @@
 """Requests as the eviction that learns sees them: lookups, and the gets that follow."""
 
+import random
+
+import numpy as np
 import pytest
 
 from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, OneLevel, Place, key_of
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.paths import FEW, Turns
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.tree import Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
@@ -78,3 +82,16 @@ def test_a_touch_of_a_prompt_is_one_use_in_the_shadows_and_cuts_no_segment(rule)
     learner.touched(NAMESPACE, keys[::-1])
     assert shadow.num_bytes == before
     assert {item.branch.uses for item in shadow._items.values()} == {2}
+
+
+def test_the_turn_of_a_long_prompt_is_that_of_a_short_one():
+    """Hashes of many keys are an array."""
+    chance = random.Random(1)
+    short, long = Turns(), Turns()
+    hashes = [chance.getrandbits(64) for _ in range(3 * FEW)]
+    ends = [*(chance.randrange(1, len(hashes)) for _ in range(40)), len(hashes)]
+    for end in [*ends, *ends]:
+        of_few = short.turn_of(hashes[:end])
+        assert long.turn_of(np.array(hashes[:end], np.uint64)) == of_few
+        assert long.continued == short.continued
+    assert long.turn_of(np.array([], np.uint64)) == 0

@@ -1,10 +1,11 @@
 """The floor: shadow caches of a sample of the keys. The rule reigns that finds more in them."""
 
 from collections.abc import Sequence
+from itertools import islice
 from math import exp, sqrt
 
 from remote_server.store.eviction.hazard import Hazards, is_hinted
-from remote_server.store.eviction.tree import InTree, Segment, Tree
+from remote_server.store.eviction.tree import ALONE, InTree, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
 
 MAX_SHADOW = 4096
@@ -12,6 +13,13 @@ MAX_SHADOW = 4096
 
 PER_KEY = 2
 """At most one of so many keys is in the shadows."""
+
+SHADOWED = 1 << 20
+"""The bit of a name that decides between two: most sampled keys would be in no shadow if it were
+one of the lowest, from which hazards are learned."""
+
+LEAST_SHADOW = 128
+"""Keys of a shadow that long requests leave to it."""
 
 MEMORY_S, MEMORY_REQUESTS, MOST_REQUESTS = 200.0, 500, 4000
 """A request counts a third after so many seconds and so many requests, whichever is later, but
@@ -106,15 +114,22 @@ class Shadow:
 
     def request_alone(self, names: Sequence[int], kind: int, now: float, capacity: int) -> int:
         """The same for keys whose place in a prompt is not known."""
-        found = 0
+        items, alone = self._items, self._tree.alone
+        new: dict[int, Item] = {}
         for name in names:
-            item = self._items.get(name)
-            if item is not None:
-                found += 1
+            item = items.get(name)
+            if item is None:
+                new[name] = Item(name)
+            elif item.branch is ALONE:
+                alone.use(item, now)
+            else:
                 self._tree.use(item, (kind,), now)
-            elif self._make_room(1, None, now, capacity):
-                item = self._items[name] = Item(name)
-                self._tree.attach_alone(item, kind, now)
+        found = len(names) - len(new)
+        if new:
+            room = self._make_room(len(new), None, now, capacity)
+            kept = [*islice(new.values(), room)]
+            items.update((item.name, item) for item in kept)
+            self._tree.attach_alone(kept, now)
         return found
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:
@@ -125,7 +140,7 @@ class Shadow:
             if item is None or item.branch in used:
                 continue
             self._tree.use(item, kinds, now)
-            above = item.branch
+            above = item.branch if item.branch is not ALONE else None
             while above is not None and above not in used:
                 used.add(above)
                 above = above.parent
@@ -142,16 +157,23 @@ class Shadow:
     def _make_room(self, wanted: int, own: float | None, now: float, capacity: int) -> int:
         """Evict for `wanted` names. Returns for how many there is room."""
         while (room := capacity - len(self._items)) < wanted:
+            if not self._tree.leaves:  # both rules agree on those that are alone
+                oldest: Sequence[Item] = [*islice(self._tree.alone, wanted - room)]
+                self._evict(oldest)
+                return max(0, min(wanted, room + len(oldest)))
             if self.rule is Rule.LRU:
                 segment = self._victims.by_use()
             else:
                 segment, _ = self._victims.by_rank(now, own)
             if segment is None:
                 return max(0, room)
-            for item in segment.blocks[: room - wanted - 1 : -1]:
-                self._tree.remove(item)
-                del self._items[item.name]
+            self._evict(segment.blocks[: room - wanted - 1 : -1])
         return wanted
+
+    def _evict(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self._tree.remove(item)
+            del self._items[item.name]
 
 
 class Spread:
@@ -206,13 +228,28 @@ class Floor:
 
     def fit(self, num_blocks: int) -> None:
         """The cache has `num_blocks`."""
-        while num_blocks > MAX_SHADOW * (self.mask + 1):
+        self._thin(-(-num_blocks // MAX_SHADOW))
+
+    def thin(self, per_key: int, num_blocks: int) -> None:
+        """The shadows of a cache of `num_blocks` have at most one of `per_key` keys from now on, or
+        somewhat fewer; but not so few that a shadow has less than `LEAST_SHADOW`."""
+        self._thin(min(per_key, num_blocks // (2 * LEAST_SHADOW)))
+
+    def _thin(self, per_key: int) -> None:
+        before = self.mask
+        while self.mask + 1 < per_key:
             self.mask = 2 * self.mask + 1
+        if self.mask > before:
             for shadow in self._all_shadows:
                 shadow.drop([name for name in shadow.names() if not self.sampled(name)])
 
+    @property
+    def candidates(self) -> int:
+        """No bit of these is in the names that are in the shadows, nor of `SHADOWED`."""
+        return self.mask >> 1
+
     def sampled(self, name: int) -> bool:
-        return name >> 20 & self.mask == 0
+        return not name & (self.candidates | SHADOWED)
 
     def rate(self, rule: Rule) -> float:
         """The share of the sampled keys that its shadow found of late."""

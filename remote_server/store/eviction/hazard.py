@@ -45,6 +45,10 @@ PRIOR, PRIOR_OF_ALL, PRIOR_CHANCE = 10.0, 2.0, 0.01
 with that chance in each range of ages, which ranks blocks by age as LRU does."""
 
 Counts = npt.NDArray[np.float64]
+Times = npt.NDArray[np.float64]
+
+_STARTS = np.array(EDGES[1:NUM_AGES])
+"""Of all ranges but the first."""
 
 
 def age_range(age_s: float) -> int:
@@ -52,6 +56,11 @@ def age_range(age_s: float) -> int:
     if age_s < FIRST_AGE_S:
         return 0
     return min(int(log(age_s / FIRST_AGE_S) * OF_LOG) + 1, NUM_AGES - 1)
+
+
+def age_ranges(ages_s: Times) -> npt.NDArray[np.int64]:
+    """The numbers of the ranges that these ages are in."""
+    return _STARTS.searchsorted(ages_s, "right")
 
 
 def class_of(turn: int, mark: int) -> int:
@@ -76,6 +85,8 @@ class Hazards:
         self.ranks: list[list[float]] = []
         """By class and age range: the best ratio, over all horizons, of expected hits to the time
         that a block is held for them, in hits a second."""
+        self.rank_table: Counts = np.zeros((NUM_CLASSES, NUM_AGES))
+        """The same, to rank many blocks at once."""
         self.mask = PER_SAMPLE - 1
         """A key is sampled when no bit of its hash is in it."""
         self._waits: dict[int, tuple[int, float, int]] = {}  # hash to class, since when, uses
@@ -99,12 +110,16 @@ class Hazards:
     def fit(self, num_blocks: int) -> None:
         """Sample so few keys that those which wait are from as long ago as four times the
         `num_blocks` of the cache."""
-        mask = PER_SAMPLE - 1
-        while MAX_SAMPLES * (mask + 1) < 4 * num_blocks:
+        self.thin(-(-4 * num_blocks // MAX_SAMPLES))
+
+    def thin(self, per_sample: int) -> None:
+        """Sample at most one of `per_sample` keys from now on, or somewhat fewer."""
+        mask = self.mask
+        while mask + 1 < per_sample:
             mask = 2 * mask + 1
         if mask > self.mask:
             self._waits = {one: wait for one, wait in self._waits.items() if not one & mask}
-        self.mask = mask
+            self.mask = mask
 
     def use(self, sampled: Sequence[int], kinds: Sequence[int], now: float) -> None:
         """Keys with these hashes, which are sampled, were used by one request. A key becomes of
@@ -159,7 +174,8 @@ class Hazards:
         self.chances = _shrunk(used, later + used + 0.5 * censored)
         # Classes of a turn that were never seen have equal chances, and are ranked once.
         rows, place = np.unique(self.chances, axis=0, return_inverse=True)
-        self.ranks = _gittins(rows)[place.reshape(-1)].tolist()
+        self.rank_table = _gittins(rows)[place.reshape(-1)]
+        self.ranks = self.rank_table.tolist()
 
     def _waiting(self, now: float) -> Counts:
         """Keys that wait, by class and by age range."""

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from weakref import WeakSet
 
 import numpy as np
@@ -9,10 +10,10 @@ import xxhash
 
 from remote_server.protocol import Hint, Stretch
 from remote_server.store.bucket.packs import joined
-from remote_server.store.eviction.floor import Floor
+from remote_server.store.eviction.floor import PER_KEY, SHADOWED, Floor
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards
 from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO_HINT, Trust
-from remote_server.store.eviction.paths import TABLE, Path, Paths, Turns
+from remote_server.store.eviction.paths import FEW, TABLE, Hashes, Path, Paths, Turns
 from remote_server.store.eviction.tree import Tree
 from remote_server.store.eviction.victims import Rule
 
@@ -30,8 +31,9 @@ MAX_SAMPLED = 256
 some microseconds, and in a small cache every second one is in the shadows: a request of 8,192 keys
 would hold up all others."""
 
-FEW = 64
-"""Of so many keys plain Python finds the sampled ones sooner than numpy does."""
+MAX_ALONE = 32
+"""Of the keys of one lookup without chain fields so many are sampled, and are in the shadows, in
+the mean: a larger one makes both hold fewer keys from then on, and each key has the same chance."""
 
 SEED = 20
 
@@ -95,7 +97,7 @@ class Learner:
             self.hazards.fit(self.num_blocks)
             self.floor.fit(self.num_blocks)
         begin = 0
-        for stretch in joined(chain):
+        for stretch in joined(chain) if len(chain) > 1 else chain:
             end = begin + stretch.rows
             if stretch.tokens:
                 held = max(0, min(num_held - begin, stretch.rows))
@@ -118,7 +120,8 @@ class Learner:
     def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
         """A level above used `keys`, the last of a prompt first."""
         now = self.clock()
-        sampled, shadowed = self._sampled_of(namespace, keys)
+        enough = MAX_SAMPLED * (max(self.hazards.mask, self.floor.mask) + 1)
+        sampled, shadowed = self._sampled(self._numbers(namespace, keys[:enough]))
         self.hazards.use(sampled, BY_USES, now)
         self.floor.touch(shadowed, BY_USES, now)
 
@@ -151,7 +154,7 @@ class Learner:
         numbers = self._numbers(namespace, keys)
         turn = min(self._turns.turn_of(numbers), MAX_TURN)
         self.trust.returned(self._turns.continued)
-        kinds = KINDS[turn][self.trust.mark(namespace, hint, numbers[-1])]
+        kinds = KINDS[turn][self.trust.mark(namespace, hint, int(numbers[-1]))]
         self._num_paths += 1
         self.paths.add(namespace, Path(self._num_paths, keys, kinds, now, num_held))
         sampled, shadowed = self._sampled(numbers)
@@ -160,40 +163,36 @@ class Learner:
 
     def _alone(self, namespace: str, keys: Sequence[bytes], now: float) -> None:
         if keys:
-            sampled, shadowed = self._sampled_of(namespace, keys)
+            if len(keys) > MAX_ALONE * PER_KEY:
+                self.hazards.thin(len(keys) // MAX_ALONE)
+                self.floor.thin(len(keys) // MAX_ALONE, self.num_blocks)
+            sampled, shadowed = self._sampled(self._numbers(namespace, keys))
             self.hazards.use(sampled, _ALONE, now)
             self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
 
-    def _numbers(self, namespace: str, keys: Sequence[bytes]) -> list[int]:
-        """Hashes of 60 bits."""
+    def _numbers(self, namespace: str, keys: Sequence[bytes]) -> list[int] | Hashes:
+        """Hashes of 64 bits: as an array if they are many."""
         salt = self._salts.get(namespace)
         if salt is None:
             if len(self._salts) >= MAX_SALTS:
                 self._salts.clear()
-            salt = self._salts[namespace] = zlib.crc32(namespace.encode()) * 0x10001
-        digests = map(xxhash.xxh3_64_intdigest, keys)
-        if len(keys) <= FEW:
-            return [one >> 4 ^ salt for one in digests]
-        many = np.fromiter(digests, np.uint64, len(keys))
-        numbers: list[int] = (many >> np.uint64(4) ^ np.uint64(salt)).tolist()
-        return numbers
+            salt = self._salts[namespace] = zlib.crc32(namespace.encode())
+        hashes = map(xxhash.xxh3_64_intdigest, keys, repeat(salt))
+        return [*hashes] if len(keys) <= FEW else np.fromiter(hashes, np.uint64, len(keys))
 
-    def _sampled_of(self, namespace: str, keys: Sequence[bytes]) -> tuple[list[int], list[int]]:
-        """`_sampled`, of keys whose other hashes nothing needs: about as many are made as do."""
-        enough = MAX_SAMPLED * (max(self.hazards.mask, self.floor.mask) + 1)
-        return self._sampled(self._numbers(namespace, keys[:enough]))
-
-    def _sampled(self, numbers: list[int]) -> tuple[list[int], list[int]]:
-        """Those of which hazards are learned, and those in the shadows."""
-        if len(numbers) <= FEW:
-            to_learn, to_shadow = self.hazards.mask, self.floor.mask << 20
-            return [n for n in numbers if not n & to_learn], [
-                n for n in numbers if not n & to_shadow
-            ]
-        hashes = np.array(numbers, np.uint64)
-        learned = hashes & np.uint64(self.hazards.mask) == 0
-        shadowed = hashes >> np.uint64(20) & np.uint64(self.floor.mask) == 0
-        return hashes[learned][:MAX_SAMPLED].tolist(), hashes[shadowed][:MAX_SAMPLED].tolist()
+    def _sampled(self, numbers: list[int] | Hashes) -> tuple[list[int], list[int]]:
+        """Those of which hazards are learned, and those in the shadows. Both are among those that
+        `Floor.candidates` of the shadows names."""
+        candidates, to_learn = self.floor.candidates, self.hazards.mask
+        if isinstance(numbers, np.ndarray):
+            numbers = numbers[numbers & np.uint64(candidates) == 0].tolist()
+        elif candidates:
+            numbers = [n for n in numbers if not n & candidates]
+            if not numbers:
+                return numbers, numbers
+        learned = [n for n in numbers if not n & to_learn]
+        shadowed = [n for n in numbers if not n & SHADOWED]
+        return learned[:MAX_SAMPLED], shadowed[:MAX_SAMPLED]
 
 
 def _is_same(before: Path, keys: Sequence[bytes], now: float) -> bool:

@@ -2,7 +2,14 @@
 
 from array import array
 from collections.abc import Sequence
-from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+
+FEW = 64
+"""Of so many hashes plain Python finds the wanted ones sooner than numpy; more are an array."""
 
 MAX_EXPECTED = 1 << 16
 """Keys that requests named: so many are kept, and up to as many more."""
@@ -69,10 +76,16 @@ class Paths:
 
     def add(self, namespace: str, path: Path) -> None:
         """Gets and puts of the keys of `path` follow."""
-        self._new.setdefault(namespace, {}).update(zip(path.keys, repeat(path)))
+        rows = self._new.setdefault(namespace, {})
+        for key in path.keys:
+            rows[key] = path
         self._num_new += len(path.keys)
         if self._num_new > MAX_EXPECTED:
             self._new, self._old, self._num_new = {}, self._new, 0
+
+    def knows(self, namespace: str) -> bool:
+        """Whether `of` may find a path in this namespace."""
+        return namespace in self._new or namespace in self._old
 
     def of(self, namespace: str, key: bytes) -> Path | None:
         """The path of `key`, by the last request that named it."""
@@ -93,31 +106,47 @@ class Turns:
     def __init__(self) -> None:
         self.continued = 0
         """The hash of the end that the last prompt continues; 0: it begins a conversation."""
-        self._table = array("Q", bytes(8 * TABLE))  # 44 bits of a hash, turn, branches, uses
+        self._table = array("Q", bytes(8 * TABLE))  # 52 bits of a hash, turn, branches, uses
+        self._entries = np.frombuffer(self._table, np.uint64)  # the same memory
 
-    def turn_of(self, hashes: Sequence[int]) -> int:
-        """The turn of the prompt whose keys have these hashes of 60 bits, from 0; recorded."""
+    def turn_of(self, hashes: Sequence[int] | Hashes) -> int:
+        """The turn of the prompt whose keys have these hashes of 64 bits, from 0; recorded."""
         table = self._table
         end = len(hashes) - 1
+        index = self._last_end(hashes)
         turn = self.continued = 0
-        for index in range(end, -1, -1):
+        if index >= 0:
+            one = int(hashes[index])
+            entry = table[one & _PLACE]
+            turn, branches, uses = entry >> 8 & 0xF, entry >> 4 & 0xF, entry & 0xF
+            if index == end:
+                table[one & _PLACE] = _entry(one, turn, branches, uses + 1)
+                self.continued = one
+                return max(turn, uses)
+            table[one & _PLACE] = _entry(one, turn, branches + 1, uses)
+            if branches < SHARED:
+                turn, self.continued = turn + 1, one
+            else:
+                turn = 0
+        if end >= 0:
+            one = int(hashes[end])
+            table[one & _PLACE] = _entry(one, turn, 0, 1)
+        return turn
+
+    def _last_end(self, hashes: Sequence[int] | Hashes) -> int:
+        """The index of the last one that is the end of an earlier prompt; -1: none is."""
+        if isinstance(hashes, np.ndarray):
+            entries = self._entries[hashes & np.uint64(_PLACE)]
+            is_end = (entries ^ hashes < 1 << 12) & (entries & np.uint64(0xF) > 0)
+            (found,) = is_end.nonzero()
+            return int(found[-1]) if len(found) else -1
+        table = self._table
+        for index in range(len(hashes) - 1, -1, -1):
             one = hashes[index]
             entry = table[one & _PLACE]
             if entry ^ one < 1 << 12 and entry & 0xF:  # their bits from the twelfth on are equal
-                turn, branches, uses = entry >> 8 & 0xF, entry >> 4 & 0xF, entry & 0xF
-                if index == end:
-                    table[one & _PLACE] = _entry(one, turn, branches, uses + 1)
-                    self.continued = one
-                    return max(turn, uses)
-                table[one & _PLACE] = _entry(one, turn, branches + 1, uses)
-                if branches < SHARED:
-                    turn, self.continued = turn + 1, one
-                else:
-                    turn = 0
-                break
-        if hashes:
-            table[hashes[-1] & _PLACE] = _entry(hashes[-1], turn, 0, 1)
-        return turn
+                return index
+        return -1
 
 
 def _entry(one: int, turn: int, branches: int, uses: int) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from remote_server.store.eviction.hazard import UNKNOWN
 from remote_server.store.eviction.learner import BY_USES, SEED, Learner
 from remote_server.store.eviction.paths import Path
 from remote_server.store.eviction.tree import ALONE, Segment, Tree
@@ -31,6 +30,7 @@ class LearnedPolicy:
         self._learner = learner
         self._find = find
         self._tree = Tree()
+        self._alone = self._tree.alone
         learner.trees.add(self._tree)
         self._victims = Victims(self._tree, learner.hazards, SEED)
         self._own: float | None = None
@@ -46,15 +46,19 @@ class LearnedPolicy:
     # ── blocks ───────────────────────────────────────────────────────────────────────────
 
     def reserve(self, blocks: Sequence[Any]) -> None:
-        """`blocks` are being written, in the order of their put. They are pinned."""
+        """`blocks` of one namespace are being written, in the order of their put. They are
+        pinned."""
         learner, tree = self._learner, self._tree
         now = learner.clock()
         at, end = 0, len(blocks)
+        if blocks and not learner.paths.knows(blocks[0].namespace):
+            tree.attach_alone(blocks, now)
+            at = end
         while at < end:
             block = blocks[at]
             path = learner.paths.of(block.namespace, block.key)
             if path is None:
-                tree.attach_alone(block, UNKNOWN, now)
+                tree.attach_alone((block,), now)
                 at += 1
                 continue
             first = path.place(block.key)
@@ -82,8 +86,11 @@ class LearnedPolicy:
         if block.branch is None:
             self.reserve((block,))
         self._num_readable += 1
-        if block.branch.aside or block.branch.origin == ALONE:
-            self._tree.refresh(block.branch)
+        segment = block.branch
+        if segment is ALONE:
+            self._alone.refresh(block)
+        elif segment.aside:
+            self._tree.refresh(segment)
 
     def use_all(self, blocks: Sequence[Any]) -> None:
         """A request used `blocks`, the last of its prompt first. However it is cut into gets, it
@@ -93,7 +100,11 @@ class LearnedPolicy:
         used: set[Segment] = set()
         last_used: Segment | None = None
         for block in blocks:
-            if block.branch is last_used or block.branch in used:
+            if block.branch is last_used:
+                if last_used is ALONE:
+                    self._alone.use(block, now)
+                continue
+            if block.branch in used:
                 continue
             path = learner.path_of_get(block.namespace, block.key, now)
             if path is None:
@@ -110,7 +121,7 @@ class LearnedPolicy:
         self, last: Any, kinds: Sequence[int], now: float, request: int, used: set[Segment]
     ) -> None:
         self._tree.use(last, kinds, now, request)
-        above = last.branch
+        above = last.branch if last.branch is not ALONE else None
         while above is not None and above not in used:
             used.add(above)
             above = above.parent
@@ -118,7 +129,9 @@ class LearnedPolicy:
     def unpin(self, block: Any) -> None:
         """The last pin of `block` was released."""
         segment = block.branch
-        if segment.aside and segment.blocks[-1] is block:
+        if segment is ALONE:
+            self._alone.unpin(block)
+        elif segment.aside and segment.blocks[-1] is block:
             self._tree.refresh(segment)
 
     def remove(self, block: Any) -> None:
@@ -164,9 +177,14 @@ class LearnedPolicy:
         self.refuses = self._refused
         if self._refused:  # a part of the same put was
             return None
+        if self._own is None and not self._tree.leaves:  # then both rules agree
+            oldest = self._alone.oldest()
+            return None if oldest is None else oldest[0]
         last = self._victim
-        if last is not None and last.place >= 0 and not last.blocks[-1].pins:
-            return last.blocks[-1]
+        if last is not None and last.place >= 0:
+            block = last.blocks[-1]
+            if not block.pins:
+                return block
         if self._learner.rule is Rule.LRU:
             segment = self._victims.by_use()
         else:

@@ -4,14 +4,18 @@ A block is of use only with all blocks before it in its prompt. So a segment los
 alone, and only while no other segment continues it.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-ALONE = -1
-"""The origin of a block whose place in a prompt is not known."""
+from remote_server.store.eviction.alone import Alone
+from remote_server.store.eviction.hazard import UNKNOWN
+
+NO_REQUEST = -1
+"""The origin of a segment that no request put in its place."""
 
 
-SEGMENT_BYTES = 224
+SEGMENT_BYTES = 233
 """Memory of a segment, its list and its leaf, about."""
 
 BLOCK_BYTES = 9
@@ -50,6 +54,10 @@ class Segment:
         self.older = self.newer = self
 
 
+ALONE = Segment(0, 0.0, -1)
+"""The branch of blocks whose place in a prompt is not known. It has no blocks and is in no tree."""
+
+
 class Tree:
     """The segments in the order of their use, and the leaves among them.
 
@@ -60,25 +68,30 @@ class Tree:
     def __init__(self) -> None:
         self.leaves: list[Segment] = []
         """Those that nothing continues, in no order; without blocks that are alone."""
+        self.leaf_uses = array("d")
+        """When each leaf was used last. These and the kinds are all that ranks a leaf: the leaves
+        themselves are in no cache of the processor."""
+        self.leaf_kinds = array("B")
         self.num_blocks = 0
         self.num_segments = 0
         self.steps = 0
         """Segments and blocks that calls passed over, since the start."""
+        self.alone = Alone()
         self._order = Segment(0, 0.0, 0)  # the head of a ring: `newer` of it is the oldest
-        self._alone = Segment(0, 0.0, ALONE)  # the same for blocks that are alone
 
     def __iter__(self) -> Iterator[Segment]:
-        """Those that are in an order, the least recently used first."""
-        for head in (self._alone, self._order):
-            segment = head.newer
-            while segment is not head:
-                yield segment
-                segment = segment.newer
+        """Those that are in the order, the least recently used first."""
+        segment = self._order.newer
+        while segment is not self._order:
+            yield segment
+            segment = segment.newer
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes beside the blocks, about."""
-        return SEGMENT_BYTES * self.num_segments + BLOCK_BYTES * self.num_blocks
+        in_segments = self.num_blocks - len(self.alone)
+        of_segments = SEGMENT_BYTES * self.num_segments + BLOCK_BYTES * in_segments
+        return of_segments + self.alone.num_bytes
 
     # ── changes ──────────────────────────────────────────────────────────────────────────
 
@@ -96,6 +109,8 @@ class Tree:
         above it: so the leaves are the same however a put is cut into parts."""
         above: Segment | None = None
         if parent is not None:
+            if parent.branch is ALONE:
+                self._continue_alone(parent)
             above = parent.branch
             assert above is not None, "the parent is not in the tree"
             if above.blocks[-1] is not parent:
@@ -103,7 +118,7 @@ class Tree:
         if above is not None:
             self._drop_leaf(above)
             above.kids += 1
-            if above.kids == 1 and above.origin == origin != ALONE:
+            if above.kids == 1 and above.origin == origin:
                 return above
         segment = Segment(kind, now, origin)
         self.num_segments += 1
@@ -131,25 +146,35 @@ class Tree:
         elif not segment.kids:
             self._add_leaf(segment)
 
-    def attach_alone(self, block: InTree, kind: int, now: float) -> None:
-        """Add a block whose place in a prompt is not known: `oldest_alone` names it."""
-        segment = Segment(kind, now, ALONE)
-        self.num_segments += 1
+    def attach_alone(self, blocks: Sequence[InTree], now: float) -> None:
+        """Add blocks whose place in a prompt is not known."""
+        for block in blocks:
+            self.alone.add(block, now)
+            block.branch = ALONE
+        self.num_blocks += len(blocks)
+        self.steps += len(blocks)
+
+    def _continue_alone(self, block: InTree) -> None:
+        """`block` is alone and a prompt continues it: it is a segment from now on."""
+        segment = Segment(UNKNOWN, self.alone.remove(block), NO_REQUEST)
         segment.blocks.append(block)
         block.branch = segment
-        self.num_blocks += 1
-        self.steps += 1
-        self.refresh(segment)
+        self.num_segments += 1
+        self._link(segment, self._order)
 
     def use(self, last: InTree, kinds: Sequence[int], now: float, request: int = 0) -> None:
         """A request used a prompt up to `last`. A segment becomes of that one of `kinds` which has
         the number of its uses so far, or of the last one. All calls for one `request` are one use;
         with 0 each is another one."""
-        segment: Segment | None = last.branch
-        assert segment is not None, "the block is not in the tree"
-        if segment.blocks[-1] is not last:
-            segment = self._split(segment, segment.blocks.index(last) + 1)
-        self.refresh(segment)
+        end: Segment | None = last.branch
+        assert end is not None, "the block is not in the tree"
+        if end is ALONE:
+            self.alone.use(last, now)
+            return
+        if end.blocks[-1] is not last:
+            end = self._split(end, end.blocks.index(last) + 1)
+        self.refresh(end)
+        segment: Segment | None = end
         most = len(kinds) - 1
         while segment is not None:
             if not request or segment.user != request:
@@ -158,18 +183,27 @@ class Tree:
                 segment.user = request
             segment.used_at = now
             segment = segment.parent
+        if end.place >= 0:
+            self.leaf_uses[end.place] = now
+            self.leaf_kinds[end.place] = end.kind
 
     def remove(self, block: InTree) -> None:
         """Take `block` out. What is behind it stays, and is evicted before what is above it."""
         segment: Segment | None = block.branch
         assert segment is not None, "the block is not in the tree"
         self.steps += 1
-        if segment.blocks[-1] is not block:
-            segment = self._split(segment, segment.blocks.index(block) + 1)
-        segment.blocks.pop()
-        block.branch = None
         self.num_blocks -= 1
-        if not segment.blocks or segment.aside:
+        if segment is ALONE:
+            block.branch = None
+            self.alone.remove(block)
+            return
+        blocks = segment.blocks
+        if blocks[-1] is not block:
+            segment = self._split(segment, blocks.index(block) + 1)
+            blocks = segment.blocks
+        blocks.pop()
+        block.branch = None
+        if not blocks or segment.aside:
             self._settle(segment)
 
     def _settle(self, segment: Segment | None) -> None:
@@ -195,15 +229,8 @@ class Tree:
 
     def oldest(self) -> Segment | None:
         """The least recently used leaf whose end is not pinned; without blocks that are alone."""
-        return self._oldest_of(self._order)
-
-    def oldest_alone(self) -> Segment | None:
-        """The least recently used block that is alone and not pinned."""
-        return self._oldest_of(self._alone)
-
-    def _oldest_of(self, head: Segment) -> Segment | None:
-        segment = head.newer
-        while segment is not head:
+        segment = self._order.newer
+        while segment is not self._order:
             self.steps += 1
             if not segment.kids and not segment.blocks[-1].pins:
                 return segment
@@ -222,16 +249,15 @@ class Tree:
     def refresh(self, segment: Segment) -> None:
         """Its end was published, or a pin of it released: it and those above it are the most
         recently used, the highest last."""
-        head = self._alone if segment.origin == ALONE else self._order
         one: Segment | None = segment
         while one is not None:
             if one.aside:
                 one.aside = False
-                if not one.kids and one.origin != ALONE:
+                if not one.kids:
                     self._add_leaf(one)
             else:
                 self._unlink(one)
-            self._link(one, head)
+            self._link(one, self._order)
             self.steps += 1
             one = one.parent
 
@@ -261,13 +287,17 @@ class Tree:
         if segment.place < 0:
             segment.place = len(self.leaves)
             self.leaves.append(segment)
+            self.leaf_uses.append(segment.used_at)
+            self.leaf_kinds.append(segment.kind)
 
     def _drop_leaf(self, segment: Segment) -> None:
         place = segment.place
         if place >= 0:
             last = self.leaves.pop()
+            used_at, kind = self.leaf_uses.pop(), self.leaf_kinds.pop()
             if last is not segment:
                 self.leaves[place] = last
+                self.leaf_uses[place], self.leaf_kinds[place] = used_at, kind
                 last.place = place
             segment.place = -1
 
@@ -285,6 +315,7 @@ class Tree:
 
     def check(self) -> None:
         """Assert that counts agree and that the order is as promised."""
+        assert all(block.branch is ALONE for block in self.alone)
         kids: dict[Segment, int] = {}
         seen: set[Segment] = set()
         for segment in self:
@@ -307,7 +338,9 @@ class Tree:
         for number, leaf in enumerate(self.leaves):
             assert leaf.place == number and not leaf.kids and leaf.blocks and not leaf.aside
             assert leaf in seen
+            assert (leaf.used_at, leaf.kind) == (self.leaf_uses[number], self.leaf_kinds[number])
+        assert len(self.leaves) == len(self.leaf_uses) == len(self.leaf_kinds)
         for segment in seen:
-            is_leaf = not segment.kids and segment.origin != ALONE
+            is_leaf = not segment.kids
             assert is_leaf == (segment.place >= 0), "a leaf that is not among the leaves"
             assert kids.get(segment, 0) <= segment.kids

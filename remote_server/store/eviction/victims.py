@@ -2,25 +2,20 @@
 
 import random
 from enum import StrEnum, auto
-from math import log
+from typing import Any
 
-from remote_server.store.eviction.hazard import (
-    FIRST_AGE_S,
-    NUM_AGES,
-    OF_LOG,
-    UNKNOWN,
-    Hazards,
-    age_range,
-)
-from remote_server.store.eviction.tree import Segment, Tree
+import numpy as np
 
-TRIED = 64
+from remote_server.store.eviction.hazard import UNKNOWN, Hazards, age_range, age_ranges
+from remote_server.store.eviction.tree import NO_REQUEST, Segment, Tree
+
+TRIED = 256
 """Random leaves of which the worst one is taken."""
 
-SPARE = 7
+SPARE = 15
 """The next ones of these that are taken before others are tried."""
 
-TRIES_A_DECLINE = 4
+TRIES_A_DECLINE = 8
 """Leaves that are tried for a put which is declined, in the mean."""
 
 
@@ -41,26 +36,31 @@ class Victims:
     def __init__(self, tree: Tree, hazards: Hazards, seed: int) -> None:
         self._tree = tree
         self._hazards = hazards
-        self._random = random.Random(seed).random
+        self._random = random.Random(seed)
         self._chosen: list[_Ranked] = []  # the next one is last
+        self._single = Segment(UNKNOWN, 0.0, NO_REQUEST)
+        self._single.blocks.append(None)
         self._patience = 0  # so many puts may lose to these before others are tried
 
     def by_use(self) -> Segment | None:
         """The least recently used one."""
-        one, alone = self._tree.oldest(), self._tree.oldest_alone()
-        if one is None or alone is None:
-            return one or alone
-        return alone if alone.used_at < one.used_at else one
+        one, alone = self._tree.oldest(), self._tree.alone.oldest()
+        if alone is None or (one is not None and alone[1] >= one.used_at):
+            return one
+        return self._of_one(alone[0])
 
     def by_rank(self, now: float, own: float | None) -> tuple[Segment | None, bool]:
         """The one of the lowest rank, and whether the request for which there is to be room ranks
         lower. Its blocks have the rank `own`, None if they may not lose."""
         best = self._worst_leaf(now)
-        alone = self._tree.oldest_alone()
+        alone = self._tree.alone.oldest()
         if alone is not None:
-            rank = self._hazards.ranks[UNKNOWN][age_range(now - alone.used_at)]
-            if best is None or (rank, alone.used_at) < best[:2]:
-                best = rank, alone.used_at, alone
+            block, used_at = alone
+            if best is None and own is None:  # there is nothing to compare it with
+                return self._of_one(block), False
+            rank = self._hazards.ranks[UNKNOWN][age_range(now - used_at)]
+            if best is None or (rank, used_at) < best[:2]:
+                best = rank, used_at, self._of_one(block)
         if best is None:
             return None, False
         if own is not None and own <= best[0]:
@@ -69,6 +69,11 @@ class Victims:
                 self._chosen.clear()  # others may rank lower meanwhile
             return None, True
         return best[2], False
+
+    def _of_one(self, block: Any) -> Segment:
+        """A block that is alone as a segment, until the next one."""
+        self._single.blocks[0] = block
+        return self._single
 
     def _worst_leaf(self, now: float) -> _Ranked | None:
         """With its rank now: it may have been chosen long ago."""
@@ -88,26 +93,22 @@ class Victims:
 
     def _try(self, now: float) -> None:
         """Choose among random leaves. A chosen one that a pin keeps is set aside."""
-        leaves, ranks, draw = self._tree.leaves, self._hazards.ranks, self._random
-        tried: list[_Ranked] = []
-        number = len(leaves)
-        # A leaf is in no cache of the processor: only what ranks it is read, not its blocks.
-        for _ in range(min(TRIED, number)):
-            segment = leaves[int(draw() * number)]
-            used_at = segment.used_at
-            age_s = now - used_at
-            age = 0 if age_s < FIRST_AGE_S else int(log(age_s / FIRST_AGE_S) * OF_LOG) + 1
-            tried.append((ranks[segment.kind][age if age < NUM_AGES else -1], used_at, segment))
-        self._tree.steps += len(tried)
-        self._patience = len(tried) // TRIES_A_DECLINE
-        tried.sort(key=_by_rank)
-        for one in tried[: SPARE + 1][::-1]:
+        tree = self._tree
+        number = len(tree.leaves)
+        drawn = np.frombuffer(self._random.randbytes(4 * min(TRIED, number)), "<u4")
+        places = drawn % np.uint32(number)
+        # Copies: the tree's arrays cannot grow while a view of them is kept.
+        used_at = np.frombuffer(tree.leaf_uses)[places]
+        kinds = np.frombuffer(tree.leaf_kinds, np.uint8)[places]
+        ranks = self._hazards.rank_table[kinds, age_ranges(now - used_at)]
+        worst = np.lexsort((used_at, ranks))[: SPARE + 1]
+        tree.steps += len(places)
+        self._patience = len(places) // TRIES_A_DECLINE
+        segments = [tree.leaves[place] for place in places[worst].tolist()]
+        tried = [*zip(ranks[worst].tolist(), used_at[worst].tolist(), segments, strict=True)]
+        for one in reversed(tried):
             if one[2].blocks[-1].pins:
                 if not one[2].aside:
-                    self._tree.set_aside(one[2])
+                    tree.set_aside(one[2])
             elif not self._chosen or self._chosen[-1][2] is not one[2]:
                 self._chosen.append(one)
-
-
-def _by_rank(one: _Ranked) -> tuple[float, float]:
-    return one[:2]
