@@ -121,8 +121,11 @@ def test_the_same_keys_are_sampled_however_many_a_lookup_names():
     assert all(sampled[0])
 
 
-def test_long_lookups_of_a_small_cache_leave_its_shadows_enough_keys():
-    learner = Learner(lambda: 1.0)
-    learner.num_blocks = 1_000
-    looked_up(learner, [key_of(number) for number in range(20_000)], 10_000)
-    assert len(learner.floor.served) >= 128
+@pytest.mark.parametrize("num_blocks", [1_000, 8_000, 64_000])
+def test_one_long_lookup_does_not_take_the_samples_from_the_others(num_blocks):
+    """What is learned of prompts comes from the same samples."""
+    learner, before = Learner(lambda: 1.0), Learner(lambda: 1.0)
+    learner.num_blocks = num_blocks
+    learner.looked_up(NAMESPACE, [key_of(number) for number in range(32_768)], [], 0)
+    assert learner.hazards.mask <= max(num_blocks // 512, before.hazards.mask)
+    assert learner.floor.mask <= max(num_blocks // 512, before.floor.mask)

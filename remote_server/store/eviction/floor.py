@@ -18,9 +18,6 @@ SHADOWED = 1 << 20
 """The bit of a name that decides between two: most sampled keys would be in no shadow if it were
 one of the lowest, from which hazards are learned."""
 
-LEAST_SHADOW = 128
-"""Keys of a shadow that long requests leave to it."""
-
 MEMORY_S, MEMORY_REQUESTS, MOST_REQUESTS = 200.0, 500, 4000
 """A request counts a third after so many seconds and so many requests, whichever is later, but
 after the last number of requests at the latest."""
@@ -228,14 +225,10 @@ class Floor:
 
     def fit(self, num_blocks: int) -> None:
         """The cache has `num_blocks`."""
-        self._thin(-(-num_blocks // MAX_SHADOW))
+        self.thin(-(-num_blocks // MAX_SHADOW))
 
-    def thin(self, per_key: int, num_blocks: int) -> None:
-        """The shadows of a cache of `num_blocks` have at most one of `per_key` keys from now on, or
-        somewhat fewer; but not so few that a shadow has less than `LEAST_SHADOW`."""
-        self._thin(min(per_key, num_blocks // (2 * LEAST_SHADOW)))
-
-    def _thin(self, per_key: int) -> None:
+    def thin(self, per_key: int) -> None:
+        """The shadows have at most one of `per_key` keys from now on, or somewhat fewer."""
         before = self.mask
         while self.mask + 1 < per_key:
             self.mask = 2 * self.mask + 1

@@ -35,6 +35,10 @@ MAX_ALONE = 32
 """Of the keys of one lookup without chain fields so many are sampled, and are in the shadows, in
 the mean: a larger one makes both hold fewer keys from then on, and each key has the same chance."""
 
+LEAST_SAMPLED = 1024
+"""But not so few that a cache has less than about so many sampled keys: what is learned from them
+is of all clients, and lookups of one must not take it from the others."""
+
 SEED = 20
 
 BY_USES = KINDS[0][NO_HINT]
@@ -164,8 +168,9 @@ class Learner:
     def _alone(self, namespace: str, keys: Sequence[bytes], now: float) -> None:
         if keys:
             if len(keys) > MAX_ALONE * PER_KEY:
-                self.hazards.thin(len(keys) // MAX_ALONE)
-                self.floor.thin(len(keys) // MAX_ALONE, self.num_blocks)
+                per_key = min(len(keys) // MAX_ALONE, self.num_blocks // LEAST_SAMPLED)
+                self.hazards.thin(per_key)
+                self.floor.thin(per_key)
             sampled, shadowed = self._sampled(self._numbers(namespace, keys))
             self.hazards.use(sampled, _ALONE, now)
             self.floor.request_alone(shadowed, UNKNOWN, now, self.num_blocks)
