@@ -74,7 +74,7 @@ def test_what_bounds_no_server_on_another_machine_is_skipped_there_and_not_zero(
         *server_cases.redis_cases(None, FAR, pool, pool, work),  # type: ignore[arg-type]
     ]
     samples = Runner(1, 0).measure("far", cases)
-    assert len(samples) == 4 + 8
+    assert len(samples) == 6 + 8
     assert {sample.skipped for sample in samples.values()} == {ELSEWHERE}
     arguments = argparse.Namespace(only=["models", "tiers", "keys"])
     assert server._leave_out(arguments, FAR).keys() == {
