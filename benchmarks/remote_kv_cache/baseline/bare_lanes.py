@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from examples.processes import LoggedProcess
 from remote_server.native import LaneJob, LaneKind, make_lanes
 from remote_server.native.job import Job, Kind
@@ -130,11 +130,7 @@ class BareLanes:
 
     def __init__(self, port: int, target: Pool, work: Work) -> None:
         self._target, self._work = target, work
-        everything = work.everything
-        self._shares = [
-            Batch(everything.source[first::NUM_LANES], everything.target[first::NUM_LANES])
-            for first in range(NUM_LANES)
-        ]
+        self._shares = work.shares(NUM_LANES)
         with ExitStack() as opened:
             self._engine = make_lanes(NUM_LANES)
             opened.callback(self._engine.close)

@@ -66,6 +66,14 @@ class Work:
             np.concatenate([batch.target for batch in self.batches]),
         )
 
+    def shares(self, number: int) -> list[Batch]:
+        """All blocks in so many parts, one for each connection."""
+        everything = self.everything
+        return [
+            Batch(everything.source[first::number], everything.target[first::number])
+            for first in range(number)
+        ]
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The flags that make a baseline smaller than the source's."""

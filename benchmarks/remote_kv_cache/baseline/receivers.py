@@ -80,12 +80,7 @@ class RawReceiver:
             self._connections.append(connection)
         self._threads = ThreadPoolExecutor(num_connections)
         self._target = target
-        everything = work.everything
-        self._shares = [
-            Batch(everything.source[first::num_connections],
-                  everything.target[first::num_connections])
-            for first in range(num_connections)
-        ]  # fmt: skip
+        self._shares = work.shares(num_connections)
 
     def receive(self) -> None:
         """Receive all blocks of the work, over all connections."""
