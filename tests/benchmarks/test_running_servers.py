@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import __main__ as kvbench
-from benchmarks.remote_kv_cache.baseline import ferry_client, server_cases, small_operations
+from benchmarks.remote_kv_cache.baseline import fairness, ferry_client, server_cases
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
@@ -30,7 +30,7 @@ def kept_on(endpoint: str) -> tuple[int, list[str]]:
 def test_a_running_server_is_measured_by_every_section_but_those_with_their_own(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)
+    monkeypatch.setattr(fairness, "NUM_STREAMS", 1)
     file = tmp_path / "a.json"
     with RemoteServer("1GiB") as running:
         status = server.main([

@@ -5,7 +5,12 @@ from weakref import ref
 
 import pytest
 
+from remote_server.__main__ import _begin
+from remote_server.admin.admin import Admin
 from remote_server.garbage import WHOLE_EVERY, only_new_collected
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
 
 
 class Node:
@@ -47,6 +52,14 @@ def test_a_pass_over_all_collects_what_survived_earlier_ones():
     for _ in range(WHOLE_EVERY):
         gc.collect()
     assert gone() is None
+
+
+def test_what_a_server_has_made_when_it_is_ready_is_in_no_later_pass():
+    config = ServerConfig(memory=64 * MiB)
+    with Admin(config) as admin, Server(config) as server:
+        assert gc.get_freeze_count() == 0
+        _begin(admin, server)
+        assert gc.get_freeze_count() > 0
 
 
 def test_a_pass_over_the_young_ones_keeps_no_others_out():

@@ -1,39 +1,28 @@
-"""Small operations: small blocks beside large ones, lookups beside other clients' streams."""
+"""Small blocks beside large ones: the same bytes in blocks of 64 KiB and of 1 MiB."""
 
-import sys
-import time
 from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import (
     Work,
 )
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
-    PATIENCE_S,
     TRANSPORTS,
     FerryWork,
-    connect,
     connect_to,
-    key_of,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 from benchmarks.remote_kv_cache.models import Model
-from examples.processes import LoggedProcess
 from remote_server.values import MiB
 
 SMALL = Model("blocks of 64 KiB", layers=1, kv_heads=8, head_dim=128)
 LARGE = Model("blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
-
-NUM_STREAMS = 4
-_PROBE_KEYS = 64
-
 
 # A load of 256 blocks of 64 KiB. Batches of equal bytes: only the size of the blocks differs.
 _BATCH_BYTES = 16 * MiB
@@ -117,69 +106,3 @@ def _shares(rows: list[Row]) -> list[Figure]:
                 values[operation] = 100 * small / large
         figures.append(Figure("64 KiB blocks, of the throughput of 1 MiB", "%", values, transport))
     return figures
-
-
-class StreamingClient(LoggedProcess):
-    """Another process that streams the same blocks in a loop."""
-
-    name = "streaming-client"
-
-    def __init__(self, endpoint: str, namespace: str, work: Work) -> None:
-        module = "benchmarks.remote_kv_cache.baseline.streaming_client"
-        super().__init__(
-            [sys.executable, "-m", module, endpoint, namespace, str(work.block_bytes),
-             str(work.num_blocks)]
-        )  # fmt: skip
-
-    def is_ready(self) -> bool:
-        return "ready" in self.log.read_text(errors="replace")
-
-
-def measure_fairness(
-    runner: Runner, memory: int | None, num_bytes: int, server: Target
-) -> list[Figure]:
-    """Lookups of 64 keys by one client, alone and while four others stream 1 MiB blocks. Raises
-    `Skipped` when a running server cannot be used."""
-    work = work_of(LARGE, num_bytes)
-    probes = 100 * runner.trials
-    try:
-        machine.skip_unless_fits(work.num_bytes * (3 + NUM_STREAMS), memory)
-    except Skipped as reason:
-        runner.show(f"lookups beside streams: {reason}")
-        return []
-    with ExitStack() as stack:
-        endpoint = stack.enter_context(
-            server.server(work.model.name, work.num_bytes, work.block_bytes)
-        )
-        name = server.namespace(work.model.name)
-        client = connect(endpoint, name, work.block_bytes)
-        stack.callback(client.close)
-        source = blocks.allocate(work.num_blocks, work.block_bytes)
-        blocks.fill(source)
-        FerryWork(client, name, work).put(source, deferred=False)
-        keys = [key_of(number) for number in range(_PROBE_KEYS)]
-
-        def probe(when: str) -> Figure:
-            runner.show(f"lookups {when}")
-            seconds = []
-            for _ in range(probes):
-                started = time.perf_counter()
-                client.lookup(name, keys, timeout_s=PATIENCE_S).result()
-                seconds.append((time.perf_counter() - started) * 1000)
-                time.sleep(0.002)  # an engine looks up between its steps
-            values = {"median": percentile(seconds, 50), "p99": percentile(seconds, 99),
-                      "max": max(seconds)}  # fmt: skip
-            return Figure(f"lookup of {_PROBE_KEYS} keys, {when}", "ms", values, "tcp")
-
-        alone = probe("alone")
-        for _ in range(NUM_STREAMS):
-            stack.enter_context(StreamingClient(endpoint, name, work))
-        before, started = client.stats(timeout_s=PATIENCE_S).result(), time.perf_counter()
-        beside = probe(f"while {NUM_STREAMS} clients stream")
-        after = client.stats(timeout_s=PATIENCE_S).result()
-        seconds = time.perf_counter() - started
-        ways = ("bytes_out", "lane_bytes_out")
-        sent = sum(after.counters[way] - before.counters[way] for way in ways)
-        streamed = sent / seconds / 1e9
-        rate = {"all clients": streamed}
-        return [alone, beside, Figure(f"{NUM_STREAMS} clients streaming", "GB/s", rate, "tcp")]

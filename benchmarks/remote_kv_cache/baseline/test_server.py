@@ -22,6 +22,7 @@ from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
     blocks,
     encryption,
+    fairness,
     fleet_cases,
     lane_scaling,
     link_cases,
@@ -173,9 +174,7 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace, serv
         record.figures += _unless_skipped(
             record,
             "fairness",
-            lambda: small_operations.measure_fairness(
-                runner, arguments.memory, arguments.sizes_bytes, server
-            ),
+            lambda: fairness.measure(runner, arguments.memory, arguments.sizes_bytes, server),
         )
     if "tiers" in arguments.only and not runner.interrupted:
         rows, figures = tiers.measure(
