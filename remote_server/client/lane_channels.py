@@ -21,6 +21,7 @@ from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.native import LaneJob, LaneKind
 from remote_server.native.job import address_of
 from remote_server.protocol import Blocks, Get, Got, Put
+from remote_server.values import KiB
 
 
 class LaneGets(GetChannel[LaneWindow]):
@@ -263,10 +264,11 @@ class LanePuts(PutChannel):
     """
 
     name = "lanes"
+    bytes_per_block = KiB  # as a server counts, which refuses more than 64 MiB of a connection
 
     def __init__(self, client_context: ClientContext, link: LaneLink) -> None:
-        # A server refuses more than 64 MiB a connection, and counts a KiB a block.
-        super().__init__(client_context, None, max(1, client_context.config.lane_window_bytes // 2))
+        window_bytes = client_context.config.lane_window_bytes * 3 // 4
+        super().__init__(client_context, None, max(1, window_bytes))
         self._link = link
         self._lanes: dict[int, Lane] = {}
         """Of the batches in flight."""

@@ -213,6 +213,8 @@ class PutBatch:
     part: range
     lengths: list[int]
     num_bytes: int
+    cost: int
+    """What it takes of the window."""
     ticket: int = -1
     """Index of the ticket that fences its rows; none over tcp."""
 
@@ -222,6 +224,8 @@ class PutChannel(Channel):
 
     wake_at = inf
     queued_bytes = 0
+    bytes_per_block = 0
+    """What a block takes of the window beside its own bytes."""
 
     def __init__(
         self, client_context: ClientContext, connection: Connection | None, most_bytes: int
@@ -284,15 +288,17 @@ class PutChannel(Channel):
             return
         part = transfer.to_send[0]
         lengths = [row.nbytes for row in transfer.rows[part.start : part.stop]]
-        batch = PutBatch(transfer, part, lengths, sum(lengths))
-        if self._batches and self._window_bytes + batch.num_bytes > self._most_bytes:
+        num_bytes = sum(lengths)
+        cost = num_bytes + self.bytes_per_block * len(part)
+        batch = PutBatch(transfer, part, lengths, num_bytes, cost)
+        if self._batches and self._window_bytes + cost > self._most_bytes:
             return
         request_id = self._send_batch(batch)
         if not request_id:
             return
         transfer.sent(batch)
         self._batches[request_id] = batch
-        self._window_bytes += batch.num_bytes
+        self._window_bytes += cost
         self._counters["bytes_out"] += batch.num_bytes
         self._counters["blocks_out"] += len(part)
         self._has_sent = True
@@ -330,7 +336,7 @@ class PutChannel(Channel):
         """Remove a batch: no further reply is expected."""
         batch = self._batches.pop(request_id)
         batch.transfer.num_in_flight -= 1
-        self._window_bytes -= batch.num_bytes
+        self._window_bytes -= batch.cost
         self._returned(batch, answered=answered)
 
     def _retire(self, transfer: PutTransfer) -> None:
@@ -401,7 +407,7 @@ class PutChannel(Channel):
 
     def check(self) -> None:
         """Assert that window and sums equal the batches, and that each put is where it belongs."""
-        assert self._window_bytes == sum(batch.num_bytes for batch in self._batches.values())
+        assert self._window_bytes == sum(batch.cost for batch in self._batches.values())
         assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
         assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
         assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"

@@ -112,12 +112,12 @@ class ClientConfig:
     """Limit over shared memory of bytes leased and not copied yet, and again of bytes offered and
     not copied by the server yet. Each is at most a sixteenth of the server's memory, because the
     server cannot evict these blocks meanwhile. A message costs as much as copying one or two MiB,
-    and covers half of this (get) or a quarter (put)."""
+    and covers half of this."""
 
     lane_window_bytes: int = 64 * MiB
-    """Limit over lanes of bytes requested and not received; half of it limits bytes offered and not
-    acknowledged. A message costs as much as moving a MiB. It covers a third of its limit, or less
-    so that a short transfer uses all lanes."""
+    """Limit over lanes of bytes requested and not received; three quarters of it limit bytes
+    offered and not acknowledged, with a KiB more for each block. A message costs as much as moving
+    a MiB. It covers a third of its limit, or less so that a short transfer uses all lanes."""
 
     max_control_in_flight: int = 64
     """Small requests in flight at once; further ones wait here, with their deadlines running."""

@@ -20,7 +20,8 @@ class ShmPuts(PutChannel):
     """All puts of one client whose rows are in its region, oldest first.
 
     The server copies the rows itself while their ticket is valid. A batch is one `Put`
-    message for a quarter of the window, with the offsets of the rows.
+    message for half of the window, with the offsets of the rows: one is copied while the next one
+    waits.
 
     Nothing in this process holds a row, so a put ends at once: every batch has its reply, or the
     tickets of the others are withdrawn. The server may be reading a row then, and may read what its
@@ -45,7 +46,7 @@ class ShmPuts(PutChannel):
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
     def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
-        batch_bytes = max(1, self._most_bytes // 4)
+        batch_bytes = max(1, self._most_bytes // 2)
         # An idle server receives its first batch soon.
         return batch_bytes, batch_bytes if self._batches else batch_bytes // 8
 

@@ -12,7 +12,7 @@ from remote_server.turns import Guard, Turns
 log = logging.getLogger(__name__)
 
 # Of one tenant, for each thread: one slice is moved while the next one waits.
-AHEAD_BYTES = 16 << 20
+AHEAD_BYTES = 32 << 20
 
 
 class Fills:

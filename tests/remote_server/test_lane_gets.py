@@ -1,4 +1,4 @@
-"""Gets on lanes: stalls, windows, what a message may have, and which way a transfer takes."""
+"""Transfers on lanes: stalls, windows, what a message may have, and which way one takes."""
 
 import pytest
 from client_helpers import (
@@ -21,7 +21,7 @@ from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Blocks, Get, OpenLane, Put
-from remote_server.values import MiB
+from remote_server.values import KiB, MiB
 
 pytest_plugins = ["client_fixtures"]
 
@@ -73,6 +73,19 @@ def test_a_get_is_cut_into_equal_messages_of_each_lane(far, make_client, number,
     turn(client)
     assert [len(one.keys) for one in asked] == sizes
     assert len({one.lane for one in asked}) == min(2, len(sizes))
+
+
+def test_puts_not_answered_are_bounded_as_a_server_counts_them(far, make_client):
+    """It counts a KiB more for each block, and refuses a put beyond 64 MiB of a connection."""
+    client = make_client(far.endpoint, block_bytes=KiB, lane_window_bytes=12 * MiB)
+    wait_for_lanes(client)
+    far.silence(Put)
+    keys = [key(each) for each in range(8192)]
+    client.put(NAMESPACE, keys, empty_rows(8192, KiB), timeout_s=60)
+    far.wait_for(Put, 2)
+    turn(client)
+    asked = [one.message for one in far.all_asked(Put)]
+    assert sum(sum(one.lengths) + len(one.keys) * KiB for one in asked) == 8 * MiB
 
 
 def test_a_get_whose_message_comes_slowly_does_not_stall(far, make_client, clock: Clock):

@@ -52,15 +52,17 @@ def test_the_window_bounds_what_is_not_answered(near, shared, make_client):
     near.rules[SharedPut] = waiting.append
     keys = [key(n) for n in range(8)]
     future = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=60)
-    near.wait_for(SharedPut, 4)
-    turn(client)
-    assert len(near.all_asked(SharedPut)) == 4
-    tickets = [asked.message.shared.ticket for asked in waiting]
-    assert len(set(tickets)) == 4
-    for answered in (4, 8):
-        batch, waiting[:] = list(waiting), []
-        near.do(lambda batch=batch: [near.answer(asked) for asked in batch] and None)
-        near.wait_for(SharedPut, min(answered + 4, 8))
+    near.wait_for(SharedPut, 2)
+    answered = 0
+    while answered < 8:
+        turn(client)
+        assert 0 < sum(len(asked.message.keys) for asked in waiting) <= 4
+        tickets = [asked.message.shared.ticket for asked in waiting]
+        assert len(set(tickets)) == len(tickets)
+        asked = waiting.pop(0)
+        answered += len(asked.message.keys)
+        near.do(lambda asked=asked: near.answer(asked))
+        eventually(lambda answered=answered: waiting or answered == 8)
     assert future.result(PATIENCE_S).created == 8
 
 
