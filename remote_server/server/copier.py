@@ -48,7 +48,7 @@ def is_intact(block: Block, tier: MemoryTier) -> bool:
     return computed == block.checksum
 
 
-# Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
+# Of one connection, received and not copied yet. Our client has 48 MiB unanswered at most.
 MAX_UNCOPIED_BYTES = 64 * MiB
 
 # Of all connections of a tenant together; an eighth of its memory where that is more.
