@@ -52,7 +52,7 @@ def test_the_window_bounds_what_is_not_answered(near, shared, make_client):
     near.rules[SharedPut] = waiting.append
     keys = [key(n) for n in range(8)]
     future = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=60)
-    eventually(lambda: sum(len(asked.message.keys) for asked in waiting) == 4, "it is used whole")
+    near.wait_for(SharedPut, 2)
     answered = 0
     while answered < 8:
         turn(client)
