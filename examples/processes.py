@@ -6,6 +6,7 @@ ends, the program and all its descendants have ended after it; nothing else is t
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -27,11 +28,16 @@ class StartFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A loopback port, free at the time of the call, for programs that cannot choose one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port, free at the time of the call, for programs that cannot choose one.
+
+    Linux gives the ports from 32,768 on to connections and to who asks for any port. This one is
+    below them: it stays free, also between a server's end and the start of its successor."""
+    chance = random.SystemRandom()
+    while True:
+        port = chance.randrange(16_384, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class LoggedProcess:

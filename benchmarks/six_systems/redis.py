@@ -158,7 +158,7 @@ def _node(port: int) -> Node:
 def _free_port_with_bus() -> int:
     """A free port whose bus port is valid and free as well."""
     while True:
-        port = free_port() % (65_536 - _BUS - 1024) + 1024
+        port = free_port()
         if _all_free((port, port + _BUS)):
             return port
 

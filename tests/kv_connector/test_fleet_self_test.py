@@ -12,6 +12,7 @@ from scripted_client import Engine
 from scripted_fleet import fleet_engine
 from test_self_test import Host, make_host  # noqa: F401
 
+from examples.processes import free_port
 from kv_connector import metrics, self_test
 from kv_connector.fleet_self_test import run_self_tests
 from kv_connector.introduction import Introduction, Reports, WorkerReport
@@ -109,13 +110,11 @@ def test_a_wrong_copy_in_the_engine_is_no_servers_fault(servers, make_host: Make
 def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(make_host: MakeHost):  # noqa: F811
     with ExitStack() as stack:
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            gone = closed.getsockname()[1]
         server = stack.enter_context(
             Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, populate=False))
         )
         configs = {
-            "absent": ClientConfig(f"tcp://127.0.0.1:{gone}"),
+            "absent": ClientConfig(f"tcp://127.0.0.1:{free_port()}"),
             "here": ClientConfig(server.endpoint, transport="tcp"),
             "silent": ClientConfig(f"tcp://127.0.0.1:{silent.getsockname()[1]}"),
         }
@@ -130,10 +129,7 @@ def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(make_host: Ma
 
 
 def test_a_list_of_absent_servers_is_skipped_at_once(make_host: MakeHost):  # noqa: F811
-    configs = {}
-    for name in "ab":
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            configs[name] = ClientConfig(f"tcp://127.0.0.1:{closed.getsockname()[1]}")
+    configs = {name: ClientConfig(f"tcp://127.0.0.1:{free_port()}") for name in "ab"}
 
     def attempt() -> float:
         began = time.monotonic()

@@ -15,6 +15,7 @@ from busy_host import within
 from gates import copies_held
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
+from examples.processes import free_port
 from kv_connector import self_test
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
@@ -219,8 +220,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
 def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
     make_host: Callable[..., Host], caplog: pytest.LogCaptureFixture
 ):
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
 
     def attempt() -> float:
         began = time.monotonic()

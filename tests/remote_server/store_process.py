@@ -1,11 +1,12 @@
 """An object store's emulator in a process of its own, killed at the end."""
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from examples.processes import free_port
 
 PATIENCE_S = 60.0
 
@@ -13,9 +14,7 @@ PATIENCE_S = 60.0
 @contextmanager
 def store_process(command: Sequence[str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """`command`, with a free port in place of `{port}`. Yields the port and the process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [part.format(port=port) for part in command],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,

@@ -22,6 +22,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 
+from examples.processes import free_port
 from remote_server import protocol
 from remote_server.client import GetOutcome, IoThread
 from remote_server.client.loop import Loop
@@ -48,9 +49,7 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 @pytest.fixture
 def unused_port():
     """An endpoint where no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 # ── coming and going ─────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -142,9 +143,8 @@ def test_output_comes_in_lines_also_when_it_is_long_unended_or_hostile():
 
 def test_the_example_starts_as_it_is_when_its_ports_are_free(tmp_path):
     """A copy on free ports: those of the file may be taken here."""
-    text = FLEET.read_text()
-    for port in re.findall(r"127\.0\.0\.1:(57\d\d)", text):
-        text = text.replace(f":{port}", f":{free_port()}")
+    free: defaultdict[str, int] = defaultdict(free_port)
+    text = re.sub(r":(57\d\d)\b", lambda found: f":{free[found[1]]}", FLEET.read_text())
     (tmp_path / "fleet.toml").write_text(text)
     with serve_all(tmp_path / "fleet.toml") as fleet:
         fleet.until_ready(4)
