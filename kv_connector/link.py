@@ -136,6 +136,8 @@ class Queries:
             self.counters.observe(metrics.LOOKUP_DURATION, seconds)
             self.link.lookup_took(seconds)
             self.breaker.ended(in_time=in_time, sent_s=sent_s)
+            if not in_time:  # a pause ends by a probe, also when no request comes that needs a key
+                self.probe_key = answer.query.keys[0]
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 

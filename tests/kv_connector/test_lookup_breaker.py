@@ -90,6 +90,19 @@ def test_one_key_is_asked_for_nobody_and_an_answer_in_time_ends_the_pause(engine
     assert ask(engine, "after") == ["RETRY"] * 2
 
 
+def test_a_pause_ends_by_a_probe_also_when_no_request_comes(engine: Engine):
+    """An engine that computes answers takes steps. Its next prompt is not a miss for a server that
+    has been in time again for long."""
+    fail_lookups(engine)
+    asked = engine.client.count("lookup")
+    engine.clock.now += FIRST_PAUSE_S
+    engine.step()
+    assert engine.client.count("lookup") == asked + 1
+    engine.client.last("lookup").found(KeyState.ABSENT)
+    engine.step()
+    assert ask(engine, "next") == ["RETRY"] * 2
+
+
 @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ServerUnavailable("gone")])
 def test_a_probe_that_fails_makes_the_pause_longer(engine: Engine, error: Exception):
     fail_lookups(engine)
