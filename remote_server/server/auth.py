@@ -91,8 +91,9 @@ class Authenticator:
         self.of_tenant = {tenant: {"connections_refused": 0} for tenant in tenants}
         """Counters by tenant: connections with its key that found no free place."""
         self._several = len(tenants) > 1
-        # when the handshake whose end is awaited was answered
+        # when the handshake whose end is awaited was answered, and whether one has ended since
         self._answered_at: float | None = None
+        self._ended = False
         self._gone: list[bytes] = []
         self._succeeded_at = 0.0
         self._known = known
@@ -225,7 +226,7 @@ class Authenticator:
                 self._accepted(value)
             elif event == _SUCCEEDED:
                 self.connections.succeeded()
-                self._succeeded_at = self._clock()
+                self._succeeded_at, self._ended = self._clock(), True
             elif event == _CLOSED:
                 self._closed(value)
             elif event == _LISTENING:
@@ -252,15 +253,14 @@ class Authenticator:
             self._log_refusal(f"{oldest.peer}: its handshake was the oldest of too many")
 
     def _place(self) -> None:
-        """Count connections whose handshakes have ended."""
-        if not self.connections.has_to_place():
-            return
+        """Count connections whose handshakes have ended. A first message may have shown one."""
         for beyond in self.connections.place():
             beyond.shut()
             assert beyond.tenant is not None
             self._no_place(beyond.peer, beyond.tenant)
         if not self.connections.has_to_place():
-            self._answered_at = None
+            if self._ended:
+                self._answered_at = None
         elif self._clock() >= self._succeeded_at + ANSWER_ENDS_S:
             self.connections.give_up_placing()
 
@@ -321,7 +321,7 @@ class Authenticator:
             return _FULL, key
         if self._several:
             self.connections.let_in(tenant)
-            self._answered_at = self._clock()
+            self._answered_at, self._ended = self._clock(), False
         return _OK, key
 
     def _log_refusal(self, reason: str) -> None:

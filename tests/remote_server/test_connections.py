@@ -11,7 +11,7 @@ from wire_peer import Peer
 from remote_server import protocol
 from remote_server.server import connections
 from remote_server.server.config import ServerConfig
-from remote_server.server.connections import Connections
+from remote_server.server.connections import Connection, Connections
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
@@ -233,6 +233,15 @@ def test_a_tenant_that_takes_every_place_it_can_leaves_the_others_theirs(tenancy
     while server._auth.connections.by_tenant["a"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_first_message_ends_the_wait_for_the_end_of_its_handshake(tenancy, monkeypatch):
+    """It may come before the kernel's counts show that end, or without them. Here no clock ends the
+    wait: the next tenant's handshake is answered for that message alone."""
+    monkeypatch.setattr(Connection, "has_moved", lambda *_: False)
+    tenancy.start(lambda: 1000.0)
+    for peer in [tenancy.peer("a"), tenancy.peer("b")]:
+        assert isinstance(peer.hello(), protocol.Welcome)
 
 
 def test_silent_connections_of_two_tenants_are_counted_for_their_own(tenancy):
