@@ -31,8 +31,8 @@ format: $(READY) ## repair findings of `check` where possible
 	$(PYTHON_VENV) -m ruff check --fix
 	$(PYTHON_VENV) -m ruff format
 
-test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" omits those that start vLLM
-	$(PYTHON_VENV) -m pytest $(ARGS)
+test: $(READY) ## all tests but the longest, three processes at a time; with ARGS="-k word" in one
+	$(PYTHON_VENV) $(if $(ARGS),-m pytest $(ARGS),.ci/test.py)
 
 DATA_PATH := copier channel_conformance client_landing client_transports disk_tier integrity \
 	server_shared server_streams shared_gets shared_puts tier_conformance
