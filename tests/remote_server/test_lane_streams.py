@@ -1,9 +1,11 @@
 """Streams on lanes: from disk, of many sizes, to several clients at a time."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 import zmq
+from busy_host import ATTEMPTS
 from disk_server import COUNT, IN_MEMORY, LENGTH, Permits, put_all, whole
 from lane_peer import WireLane
 from wire_peer import Peer, block, key
@@ -130,10 +132,19 @@ def test_a_timed_get_has_its_times(start_lanes, context):
 
 
 def test_a_client_that_asks_for_much_leaves_another_its_share(start_lanes, context):
-    """Three lanes have 192 MiB to send when a fourth one's 8 MiB are asked for."""
+    """Three lanes have 192 MiB to send when a fourth one's 8 MiB are asked for. A host that gives
+    this one's reader no processor meanwhile may let the others end first, but not each time."""
     server = start_lanes(memory=32 * MiB)
     greedy = [filled_lane(server, context) for _ in range(3)]
     other = filled_lane(server, context)
+    at_work = [greedy_readers_at_the_end_of_a_get(greedy, other)]
+    while at_work[-1] < 3:
+        assert len(at_work) < ATTEMPTS, f"all three never had more to read: {at_work}"
+        at_work.append(greedy_readers_at_the_end_of_a_get(greedy, other))
+
+
+def greedy_readers_at_the_end_of_a_get(greedy: Sequence[WireLane], other: WireLane) -> int:
+    """How many of `greedy`, which get 64 MiB each, still read when `other` has got 8 MiB."""
     requests = [[lane.send_get(range(8)) for _ in range(8)] for lane in greedy]
 
     def read(lane: WireLane, own: list[int]) -> None:
@@ -153,7 +164,7 @@ def test_a_client_that_asks_for_much_leaves_another_its_share(start_lanes, conte
     num_at_work = sum(reader.is_alive() for reader in readers)
     for reader in readers:
         reader.join(60)
-    assert num_at_work == 3
+    return num_at_work
 
 
 def filled_lane(server: Server, context: zmq.Context) -> WireLane:
