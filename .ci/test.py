@@ -19,10 +19,10 @@ FOLDERS = ("remote_server", "benchmarks")
 
 PARTS = {
     "engines": ["-m", "engine"],
-    **{name: ["-m", "not engine", f"tests/{name}"] for name in FOLDERS},
     "rest": ["-m", "not engine", *(f"--ignore=tests/{name}" for name in FOLDERS)],
+    **{name: ["-m", "not engine", f"tests/{name}"] for name in FOLDERS},
 }
-"""The longest first. The last one has whatever the others do not name."""
+"""In this order. `rest` has whatever the others do not name."""
 
 AT_ONCE = 3
 
