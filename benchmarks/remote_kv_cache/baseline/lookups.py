@@ -30,6 +30,9 @@ from remote_server.protocol import Found
 
 NUM_KEYS = 1_000  # a prompt of 16,000 tokens at 16 a block
 BATCH_KEYS = 512
+ROUND_TRIPS = 60
+"""Of a trial. Throughput is the median of the trials."""
+
 OUTSTANDING = 4
 """Lookups in flight, for throughput, as from an engine whose requests arrive together."""
 
@@ -40,7 +43,7 @@ _NAMESPACE = "lookups"
 def measure(runner: Runner, server: Target) -> list[Figure]:
     """Every key has a block; the first round is the warm-up. Raises `Skipped` when a running server
     cannot be used."""
-    round_trips = 60 * runner.trials
+    round_trips = ROUND_TRIPS * runner.trials
     runner.show(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
     keys = [key_of(number) for number in range(NUM_KEYS)]
     with ExitStack() as stack:
@@ -63,9 +66,9 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
                 lambda: _lookup(client, namespace, keys),
                 round_trips,
             ),
-            _rate(client, namespace, keys[:BATCH_KEYS], round_trips),
-            _rate(client, namespace, keys, round_trips),
-            _rate(client, namespace, keys, round_trips, stand_alone=True),
+            _rate(client, namespace, keys[:BATCH_KEYS], runner.trials),
+            _rate(client, namespace, keys, runner.trials),
+            _rate(client, namespace, keys, runner.trials, stand_alone=True),
         ]
         if server.is_elsewhere:
             return figures
@@ -95,16 +98,17 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
 
 
 def _rate(
-    client: Client, namespace: str, keys: list[bytes], count: int, *, stand_alone: bool = False
+    client: Client, namespace: str, keys: list[bytes], trials: int, *, stand_alone: bool = False
 ) -> Figure:
-    """With one batch in flight and with several. Without chain fields if keys `stand_alone`."""
-    values = {}
+    """With one batch in flight and with several, in turns. Without chain fields if keys
+    `stand_alone`."""
     chain = [] if stand_alone else chain_of(keys, blocks.BLOCK_SIZE)
     anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
-    for outstanding in (1, OUTSTANDING):
+
+    def one_rate(outstanding: int) -> float:
         waiting: deque[Future[Found]] = deque()
         started = time.perf_counter()
-        for _ in range(count):
+        for _ in range(ROUND_TRIPS):
             if len(waiting) == outstanding:
                 waiting.popleft().result()
             found = client.lookup(
@@ -113,8 +117,15 @@ def _rate(
             waiting.append(found)
         for future in waiting:
             future.result()
-        rate = count * len(keys) / (time.perf_counter() - started)
-        values[f"{outstanding} at a time"] = rate
+        return ROUND_TRIPS * len(keys) / (time.perf_counter() - started)
+
+    rates: dict[int, list[float]] = {1: [], OUTSTANDING: []}
+    for _ in range(trials):
+        for outstanding, of_one in rates.items():
+            of_one.append(one_rate(outstanding))
+    values = {
+        f"{outstanding} at a time": percentile(of_one, 50) for outstanding, of_one in rates.items()
+    }
     about = ", of a plain client" if stand_alone else ""
     return Figure(f"lookups in batches of {len(keys):,}{about}", "keys/s", values, "tcp")
 
