@@ -67,7 +67,8 @@ class Queries:
     breaker: LookupBreaker
     answers: deque[Answer] = field(default_factory=deque)
     probe_key: bytes | None = None
-    """The key for the next probe, a lookup that no request waits for."""
+    """The key for the next probe, a lookup that no request waits for: one of the last late lookup,
+    so that a pause ends also when no other request comes."""
     _keys_under_way: int = 0
 
     def has_room(self, num_keys: int) -> bool:
@@ -136,7 +137,7 @@ class Queries:
             self.counters.observe(metrics.LOOKUP_DURATION, seconds)
             self.link.lookup_took(seconds)
             self.breaker.ended(in_time=in_time, sent_s=sent_s)
-            if not in_time:  # a pause ends by a probe, also when no request comes that needs a key
+            if not in_time:
                 self.probe_key = answer.query.keys[0]
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────

@@ -137,7 +137,7 @@ class Lookups:
         if wait is None:
             return self._missed(Missed.BYPASS)
         if wait.news or wait.step != self._step:
-            self._look_up(wait, namespace, key, req_context.req_id)
+            self._look_up(wait, namespace, req_context.req_id)
         state = wait.states.get(key, PENDING)
         if state is READABLE and wait.may_load:
             wait.loads += 1
@@ -258,9 +258,7 @@ class Lookups:
         """The last copy from before a reset has ended, in all workers."""
         self._held_since_s = None
 
-    def _look_up(
-        self, wait: LookupState, namespace: str | None, key: OffloadKey, request_id: str
-    ) -> None:
+    def _look_up(self, wait: LookupState, namespace: str | None, request_id: str) -> None:
         """The first lookup of a request in a step: decide what holds for all of its keys."""
         now_s = self._clock()
         wait.looked_up(now_s=now_s, step=self._step)
@@ -282,7 +280,6 @@ class Lookups:
         elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
         elif self.breaker.paused and not wait.queried:
-            self._queries.probe_key = key
             wait.refusal = Missed.LOOKUP_PAUSED
         else:
             self.engine_waits = True
