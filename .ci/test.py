@@ -61,12 +61,12 @@ class Part:
 
     def end(self) -> None:
         """It may have had the terminal's Ctrl-C already: pytest takes a second one as well."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
 
     def _text(self) -> str:
         return self.log.read_text(errors="replace")
