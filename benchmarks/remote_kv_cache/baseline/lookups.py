@@ -8,9 +8,10 @@ plain clients, whose keys stand alone: eviction learns from each of them.
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.record import Figure
@@ -73,7 +74,7 @@ def measure(runner: Runner, server: Target) -> list[Figure]:
         if server.is_elsewhere:
             return figures
         runner.show("lookups: Redis")
-        return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
+        return [*figures, *_redis(stack, keys[:BATCH_KEYS], runner.trials)]
 
 
 def _lookup(client: Client, namespace: str, keys: list[bytes]) -> None:
@@ -100,14 +101,12 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
 def _rate(
     client: Client, namespace: str, keys: list[bytes], trials: int, *, stand_alone: bool = False
 ) -> Figure:
-    """With one batch in flight and with several, in turns. Without chain fields if keys
-    `stand_alone`."""
+    """With one batch in flight and with several. Without chain fields if keys `stand_alone`."""
     chain = [] if stand_alone else chain_of(keys, blocks.BLOCK_SIZE)
     anchors = anchors_of(client, keys, blocks.BLOCK_SIZE)
 
-    def one_rate(outstanding: int) -> float:
+    def one_trial(outstanding: int) -> None:
         waiting: deque[Future[Found]] = deque()
-        started = time.perf_counter()
         for _ in range(ROUND_TRIPS):
             if len(waiting) == outstanding:
                 waiting.popleft().result()
@@ -117,20 +116,27 @@ def _rate(
             waiting.append(found)
         for future in waiting:
             future.result()
-        return ROUND_TRIPS * len(keys) / (time.perf_counter() - started)
 
-    rates: dict[int, list[float]] = {1: [], OUTSTANDING: []}
-    for _ in range(trials):
-        for outstanding, of_one in rates.items():
-            of_one.append(one_rate(outstanding))
-    values = {
-        f"{outstanding} at a time": percentile(of_one, 50) for outstanding, of_one in rates.items()
-    }
+    ways = {f"{number} at a time": partial(one_trial, number) for number in (1, OUTSTANDING)}
+    values = _medians(ways, ROUND_TRIPS * len(keys), trials)
     about = ", of a plain client" if stand_alone else ""
     return Figure(f"lookups in batches of {len(keys):,}{about}", "keys/s", values, "tcp")
 
 
-def _redis(stack: ExitStack, keys: list[bytes], count: int) -> list[Figure]:
+def _medians(
+    ways: Mapping[str, Callable[[], None]], num_keys: int, trials: int
+) -> dict[str, float]:
+    """Keys a second of each way, whose one call asks for `num_keys`. The ways take turns."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(trials):
+        for name, one_trial in ways.items():
+            started = time.perf_counter()
+            one_trial()
+            rates[name].append(num_keys / (time.perf_counter() - started))
+    return {name: percentile(of_one, 50) for name, of_one in rates.items()}
+
+
+def _redis(stack: ExitStack, keys: list[bytes], trials: int) -> list[Figure]:
     """`MGET` of values of one byte: Redis has no command that lists which of many keys exist."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
     try:
@@ -148,11 +154,13 @@ def _redis(stack: ExitStack, keys: list[bytes], count: int) -> list[Figure]:
         ways["redis-py"] = lambda: client.mget(keys)
     except Skipped:
         pass
-    values = {}
-    for name, ask in ways.items():
-        ask()
-        started = time.perf_counter()
-        for _ in range(count):
+
+    def one_trial(ask: Callable[[], object]) -> None:
+        for _ in range(ROUND_TRIPS):
             ask()
-        values[name] = count * len(keys) / (time.perf_counter() - started)
+
+    for ask in ways.values():
+        ask()
+    each = {name: partial(one_trial, ask) for name, ask in ways.items()}
+    values = _medians(each, ROUND_TRIPS * len(keys), trials)
     return [Figure(f"redis MGET in batches of {BATCH_KEYS}", "keys/s", values, "unix")]
