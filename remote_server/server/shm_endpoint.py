@@ -79,7 +79,7 @@ class LocalSocket:
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
-        self._leaving: list[Region] = []  # of clients that are gone; some may still be mapped
+        self._leaving: list[Region] = []  # of clients that are gone, until they are unmapped
         self._accept_again_at = 0.0
         os.close(arena.open_read_only())  # where this fails, no region can be attached
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,6 +106,8 @@ class LocalSocket:
                 self._guard.run("the end of a region", partial(self._hang_up, number), None)
             elif number in self._pending:
                 self._guard.run("an attach", partial(self._read, number), None)
+        if self._leaving:
+            self._leaving = [one for one in self._leaving if not one.unmapped]
         if self.pending:
             self._end_overdue()
         if self._number in events and not self._accept_again_at:
@@ -240,7 +242,6 @@ class LocalSocket:
         self._poller.unregister(number)
         connection.close()
         self._on_gone(region)
-        self._leaving = [one for one in self._leaving if not one.unmapped]
         self._leaving.append(region)
 
 
