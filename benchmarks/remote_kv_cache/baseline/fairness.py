@@ -88,7 +88,8 @@ class Echo:
 
 def measure(runner: Runner, memory: int | None, num_bytes: int, server: Target) -> list[Figure]:
     """Lookups of 64 keys by one client and round trips of as many bytes, in turns, alone and while
-    four others stream 1 MiB blocks. Raises `Skipped` when a running server cannot be used."""
+    four others stream 1 MiB blocks. The lookups ask for the same prompts again, as those of a
+    request that waits. Raises `Skipped` when a running server cannot be used."""
     work = work_of(LARGE, num_bytes)
     try:
         machine.skip_unless_fits(work.num_bytes * (3 + NUM_STREAMS), memory)
@@ -104,11 +105,11 @@ def measure(runner: Runner, memory: int | None, num_bytes: int, server: Target) 
         stack.callback(client.close)
         source = blocks.allocate(work.num_blocks, work.block_bytes)
         blocks.fill(source)
-        FerryWork(client, name, work).put(source, deferred=False)
-        keys = [key_of(number) for number in range(_PROBE_KEYS)]
-        echo = Echo(stack, b"".join(keys))
+        ferry = FerryWork(client, name, work)
+        ferry.put(source, deferred=False)
+        echo = Echo(stack, key_of(0) * _PROBE_KEYS)
         ways: dict[str, Callable[[], object]] = {
-            LOOKUP: lambda: client.lookup(name, keys, timeout_s=PATIENCE_S).result(),
+            LOOKUP: lambda: ferry.look_up(_PROBE_KEYS),
             ROUND_TRIP: echo.ask,
         }
         figures = _probe(runner, ways, "alone")

@@ -244,9 +244,14 @@ class FerryWork:
             time.sleep(_POLL_S)
 
     def num_readable(self) -> int:
+        return self.look_up(self._work.num_blocks)
+
+    def look_up(self, num_keys: int) -> int:
+        """How many of the first `num_keys` keys, of whole batches, are readable."""
+        num_batches = -(-num_keys // len(self._keys[0]))
         found = self.client.lookup(
-            self._namespace, self._all_keys, timeout_s=PATIENCE_S, chain=self._all_chains,
-            anchors=self._all_anchors,
+            self._namespace, self._all_keys[:num_keys], timeout_s=PATIENCE_S,
+            chain=self._all_chains[:num_batches], anchors=self._all_anchors[:num_keys],
         )  # fmt: skip
         return found.result().prefix
 
