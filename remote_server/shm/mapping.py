@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -63,6 +64,18 @@ def unmap(address: int, num_bytes: int) -> None:
     # In pieces: during each call no other thread of this process can map memory.
     for start in range(0, num_bytes, _UNMAP_BYTES):
         _libc.munmap(address + start, min(_UNMAP_BYTES, num_bytes - start))
+
+
+def prefer_huge_pages(memory: mmap.mmap) -> None:
+    """Let the first touch of `memory` take huge pages where the administrator allows it: for shared
+    memory with `shmem_enabled` at `advise`, for private memory by default.
+
+    They are touched ten times as fast. And a direct read passes the device one address for each
+    stretch of contiguous memory: into scattered pages of 4 KiB a virtual disk read 1.0 GB/s, and
+    into huge pages 2.3.
+    """
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def has_no_hole(fd: int) -> bool:
@@ -263,6 +276,7 @@ class Arena:
             os.fchmod(self.fd, 0o600)  # a memfd's default mode lets every user open it
             os.ftruncate(self.fd, self.file_bytes)
             self._map = mmap.mmap(self.fd, self.file_bytes)
+            prefer_huge_pages(self._map)
             self._seal()
         except BaseException:
             os.close(self.fd)

@@ -14,7 +14,14 @@ from operator import add
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.native.job import address_of
-from remote_server.shm.mapping import NotAttachable, ReadOnlyMap, check_file, has_no_hole, has_pages
+from remote_server.shm.mapping import (
+    NotAttachable,
+    ReadOnlyMap,
+    check_file,
+    has_no_hole,
+    has_pages,
+    prefer_huge_pages,
+)
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
 
@@ -31,6 +38,7 @@ class SharedRegion:
         self.fd = sealed_file(num_bytes, name)
         try:
             self._map = mmap.mmap(self.fd, num_bytes)
+            prefer_huge_pages(self._map)
         except BaseException:
             os.close(self.fd)
             raise

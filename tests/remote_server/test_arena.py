@@ -2,12 +2,16 @@ import fcntl
 import logging
 import mmap
 import os
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from remote_server.native.job import address_of
 from remote_server.process_limits import warn_if_dev_shm_is_small
 from remote_server.shm import mapping
 from remote_server.shm.mapping import WORD_BYTES, Arena, Population
+from remote_server.shm.region import SharedRegion
 from remote_server.values import GiB, MiB
 
 
@@ -116,3 +120,19 @@ def test_a_large_dev_shm_is_not(caplog):
     assert not warn_if_dev_shm_is_small(4096)
     assert not warn_if_dev_shm_is_small(1 << 60, folder="/nonexistent")
     assert not caplog.records
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages in this kernel"
+)
+@pytest.mark.parametrize("make", [Arena, SharedRegion])
+def test_its_first_touch_may_take_huge_pages(make):
+    memory = make(8 * MiB)
+    start = f"{address_of(memory.view):x}-"
+    maps = Path("/proc/self/smaps").read_text().split("\nVmFlags: ")
+    (flags,) = [
+        flags for before, flags in pairwise(maps)
+        if any(line.startswith(start) for line in before.splitlines())
+    ]  # fmt: skip
+    assert "hg" in flags.partition("\n")[0].split()
+    memory.close()

@@ -142,7 +142,20 @@ def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
     assert found["shared memory"].verdict == "bad" and "--shm-size" in found["shared memory"].told
-    assert found["huge pages"].verdict == "note"
+
+
+@pytest.mark.parametrize(
+    ("setting", "verdict", "told"),
+    [("always within_size [advise] never", "ok", "advise"),
+     ("always within_size advise [never]", "note", "never; a server's memory")],
+)  # fmt: skip
+def test_doctor_shows_how_shared_memory_gets_huge_pages(tmp_path, setting, verdict, told):
+    file = tmp_path / "kernel/mm/transparent_hugepage/shmem_enabled"
+    file.parent.mkdir(parents=True)
+    file.write_text(setting + "\n")
+    found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
+    assert found["huge pages"].verdict == verdict and told in found["huge pages"].told
+    assert (f"`echo advise > {file}`" in found["huge pages"].told) == (verdict == "note")
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
     python -m benchmarks.remote_kv_cache.baseline.raw_reader FILE...
 
 It does the work of a cache server's disk threads without a server: a get's slowdown beside it is
-due to the machine. It has as many threads, and reads and hashes by the same mover: a reader in
-plain Python reached half the rate. A line on stdin, the bytes
-per second, starts it, and the next line stops it. It answers each line with a line, the second time
-with the number of bytes read. It ends with stdin.
+due to the machine. It has as many threads with the same memory, and reads and hashes by the same
+mover: a reader in plain Python reached half the rate. A line on stdin, the bytes per second, starts
+it, and the next line stops it. It answers each line with a line, the second time with the number of
+bytes read. It ends with stdin.
 """
 
-import mmap
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Self
 
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
+from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import NUM_THREADS
 from remote_server.store.disk.transfers import PIECE_BYTES
 
@@ -63,7 +63,7 @@ def main(paths: Sequence[str]) -> None:
         for fd, size in ((fd, os.fstat(fd).st_size) for fd in files)
         for offset in range(0, size, PIECE_BYTES)
     ]
-    buffers = [memoryview(mmap.mmap(-1, PIECE_BYTES)) for _ in range(NUM_THREADS)]
+    buffers = [Scratch().take(PIECE_BYTES) for _ in range(NUM_THREADS)]
     while line := sys.stdin.readline():
         pause = PIECE_BYTES / float(line)
         started = time.perf_counter()
@@ -73,7 +73,9 @@ def main(paths: Sequence[str]) -> None:
         def read(number: int, buffer: memoryview) -> None:
             while not stopping.is_set():  # noqa: B023
                 place = next(places)  # noqa: B023
-                time.sleep(max(0.0, started + place * pause - time.perf_counter()))  # noqa: B023
+                # All threads begin at once, as a server's do.
+                begins = started + (place - NUM_THREADS + 1) * pause  # noqa: B023
+                time.sleep(max(0.0, begins - time.perf_counter()))
                 fd, offset, length = pieces[place % len(pieces)]
                 job = Job(
                     Kind.READ, [address_of(buffer)], [offset], [length], seeds=[0], files=[fd]

@@ -39,7 +39,8 @@ from remote_server.values import MiB
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 TIERS_SHOWN = ("memory", "memory+disk", "disk")
 RAW_LOOPS = {"raw loop": disk_cases.RawLoop, "raw loop and copy": disk_cases.CopyingLoop}
-_BATCH_BYTES = 16 * MiB
+_BATCH_BYTES = 64 * MiB  # two are in flight, as much as a long prompt has
+_PROBE_BYTES = 16 * MiB
 
 
 def measure(
@@ -71,7 +72,7 @@ def measure(
             if runner.interrupted:
                 return rows, []
             below.empty_memory(source)
-            some = blocks.plan(TIERS, 1, min(work.num_blocks, _BATCH_BYTES // work.block_bytes))
+            some = blocks.plan(TIERS, 1, min(work.num_blocks, _PROBE_BYTES // work.block_bytes))
             raw_file = folder / disk_cases.RawLoop.file_name(NUM_THREADS)
             return rows, saturation.measure(runner, below.endpoint, work, some, [raw_file])
     except Skipped as reason:

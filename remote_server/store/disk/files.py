@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
+from remote_server.shm.mapping import prefer_huge_pages
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.tier import Written
 
@@ -96,7 +97,9 @@ class Scratch:
     def take(self, num_bytes: int) -> memoryview:
         """`num_bytes` of it, valid until the next `take`. Old content stays in it."""
         if self._map is None or len(self._map) < num_bytes:
-            self._map = mmap.mmap(-1, padded(num_bytes))  # the old map is freed with its last view
+            # The old map is freed with its last view.
+            self._map = mmap.mmap(-1, padded(num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            prefer_huge_pages(self._map)
         return memoryview(self._map)[:num_bytes]
 
 
