@@ -2,10 +2,10 @@ import fcntl
 import logging
 import mmap
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from smaps import map_at
 
 from remote_server.native.job import address_of
 from remote_server.process_limits import warn_if_dev_shm_is_small
@@ -128,11 +128,5 @@ def test_a_large_dev_shm_is_not(caplog):
 @pytest.mark.parametrize("make", [Arena, SharedRegion])
 def test_its_first_touch_may_take_huge_pages(make):
     memory = make(8 * MiB)
-    start = f"{address_of(memory.view):x}-"
-    maps = Path("/proc/self/smaps").read_text().split("\nVmFlags: ")
-    (flags,) = [
-        flags for before, flags in pairwise(maps)
-        if any(line.startswith(start) for line in before.splitlines())
-    ]  # fmt: skip
-    assert "hg" in flags.partition("\n")[0].split()
+    assert "hg" in map_at(address_of(memory.view))["VmFlags"].split()
     memory.close()

@@ -142,6 +142,7 @@ def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
     assert found["shared memory"].verdict == "bad" and "--shm-size" in found["shared memory"].told
+    assert found["huge pages"].verdict == "note"
 
 
 @pytest.mark.parametrize(

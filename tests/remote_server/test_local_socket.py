@@ -12,6 +12,7 @@ import pytest
 from busy_host import within
 from descriptors import memfd, open_fds
 from fake_server import eventually
+from smaps import map_at
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, SharedPeer
 
 from remote_server import protocol
@@ -158,14 +159,9 @@ def test_a_client_that_talks_on_after_its_attach_is_cut_off(name, files, no_leak
 
 def resident_bytes(address: int, num_bytes: int) -> int:
     """What of a map needs no page fault any more, by the kernel's own account."""
-    with open("/proc/self/smaps") as smaps:
-        lines = iter(smaps)
-        for line in lines:
-            if line.startswith(f"{address:x}-{address + num_bytes:x} "):
-                return 1024 * int(
-                    next(text for text in lines if text.startswith("Rss:")).split()[1]
-                )
-    raise AssertionError("not mapped")
+    found = map_at(address)
+    assert found["Range"] == f"{address:x}-{address + num_bytes:x}"
+    return 1024 * int(found["Rss"].split()[0])
 
 
 def test_the_pages_that_a_client_has_are_faulted_in_and_no_others_allocated(name, peer, server):

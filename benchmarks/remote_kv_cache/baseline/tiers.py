@@ -48,8 +48,9 @@ def measure(
 ) -> tuple[list[Row], list[Figure]]:
     """`num_bytes` of blocks in each tier over each transport; the disk below `directory` needs nine
     times as much."""
-    num_batches = max(1, num_bytes // _BATCH_BYTES)
-    work = blocks.plan(TIERS, num_batches, _BATCH_BYTES // TIERS.block_bytes())
+    batch_bytes = min(_BATCH_BYTES, max(_PROBE_BYTES, num_bytes))
+    num_batches = max(1, num_bytes // batch_bytes)
+    work = blocks.plan(TIERS, num_batches, batch_bytes // TIERS.block_bytes())
     try:
         machine.skip_unless_fits(work.num_bytes * 9, memory)
         with ExitStack() as stack:
