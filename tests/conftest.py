@@ -8,6 +8,8 @@ import pytest
 
 from examples import tiny_model
 
+pytest_plugins = ["real_time"]
+
 # For the servers that tests start as processes, by default: this port is fixed, and a server of the
 # machine's user may have it.
 os.environ["KVFERRY_ADMIN"] = "off"
@@ -39,6 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(REPOSITORY / "tests" / "engine"):
             item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.real_time)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(400))
     if config.getoption("--whole"):

@@ -30,6 +30,8 @@ from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfe
 from examples.processes import REPOSITORY
 from remote_server.client.lane_opening import why_slow
 
+pytestmark = pytest.mark.real_time
+
 SMALL = ["--models", "tiny", "--batches", "1", "--trials", "1", "--warm-ups", "0"]
 ROW = {"model", "operation", "transport", "integrity", "seconds", "gb_per_s", "ratio_to_memcpy"}
 

@@ -17,6 +17,8 @@ from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
 from benchmarks.remote_kv_cache.baseline.stepped_engine import Step
 from examples.processes import RemoteServer
 
+pytestmark = pytest.mark.real_time
+
 FULL = Variant("full speed", "tcp")
 
 

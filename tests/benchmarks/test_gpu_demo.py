@@ -25,6 +25,8 @@ from benchmarks.remote_kv_cache import test_transfer_in as transfer_in
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from remote_server.values import GiB
 
+pytestmark = pytest.mark.real_time
+
 BIG = Where(1, False, True, 2000 * GiB)
 NAMES = ["demo", "exactness", "tensor parallelism", "transfer out", "transfer in"]
 

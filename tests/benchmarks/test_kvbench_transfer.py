@@ -24,6 +24,8 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.remote_kv_cache.baseline.target import Target
 from examples.processes import RemoteServer
 
+pytestmark = pytest.mark.real_time
+
 LOCAL = "memory,file,file O_DIRECT"
 
 

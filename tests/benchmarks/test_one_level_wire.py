@@ -5,6 +5,8 @@ import pytest
 from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
 from benchmarks.remote_kv_cache.replay.workloads import chat
 
+pytestmark = pytest.mark.real_time
+
 PLACES = one_level_wire.places_for(1)
 REQUESTS = chat(PLACES)[:800]
 

@@ -13,6 +13,8 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
 from examples.processes import RemoteServer
 
+pytestmark = pytest.mark.real_time
+
 SMALL = ["--models", "tiny", "--batches", "1", "--trials", "1", "--warm-ups", "0"]
 FAR = Target(["tcp://192.0.2.1:5757"])
 

@@ -15,6 +15,8 @@ from benchmarks.simulated.engine import DECODE_AS_TOKENS, SimulatedEngine
 from benchmarks.simulated.sequences import PrefixCache, answer_to, keys_of
 from examples.processes import RemoteServer
 
+pytestmark = pytest.mark.real_time
+
 BLOCK = 16
 BYTES_PER_TOKEN = 1024
 TOKEN_S = 2e-5

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.harness import steps
 from benchmarks.harness.steps import Ended
 
+pytestmark = pytest.mark.real_time
+
 
 def until(log: Path, lines: int) -> Callable[[], float]:
     """A clock that passes the limit once the log has so many lines."""

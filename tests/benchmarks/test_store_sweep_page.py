@@ -40,6 +40,8 @@ from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 MACHINE = {"cores": 2, "memory_gib": 24}
 
 

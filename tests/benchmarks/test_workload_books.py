@@ -28,6 +28,8 @@ from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot
 from remote_server.store.slabs import slot_bytes_for as memory_slot
 
+pytestmark = pytest.mark.real_time
+
 SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))
 TIERS = {
     "memory": (MEMORY, 0),

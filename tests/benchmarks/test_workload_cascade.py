@@ -3,9 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from workload_stores import MEMORY, MEMORY_BLOCKS, Booked, blocks_of, by_tier, disk_of, host_of
 
 from benchmarks.storage_workload.store_host import StoreHost
+
+pytestmark = pytest.mark.real_time
 
 
 def cascade_in(folder: Path) -> StoreHost:

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import run
 
+pytestmark = pytest.mark.real_time
+
 QUICK = [
     "--model", "tiny-1b", "--num-users", "3", "--cpu-mem-gb", "0.05", "--gpu-mem-gb", "0",
     "--generation-mode", "none", "--bytes-scale", "0.01", "--think-scale", "0.05",

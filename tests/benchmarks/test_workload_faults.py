@@ -20,6 +20,8 @@ from workload_stores import (
 from remote_server.errors import ConfigError
 from remote_server.values import format_bytes
 
+pytestmark = pytest.mark.real_time
+
 DISK = disk_of(512)
 
 

@@ -31,6 +31,8 @@ from benchmarks.storage_workload.host_writes import Put
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 
+pytestmark = pytest.mark.real_time
+
 BACKENDS = ("emulated", "memory", "memory and disk", "disk", "shm", "tcp")
 DISK = disk_of(512)
 

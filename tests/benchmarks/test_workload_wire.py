@@ -27,6 +27,8 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import StatsReply
 
+pytestmark = pytest.mark.real_time
+
 Server = tuple["subprocess.Popen[str]", str]
 
 

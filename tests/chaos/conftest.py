@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "chaos":
             item.add_marker(pytest.mark.chaos)
+            item.add_marker(pytest.mark.real_time)
             if item.path.name.startswith("test_engine_"):
                 item.add_marker(pytest.mark.engine)
 

@@ -22,6 +22,8 @@ from remote_server.server import settings
 from remote_server.server.config import ServerConfig
 from remote_server.values import MiB, parse_bytes
 
+pytestmark = pytest.mark.real_time
+
 EXAMPLES = REPOSITORY / "examples"
 UNIT = EXAMPLES / "systemd" / "kvferry.service"
 SETTINGS = EXAMPLES / "systemd" / "kvferry.toml"

@@ -31,6 +31,8 @@ from remote_server.keys import certificate_path, make_keys
 from remote_server.server.config import ServerConfig
 from remote_server.values import admin_address, parse_bytes
 
+pytestmark = pytest.mark.real_time
+
 EXAMPLE = REPOSITORY / "examples" / "kubernetes"
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "kubernetes-1.34.json").read_text())
 KINDS = {

@@ -17,6 +17,8 @@ from deployment_fixtures import (
     output_of_build,
 )
 
+pytestmark = pytest.mark.real_time
+
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name, path=CLEAN["PATH"]) for name in ("cc", "gcc", "clang"))
     and not importlib.util.find_spec("ziglang"),

@@ -7,7 +7,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from deployment_fixtures import LIBRARY, REPOSITORY, Installed, declared_by
+
+pytestmark = pytest.mark.real_time
 
 PACKAGES = ("kv_connector", "remote_server")
 

@@ -12,6 +12,8 @@ from openai_fake import OpenAIFake, chunk, usage
 from examples import endpoint
 from examples.endpoint import Endpoint, EndpointError, FirstToken
 
+pytestmark = pytest.mark.real_time
+
 DONE = b"data: [DONE]\n\n"
 
 

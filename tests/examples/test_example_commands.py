@@ -17,6 +17,8 @@ from examples import local_stack, make_dummy_inputs, speed_test, stress_test
 from examples.local_stack import LocalStack, Sizes, TooLarge
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
 
+pytestmark = pytest.mark.real_time
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DONE = b"data: [DONE]\n\n"
 

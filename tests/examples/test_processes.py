@@ -9,6 +9,8 @@ import pytest
 
 from examples.processes import LoggedProcess, StartFailed
 
+pytestmark = pytest.mark.real_time
+
 # Prints ready, and has a child that ignores SIGTERM.
 PARENT_WITH_STUBBORN_CHILD = "sh -c 'trap \"\" TERM; echo ready; sleep 100' & sleep 100"
 

@@ -19,6 +19,8 @@ from remote_server.client import PutResult, RemoteClient
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, KeyState, Stretch, check_chain
 
+pytestmark = pytest.mark.real_time
+
 ABSENT, _, READABLE = KeyState
 T = TOKENS_PER_BLOCK
 

@@ -23,6 +23,8 @@ from remote_server.server.server import Server
 from remote_server.store.gets import Pinned
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 MakeHost = Callable[..., Host]
 
 

@@ -16,6 +16,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from kv_connector.host_worker import HostWorker, Run, plan_copy
 
+pytestmark = pytest.mark.real_time
+
 NUM_BLOCKS = 24
 NUM_ROWS = 16
 PAGE = 48

@@ -21,6 +21,8 @@ from remote_server.fleet.placement import homes
 from remote_server.fleet.server_list import WatchedList
 from remote_server.protocol import KeyState, PutOutcome
 
+pytestmark = pytest.mark.real_time
+
 FIRST, NEXT = 1024 // TOKENS_PER_BLOCK, 2048 // TOKENS_PER_BLOCK
 """The rows that begin the second and the third run of a prompt."""
 

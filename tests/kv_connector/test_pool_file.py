@@ -21,6 +21,8 @@ from kv_connector.pool import (
 )
 from remote_server.errors import ConfigError
 
+pytestmark = pytest.mark.real_time
+
 
 def file_of(directory: Path, name: str) -> Path:
     path = directory / pool_path(name).name

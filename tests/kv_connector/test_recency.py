@@ -20,6 +20,8 @@ from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
 
+pytestmark = pytest.mark.real_time
+
 
 def keys(*numbers: int) -> list[bytes]:
     return [b"%d" % number for number in numbers]

@@ -15,6 +15,8 @@ from kv_connector import remote_tier
 from kv_connector.resets import ResetFlush
 from remote_server.protocol import KeyState
 
+pytestmark = pytest.mark.real_time
+
 PROMPT = list(range(1, 4 * TOKENS + 2))
 ELSE = list(range(5001, 5001 + 4 * TOKENS + 1))
 

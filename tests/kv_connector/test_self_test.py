@@ -29,6 +29,8 @@ from remote_server.store.slabs import Block
 from remote_server.turns import Steps
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
 
 

@@ -17,6 +17,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 SERVER_BACK_S = 5.0  # as promised: hits resume, and what was computed meanwhile gets there
 
 

@@ -16,6 +16,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB, check_endpoint, server_address
 
+pytestmark = pytest.mark.real_time
+
 WRONG = [
     ("localhost:5757", "tcp:// in front is missing"),
     ("", "tcp:// in front is missing"),

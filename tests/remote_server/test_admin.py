@@ -33,7 +33,7 @@ from remote_server.protocol import Lookup
 from remote_server.server.config import ServerConfig
 from remote_server.server.snapshot import MASK, Snapshot, shown
 
-pytestmark = pytest.mark.usefixtures("no_old_answers")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 
 # ── its answers ──────────────────────────────────────────────────────────────────────────
 

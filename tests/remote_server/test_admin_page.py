@@ -17,7 +17,7 @@ from wire_peer import Peer
 from remote_server.store.bucket.objects import Failure
 from remote_server.store.eviction import hazard
 
-pytestmark = pytest.mark.usefixtures("no_old_answers")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 
 NASTY = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
 

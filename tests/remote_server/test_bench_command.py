@@ -14,6 +14,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 GB = 10**9
 # As measured on the machine of the limits: copies at 10.6 GB/s, raw sockets at 2.8.
 ROW = Row("tcp", "put", GB, MiB, seconds=0.75, copy_seconds=1 / 10.6, raw_seconds=1 / 2.8, trials=9)

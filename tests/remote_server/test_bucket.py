@@ -13,6 +13,8 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Stretch
 from remote_server.turns import LOOKUP_KEYS_PER_STEP
 
+pytestmark = pytest.mark.real_time
+
 ROWS = 20
 """Two packs of eight rows, and a tail of four."""
 

@@ -17,6 +17,8 @@ from remote_server.store.bucket.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.packs import object_name
 from remote_server.store.bucket.survey import AT_ONCE, at_once
 
+pytestmark = pytest.mark.real_time
+
 ROWS = 24
 """Three packs of eight rows."""
 

@@ -15,6 +15,8 @@ from remote_server.cli.__main__ import main
 from remote_server.protocol import BucketStats, StatsReply, TierStats
 from remote_server.store.bucket.objects import Failure, Objects
 
+pytestmark = pytest.mark.real_time
+
 NO_SERVER = ["--server", "tcp://127.0.0.1:1", "--timeout-s", "0.2"]
 
 

@@ -20,6 +20,8 @@ from remote_server.server.loop_calls import drain_to_bucket, drained
 from remote_server.store.bucket import drain as drain_module
 from remote_server.store.bucket.objects import BucketError, Failure
 
+pytestmark = pytest.mark.real_time
+
 MiB = 1 << 20
 PROMPTS = 12
 SHARED, ROWS = 12, 44

@@ -16,6 +16,8 @@ from remote_server.store.bucket.names import ABSENT_S, UNREADABLE_S
 from remote_server.store.bucket.objects import Availability, Failure, Head
 from remote_server.store.bucket.packs import object_name, pack_id, packs_in
 
+pytestmark = pytest.mark.real_time
+
 ROWS = 8
 KEYS = [key(number) for number in range(ROWS)]
 DATA = [block(number, ROW_BYTES) for number in range(ROWS)]

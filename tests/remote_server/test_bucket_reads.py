@@ -22,6 +22,8 @@ from remote_server.store.bucket.packs import object_name, packs_in
 from remote_server.store.bucket.reads import MAX_STUCK
 from remote_server.store.disk.pool import Job, Priority
 
+pytestmark = pytest.mark.real_time
+
 PACKS = 3
 ROWS_OF_A_PACK = 8
 ROWS = PACKS * ROWS_OF_A_PACK

@@ -12,6 +12,8 @@ from remote_server.store.bucket.packs import object_name, tenant_prefix
 from remote_server.store.bucket.renewals import LATE
 from remote_server.store.bucket.sweep import CLOCK
 
+pytestmark = pytest.mark.real_time
+
 DAY_S = 86_400.0
 MAX_AGE_S = 7 * DAY_S
 ROWS = 8

@@ -18,6 +18,8 @@ from wire_peer import Peer, block
 from remote_server.protocol import KeyState
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(scope="module", params=[s3_server, azure_server], ids=["s3", "azure"])
 def store(request):

@@ -25,6 +25,8 @@ from remote_server.server.bucket_calls import KINDS, CallMeter, MeteredObjects, 
 from remote_server.store.bucket.objects import Availability, BucketError, Failure, Objects
 from remote_server.store.policies import WriteBudget
 
+pytestmark = pytest.mark.real_time
+
 ROWS = 16
 
 

@@ -20,6 +20,8 @@ from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.protocol import Get, Stretch
 from remote_server.store.bucket import opening
 
+pytestmark = pytest.mark.real_time
+
 ROWS_OF_A_PACK = 8
 PACKS = 12
 ROWS = PACKS * ROWS_OF_A_PACK

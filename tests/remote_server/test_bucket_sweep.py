@@ -22,6 +22,8 @@ from remote_server.store.bucket.sweep import (
     too_many,
 )
 
+pytestmark = pytest.mark.real_time
+
 DAY_S = 86_400.0
 
 

@@ -9,6 +9,8 @@ from remote_server.protocol import Found, StatsReply, Stretch
 from remote_server.store.bucket.packs import packs_in
 from remote_server.store.bucket.windows import can_end, shows_every_end
 
+pytestmark = pytest.mark.real_time
+
 WINDOW = 3
 """Rows that a hit loads of a group with a sliding window."""
 

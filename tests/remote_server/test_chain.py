@@ -31,6 +31,8 @@ from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack
 from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 
+pytestmark = pytest.mark.real_time
+
 ROWS = [
     Stretch(5, 0, 320, 32, 320), Stretch(4, 1, 640, 16, 320, True, 9), Stretch(2, 0, 480, 32, 0)
 ]  # fmt: skip

@@ -54,6 +54,8 @@ from remote_server.protocol import (
     Stored,
 )
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 

@@ -22,6 +22,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, MISS = GetOutcome.HIT, GetOutcome.MISS

@@ -27,6 +27,8 @@ from remote_server.errors import (
 )
 from remote_server.protocol import Get, Hello, Lookup, Put
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 

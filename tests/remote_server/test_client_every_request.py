@@ -34,6 +34,8 @@ from remote_server.protocol import (
     Verify,
 )
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 KEYS = [key(1)]

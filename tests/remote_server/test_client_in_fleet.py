@@ -22,6 +22,8 @@ from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError, DeadlineExceeded
 from remote_server.protocol import Error, ErrorCode, Get, Hello, Lookup, Put, ServerLoad
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 FLEET = {"server_name": "kvferry-3", "fleet_digest": "0123456789abcdef"}

@@ -28,6 +28,8 @@ from remote_server.client.requests import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 

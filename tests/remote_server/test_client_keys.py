@@ -12,6 +12,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm.mapping import NotAttachable
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 assert tenancy
 

@@ -26,6 +26,8 @@ from remote_server.protocol import (
     Verify,
 )
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, MISS, CORRUPT, LATE = (

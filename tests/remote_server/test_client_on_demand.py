@@ -26,6 +26,8 @@ from remote_server.client.connection import Connection
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Get, Put
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 IDLE_S = 30.0

@@ -20,6 +20,8 @@ from remote_server.errors import (
 )  # fmt: skip
 from remote_server.protocol import Declined, Get, Lookup, Put, PutOutcome, Stored
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, MISS = GetOutcome.HIT, GetOutcome.MISS

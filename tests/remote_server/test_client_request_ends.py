@@ -31,6 +31,8 @@ from remote_server.errors import (
 from remote_server.protocol import Get, Lookup, Put
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 

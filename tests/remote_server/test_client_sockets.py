@@ -23,6 +23,8 @@ from half_read import FRAMES
 from remote_server import protocol
 from remote_server.protocol import Found, Get, Lookup, Put, Touch
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,6 +37,8 @@ from remote_server.protocol import (
 )
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, LATE = GetOutcome.HIT, GetOutcome.LATE

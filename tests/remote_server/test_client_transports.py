@@ -25,6 +25,8 @@ from remote_server.client import GetOutcome, IoThread, RemoteClient
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Get, Put, Release, Stored, Touched
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 

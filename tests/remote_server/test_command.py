@@ -17,6 +17,8 @@ from remote_server.client.lane_opening import why_slow
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
 
+pytestmark = pytest.mark.real_time
+
 FACTS = {"model": "m", "dtype": "bfloat16", "hash_algo": "sha256", "hash_seed": "0"}
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = "tcp://127.0.0.1:1"

@@ -15,6 +15,8 @@ from remote_server.server.connections import Connection, Connections
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 assert tenancy
 
 PATIENCE_S = 30.0

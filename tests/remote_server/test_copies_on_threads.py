@@ -15,6 +15,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 LENGTH = 2 * MiB
 NUM_BLOCKS = 16
 MARK = 0xEE

@@ -27,6 +27,8 @@ from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.tier import Written
 
+pytestmark = pytest.mark.real_time
+
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
 HERE = Path(__file__).parent

@@ -21,6 +21,8 @@ from remote_server.store.disk.opening import AgeClock, OpenDisk, TakenFolder, ma
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 YEAR_NS = 365 * 86_400 * 10**9
 BLOCK = 8192
 

@@ -15,6 +15,8 @@ from test_server_process import Process
 
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
+pytestmark = pytest.mark.real_time
+
 NUM_KILLS = int(os.environ.get("KVFERRY_KILLS", "4"))
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}

@@ -11,6 +11,8 @@ from tenancy import Tenancy
 from remote_server.store.disk.pool import NUM_THREADS, Batch, Job, Priority, ThreadPool, Threads
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 BLOCK = 8192
 
 

@@ -18,6 +18,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 LIST = read_list(["tcp://a:1", "tcp://b:1"])
 A, B = LIST.members
 

@@ -11,6 +11,8 @@ from remote_server.client.cache_client import ABSENT_SO_FAR
 from remote_server.fleet.fleet import Fleet
 from remote_server.protocol import KeyState, PutOutcome
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["fleet_fixtures"]
 
 READABLE, ABSENT = KeyState.READABLE, KeyState.ABSENT

@@ -18,6 +18,8 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.fleet.placement import homes
 from remote_server.keys import make_keys
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["fleet_fixtures"]
 
 PROMPTS = [Prompt(seed, 8192) for seed in range(8)]

@@ -12,6 +12,8 @@ from remote_server.fleet.membership import PREVIOUS_LIST_S
 from remote_server.fleet.server_list import WatchedList, read_list
 from remote_server.protocol import PutOutcome
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["fleet_fixtures"]
 
 PROMPTS = [Prompt(seed, 16_384) for seed in range(8)]

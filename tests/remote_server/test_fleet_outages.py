@@ -17,6 +17,8 @@ from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
 from remote_server.protocol import Found, KeyState
 
+pytestmark = pytest.mark.real_time
+
 PROMPTS = [Prompt(seed, 8192) for seed in range(16)]
 DEADLINE_S = 0.25
 

@@ -39,6 +39,8 @@ from remote_server.protocol import (
     Touch,
 )
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["fuzzing"]
 
 lies = st.lists(

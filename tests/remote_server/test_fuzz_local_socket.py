@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from typing import NamedTuple
 
+import pytest
 import zmq
 from descriptors import memfd, open_fds
 from fake_server import eventually
@@ -19,6 +20,8 @@ from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.server.shm_endpoint import MAX_PENDING, LocalSocket
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
+
+pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["fuzzing"]
 

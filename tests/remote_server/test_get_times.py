@@ -18,6 +18,8 @@ from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 

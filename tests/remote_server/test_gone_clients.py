@@ -13,6 +13,8 @@ from wire_peer import Peer, SharedPeer
 from remote_server.protocol import Stats
 from remote_server.server.server import Server
 
+pytestmark = pytest.mark.real_time
+
 NUM_FIRST, NUM_MORE = 12, 25
 """A key remembers ten of the connections that get it."""
 

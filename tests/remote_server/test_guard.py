@@ -25,6 +25,8 @@ from remote_server.store.disk.pool import Priority
 from remote_server.turns import MANY_FAILURES, Guard
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 
 class Broken:
     """Put in the place of a method: raises `times` times, and does what it should from then on."""

@@ -30,6 +30,8 @@ from remote_server.protocol import (
 from remote_server.server.intake import HEARTBEAT_INTERVAL_MS
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 BLOCK_BYTES = 65_536
 SMALL = 65_000  # in slots of 65,024 bytes: no two blocks are neighbours
 NUM_BLOCKS = 700

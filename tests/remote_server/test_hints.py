@@ -13,6 +13,8 @@ from remote_server.store.eviction.hazard import MARKS, TURNS, class_of
 from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO, NO_HINT, Trust, mark_of
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 YES, NEVER = Hint(True), Hint(False)
 
 

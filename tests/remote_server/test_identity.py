@@ -12,6 +12,8 @@ from remote_server.server.identity import LOAD_S, MOST_NAMES, default_name
 from remote_server.store.use_times import MOST_MOMENTS, UseTimes
 from remote_server.values import KiB
 
+pytestmark = pytest.mark.real_time
+
 FLEET = "0123456789abcdef"
 BLOCK_BYTES = 16 * KiB
 

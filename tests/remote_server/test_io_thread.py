@@ -30,6 +30,8 @@ from remote_server.client.put import PutTransfer
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Get, Lookup, Put
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 

@@ -13,6 +13,8 @@ from remote_server.client.lane_link import LaneLink
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import Get, Put
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, CORRUPT, UNAVAILABLE = GetOutcome.HIT, GetOutcome.CORRUPT, GetOutcome.UNAVAILABLE

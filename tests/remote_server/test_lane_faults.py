@@ -10,6 +10,8 @@ from wire_peer import block
 
 from remote_server.protocol import Blocks, Got
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["lane_fixtures"]
 
 LENGTH = 40

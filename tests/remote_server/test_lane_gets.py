@@ -23,6 +23,8 @@ from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Blocks, Get, OpenLane, Put
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 HIT, LATE, MISS = GetOutcome.HIT, GetOutcome.LATE, GetOutcome.MISS

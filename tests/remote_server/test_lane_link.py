@@ -25,6 +25,8 @@ from remote_server.client import ClientConfig, GetOutcome, lane_link, lane_openi
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import MAX_LANES, Get, OpenLane, Put
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 NO_LANES = "no lanes, so blocks go over ZeroMQ"

@@ -17,6 +17,8 @@ from remote_server.server.lanes import LANES_PER_CONNECTION
 from remote_server.server.server import Server
 from remote_server.values import lanes_address, lanes_beside
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["lane_fixtures"]
 
 assert tenancy

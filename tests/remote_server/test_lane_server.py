@@ -14,6 +14,8 @@ from remote_server.protocol import Error
 from remote_server.server.lane_listener import MAGIC, PREAMBLE, VERSION
 from remote_server.server.lane_offer import num_threads
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["lane_fixtures"]
 
 

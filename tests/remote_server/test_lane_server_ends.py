@@ -12,6 +12,8 @@ from remote_server.server import copier, lane_listener, lane_transfers
 from remote_server.server import lanes as lanes_module
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["lane_fixtures"]
 
 LENGTH = 512 * KiB  # twenty are more than the kernel takes of one connection

@@ -22,6 +22,8 @@ from remote_server.store import gets
 from remote_server.turns import Steps, to_end
 from remote_server.values import LanesAddress
 
+pytestmark = pytest.mark.real_time
+
 CLIENT = b"client"
 LENGTH = 4096
 ALL = range(6)  # three parts of two keys

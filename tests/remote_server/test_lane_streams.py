@@ -16,6 +16,8 @@ from remote_server.server.lane_transfers import FIRST_BYTES, MOST_BYTES
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["lane_fixtures"]
 
 

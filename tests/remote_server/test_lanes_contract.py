@@ -24,6 +24,8 @@ from mover_helpers import until
 
 from remote_server.native import LaneJob, LaneKind
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
 KiB, MiB = 1 << 10, 1 << 20

@@ -26,6 +26,8 @@ from remote_server.errors import LaneBroken, MoverClosed
 from remote_server.native import make_lanes
 from remote_server.native.lanes import NativeLanes
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
 MiB = 1 << 20

@@ -27,6 +27,8 @@ from tls_helpers import secured_end
 from remote_server.errors import MoverClosed
 from remote_server.native import make_lanes
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
 KiB, MiB = 1 << 10, 1 << 20

@@ -23,6 +23,8 @@ from remote_server.server.server import Server
 from remote_server.shm import mapping, region
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 GOOD = protocol.encode_local(Attach(protocol=2, client="test", region_bytes=REGION_BYTES))
 
 

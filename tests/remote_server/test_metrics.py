@@ -30,7 +30,7 @@ from remote_server.server.metrics import (
 from remote_server.server.snapshot import Held
 from remote_server.store.bucket.objects import Failure
 
-pytestmark = pytest.mark.usefixtures("no_old_answers")
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DASHBOARD = REPOSITORY / "examples" / "grafana" / "kvferry.json"

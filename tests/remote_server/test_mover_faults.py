@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from mover_helpers import need_library
 
+pytestmark = pytest.mark.real_time
+
 SCENE = """
     import ctypes, errno, faulthandler, mmap, os, signal, sys, tempfile, threading
     from mover_helpers import Endless, Memory, copies, is_readable, reaped, submitted, until

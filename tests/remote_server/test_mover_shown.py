@@ -13,6 +13,8 @@ from server_process import PATIENCE_S
 from remote_server.cli.__main__ import main
 from remote_server.native.mover import what_moves
 
+pytestmark = pytest.mark.real_time
+
 COMMAND = [sys.executable, "-m", "remote_server", "--memory", "16MiB", "--bind", "tcp://127.0.0.1:*",
            "--admin", "http://127.0.0.1:*"]  # fmt: skip
 

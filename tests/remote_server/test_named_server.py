@@ -15,6 +15,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 NAMESPACE, BLOCK_BYTES, TOKENS = "ns", 4096, 512
 KEYS = [b"row %d" % number for number in range(10)]
 CHAIN = [Stretch(len(KEYS), 0, 0, TOKENS)]

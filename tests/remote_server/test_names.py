@@ -39,6 +39,8 @@ from remote_server.protocol import (
     Welcome,
 )
 
+pytestmark = pytest.mark.real_time
+
 EVIL = ["\x1b[2J", "\r", "\n", "\0", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u200f", "\u200b",
         "\u2028", "\u2029", "\ufeff", "\u00ad"]  # fmt: skip
 ALL_EVIL = "".join(EVIL)

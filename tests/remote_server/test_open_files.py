@@ -24,6 +24,8 @@ from remote_server.protocol import Attach, NotAttached
 from remote_server.server.shm_endpoint import BACKLOG
 from remote_server.values import GiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 SERVE = [sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*", "--memory", "16MiB",
          "--admin", "off"]  # fmt: skip
 

@@ -15,6 +15,8 @@ from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end
 
+pytestmark = pytest.mark.real_time
+
 SLAB_BYTES, NUM_SLABS = 4096, 16
 SMALL, LARGE = 512, 2048  # 8 and 2 to a slab
 CAPACITY = NUM_SLABS * SLAB_BYTES // SMALL

@@ -17,6 +17,8 @@ from remote_server.client.session import OTHER_PROTOCOL_RETRY_S, Standing
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import Attach, Hello, NotAttached, Stats
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 UPGRADE_CLIENT = "the server speaks protocol 2, the client protocol 1: upgrade the client"

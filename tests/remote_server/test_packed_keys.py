@@ -19,6 +19,8 @@ from remote_server.client.channel import check_keys
 from remote_server.errors import LocalProtocolError, RemoteProtocolError
 from remote_server.protocol import Found, Get, Hello, Keep, Lookup, Put, Touch, Verify
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 DOCUMENT = (Path(remote_server.__file__).parent / "PROTOCOL.md").read_text()

@@ -15,6 +15,8 @@ from wire_peer import Peer
 from examples import lane_client
 from examples.lane_client import LaneClient
 
+pytestmark = pytest.mark.real_time
+
 
 class PlainClient:
     def __init__(self, endpoint: str) -> None:

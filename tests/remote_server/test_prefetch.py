@@ -15,6 +15,8 @@ from remote_server.server import loop_calls as prefetch
 from remote_server.server.loop_calls import MAX_PREFETCHES
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 HALF = IN_MEMORY // prefetch.SHARE_OF_MEMORY
 NOTHING = {"in_memory": 0, "read": 0, "absent": 0, "no_room": 0, "coming": 0}
 

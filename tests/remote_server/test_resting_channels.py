@@ -10,6 +10,8 @@ from fake_server import PATIENCE_S
 from remote_server.client.channel import Channel
 from remote_server.client.remote_client import RemoteClient
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 LOOKUPS = 50

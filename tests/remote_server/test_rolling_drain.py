@@ -17,6 +17,8 @@ from wire_peer import Peer
 
 from examples.processes import free_port
 
+pytestmark = pytest.mark.real_time
+
 SERVERS = range(3)
 DRAINED = 1
 WHOLE_PACKS = ROWS // 8 * 8

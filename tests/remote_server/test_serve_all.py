@@ -23,6 +23,8 @@ from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import read_list
 from remote_server.server.config import ServerConfig
 
+pytestmark = pytest.mark.real_time
+
 FLEET = Path(__file__).parents[2] / "examples" / "fleet" / "fleet.toml"
 
 

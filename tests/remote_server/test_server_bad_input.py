@@ -10,6 +10,8 @@ from wire_peer import BLOCK_BYTES, block, key
 from remote_server import protocol
 from remote_server.protocol import Error, Found, Get, Hello, Lookup, Put
 
+pytestmark = pytest.mark.real_time
+
 
 def error_for(peer, *frames: bytes) -> Error:
     peer.socket.send_multipart(frames)

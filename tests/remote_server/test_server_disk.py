@@ -17,6 +17,8 @@ from remote_server.store.policies import WriteBudget
 from remote_server.store.write_behind import WriteBehind
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 FULL = 16 * 14  # blocks in 16 MiB of disk
 
 

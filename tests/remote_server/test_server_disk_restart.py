@@ -3,6 +3,7 @@
 import signal
 import threading
 
+import pytest
 from disk_server import LENGTH, put_all, small_server
 from test_server_process import Process, fails_with
 from wire_peer import Peer, block, key
@@ -10,6 +11,8 @@ from wire_peer import Peer, block, key
 from remote_server.protocol import Error, Get, Got, TierShare
 from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
+
+pytestmark = pytest.mark.real_time
 
 
 def test_a_namespace_found_on_disk_is_listed_before_anybody_says_hello(tmp_path, context):

@@ -26,6 +26,8 @@ from remote_server.server.server import Server
 from remote_server.store.disk.pool import Threads
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def one_disk_thread(monkeypatch):

@@ -11,6 +11,8 @@ from remote_server.server.server import Server
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def clock():

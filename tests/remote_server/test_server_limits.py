@@ -20,6 +20,8 @@ from remote_server.store import tier_stack
 from remote_server.turns import to_end
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 assert tenancy
 
 ABSENT, READABLE = bytes([0]), bytes([2])

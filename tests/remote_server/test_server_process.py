@@ -13,6 +13,8 @@ from wire_peer import Peer, block
 import remote_server
 from remote_server.protocol import Blocks
 
+pytestmark = pytest.mark.real_time
+
 COMMAND = [sys.executable, "-m", "remote_server", "--admin", "off"]
 FREE_PORT = ["--bind", "tcp://127.0.0.1:*"]
 

@@ -14,6 +14,8 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 EMPTY_AND_MORE, EMPTY_AND_LAST = b"\x01\x00", b"\x00\x00"
 
 READABLE = bytes([2])

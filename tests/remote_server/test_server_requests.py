@@ -20,6 +20,8 @@ from remote_server.protocol import (
     Welcome,
 )
 
+pytestmark = pytest.mark.real_time
+
 ABSENT, PENDING, READABLE = KeyState
 
 

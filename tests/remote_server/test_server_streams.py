@@ -13,6 +13,8 @@ from remote_server.server import server as server_module
 from remote_server.server.config import ServerConfig
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 LENGTH = 1 << 18  # large enough to travel alone: many messages from few bytes
 
 

@@ -38,6 +38,8 @@ from remote_server.server.server import Server
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 assert tenancy
 
 NUM_KEYS = protocol.MAX_KEYS_PER_MESSAGE

@@ -13,6 +13,8 @@ from remote_server.server.server import Server
 from remote_server.store.slabs import Block
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def idle_server() -> Iterator[Server]:

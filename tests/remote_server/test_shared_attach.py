@@ -34,6 +34,8 @@ from remote_server.server.server import Server
 from remote_server.shm import mapping
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 

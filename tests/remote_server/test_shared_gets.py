@@ -26,6 +26,8 @@ from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Get, Lookup, Release, Touched, Verify
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 HIT, MISS, CORRUPT, LATE, UNAVAILABLE = (

@@ -17,6 +17,8 @@ from remote_server.shm.mapping import has_no_hole, has_pages, map_read_only, unm
 from remote_server.shm.region import Region
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 REGION = 256 * MiB
 PAGE = mmap.PAGESIZE
 

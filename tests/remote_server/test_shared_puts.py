@@ -12,6 +12,8 @@ from remote_server import protocol
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.protocol import MAX_TICKETS, Put, PutOutcome
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 

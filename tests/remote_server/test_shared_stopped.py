@@ -21,6 +21,8 @@ from remote_server.server.leases import LEASE_MS
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["client_fixtures"]
 
 CHILD = Path(__file__).with_name("stopped_child.py")

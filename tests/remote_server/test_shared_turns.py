@@ -4,11 +4,15 @@ import time
 from math import inf
 from types import SimpleNamespace
 
+import pytest
+
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.client.loop import Loop
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
+
+pytestmark = pytest.mark.real_time
 
 BLOCK_BYTES = 64 << 10
 NUM_BLOCKS = 64

@@ -15,6 +15,8 @@ from remote_server.store import gets
 from remote_server.store.gets import Found, Pinned
 from remote_server.turns import parts, to_end
 
+pytestmark = pytest.mark.real_time
+
 NUM_BLOCKS = 20
 """Four more than memory holds."""
 

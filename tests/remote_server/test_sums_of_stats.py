@@ -3,6 +3,7 @@ server shows of its engines' lists."""
 
 from collections.abc import Mapping
 
+import pytest
 from fake_server import eventually
 from fleet_scene import Scene
 from metrics_helpers import a_snapshot
@@ -12,6 +13,8 @@ from remote_server.admin.exposition import families
 from remote_server.cli.stats_lines import contents
 from remote_server.cli.sums import sum_of
 from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
+
+pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["fleet_fixtures"]
 

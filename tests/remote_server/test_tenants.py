@@ -31,6 +31,8 @@ from remote_server.server.server import Server
 from remote_server.server.tenant import namespaces_named
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 assert tenancy
 
 ABSENT, READABLE = bytes([0]), bytes([2])

@@ -19,7 +19,10 @@ from remote_server.native import why_no_tls
 
 pytest_plugins = ["client_fixtures"]
 
-pytestmark = pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none")
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none"),
+]
 
 assert tenancy
 

@@ -16,9 +16,12 @@ from remote_server.client.lane_opening import why_slow
 from remote_server.keys import make_keys
 from remote_server.native import why_no_tls
 
-pytestmark = pytest.mark.skipif(
-    bool(why_slow() or why_no_tls()), reason=why_slow() or why_no_tls() or "none"
-)
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(
+        bool(why_slow() or why_no_tls()), reason=why_slow() or why_no_tls() or "none"
+    ),
+]
 
 
 @pytest.fixture

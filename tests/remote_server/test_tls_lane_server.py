@@ -20,7 +20,10 @@ from remote_server.server.server import Server
 
 pytest_plugins = ["lane_fixtures"]
 
-pytestmark = pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none")
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none"),
+]
 
 assert tenancy
 

@@ -14,7 +14,10 @@ from remote_server.native import make_tls_context, why_no_tls
 
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
-pytestmark = pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none")
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(bool(why_no_tls()), reason=why_no_tls() or "none"),
+]
 
 KiB = 1 << 10
 

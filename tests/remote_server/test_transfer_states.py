@@ -26,6 +26,8 @@ from remote_server.store.policies import Admission
 from remote_server.store.write_behind import Below
 from remote_server.turns import Steps, to_end
 
+pytestmark = pytest.mark.real_time
+
 CLIENT = b"client"
 LENGTH = 4096
 TOKEN = 7

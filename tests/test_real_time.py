@@ -1,0 +1,97 @@
+"""Repeated runs: what is repeated, how often, beside what, and where it is reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+from real_time import FLAKY_JSON
+
+pytest_plugins = ["pytester"]
+
+FAILS = """
+import pathlib, pytest
+
+def fails(times):
+    runs = pathlib.Path("runs.txt")
+    with runs.open("a") as file:
+        file.write(".")
+    assert len(runs.read_text()) > times, "too soon"
+"""
+
+MARKED = "@pytest.mark.real_time\n"
+
+MEETING = """
+import pathlib, pytest, time
+
+def comes(name, tries):
+    for _ in range(tries):
+        if pathlib.Path(name).exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+@pytest.mark.real_time
+def test_repeated():
+    first = pathlib.Path("first")
+    if not first.exists():
+        assert comes("other-runs", 3000)
+        first.touch()
+        pytest.fail("the first time")
+    pathlib.Path("repeated-runs").touch()
+"""
+
+OTHER = """
+import pathlib
+from test_meeting import comes
+
+def test_other():
+    pathlib.Path("other-runs").touch()
+    assert comes("first", 3000)
+    assert not comes("repeated-runs", 50), "both ran at once"
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """An empty project with the plugin and the options that it reads."""
+    tests = Path(__file__).parent
+    pytester.makeini("[pytest]\nmarkers =\n    real_time: x\n")
+    pytester.makeconftest(
+        f"import sys; sys.path.insert(0, {str(tests)!r})\n"
+        "pytest_plugins = ['real_time']\n"
+        "def pytest_addoption(parser): parser.addoption('--seed', type=int, default=20)\n"
+    )
+    return pytester
+
+
+def test_a_marked_test_is_repeated_and_reported(project: pytest.Pytester) -> None:
+    project.makepyfile(FAILS + MARKED + "def test_one(): fails(2)")
+    result = project.runpytest_subprocess("--seed=7")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["flaky: 1", "  *::test_one (seed 7, failed 2 of 3): AssertionError: too soon"]
+    )
+    [row] = json.loads((project.path / FLAKY_JSON).read_text())
+    assert row["test"].endswith("::test_one") and row["seed"] == 7
+    assert len(row["failures"]) == 2 and "too soon" in row["failures"][0]
+
+
+def test_the_third_failure_counts(project: pytest.Pytester) -> None:
+    project.makepyfile(FAILS + MARKED + "def test_one(): fails(3)")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["flaky: 0"])
+    assert json.loads((project.path / FLAKY_JSON).read_text()) == []
+
+
+def test_without_the_mark_the_first_failure_counts(project: pytest.Pytester) -> None:
+    project.makepyfile(FAILS + "def test_one(): fails(1)")
+    project.runpytest_subprocess().assert_outcomes(failed=1)
+    assert (project.path / "runs.txt").read_text() == "."
+
+
+def test_a_repeated_test_runs_alone(project: pytest.Pytester) -> None:
+    project.makepyfile(test_meeting=MEETING, test_other=OTHER)
+    result = project.runpytest_subprocess("-n2", "--dist=loadfile")
+    assert result.ret == 0, result.stdout.str()
+    result.stdout.fnmatch_lines(["flaky: 1"])
