@@ -34,11 +34,12 @@ format: $(READY) ## repair findings of `check` where possible
 test: $(READY) ## all tests but the longest, three processes at a time; with ARGS="-k word" in one
 	$(PYTHON_VENV) $(if $(ARGS),-m pytest $(ARGS),.ci/test.py)
 
-DATA_PATH := copier channel_conformance client_landing client_transports disk_tier integrity \
-	server_shared server_streams shared_gets shared_puts tier_conformance
+DATA_PATH := client/test_channel_conformance client/test_client_landing client/test_client_transports \
+	client/test_integrity disk/test_disk_tier server/test_copier server/test_server_streams \
+	shm/test_server_shared shm/test_shared_gets shm/test_shared_puts store/test_tier_conformance
 
 test-python: $(READY) ## tests of the data path as on a host without a C compiler: half a minute
-	KVFERRY_MOVER=python $(PYTHON_VENV) -m pytest $(DATA_PATH:%=tests/remote_server/test_%.py) $(ARGS)
+	KVFERRY_MOVER=python $(PYTHON_VENV) -m pytest $(DATA_PATH:%=tests/remote_server/%.py) $(ARGS)
 
 whole: $(READY) ## all tests on real engines, also those that `test` omits: two thirds of an hour
 	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
@@ -50,7 +51,7 @@ $(AZURITE):
 	npm install --no-audit --no-fund --prefix .peers/azurite azurite@3
 
 test-azure: $(READY) $(AZURITE) ## the bucket over Azure Blob; installs its emulator, Azurite, with npm
-	$(PYTHON_VENV) -m pytest tests/remote_server/test_bucket.py tests/remote_server/test_bucket_s3.py -k azure $(ARGS)
+	$(PYTHON_VENV) -m pytest tests/remote_server/bucket/test_bucket.py tests/remote_server/bucket/test_bucket_s3.py -k azure $(ARGS)
 
 MINUTES := 10
 

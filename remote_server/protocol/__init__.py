@@ -2,8 +2,8 @@
 
 A message is a list of ZeroMQ frames: `MAGIC`, a MessagePack header, then payload frames of raw
 block bytes. The header is a map whose `type` names one of the structs below. PROTOCOL.md specifies
-the same for clients in other languages; the golden bytes in `tests/remote_server/test_protocol.py`
-keep both equal.
+the same for clients in other languages; the golden bytes in
+`tests/remote_server/protocol/test_protocol.py` keep both equal.
 
 Client and server share these files: `limits`, `messages` and `codec`.
 """

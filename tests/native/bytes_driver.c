@@ -4,7 +4,7 @@
  *         tests/native/bytes_driver.c remote_server/native/{xxh3,copy,stripes*}.c -o bytes_driver && ./bytes_driver
  *
  * Every instruction set must give the digests of plain C, in one piece, whatever the alignment and the cuts;
- * tests/remote_server/test_native_bytes.py compares those with another implementation. Exits with 1 at a difference. */
+ * tests/remote_server/native/test_native_bytes.py compares those with another implementation. Exits with 1 at a difference. */
 
 #define _POSIX_C_SOURCE 200112L
 

@@ -335,7 +335,7 @@ def test_memory_that_is_lost_under_a_read_or_a_write_fails_it_and_nothing_else(d
 
 def test_a_process_that_is_stopped_amid_its_jobs_goes_on_with_the_right_bytes(tmp_path):
     rng = random.Random(3)
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE.parents[2]}"}
     with subprocess.Popen(
         [sys.executable, str(HERE / "disk_mixer.py"), str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,

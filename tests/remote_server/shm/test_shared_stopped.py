@@ -50,8 +50,7 @@ class Child:
     """The process to be stopped."""
 
     def __init__(self, what: str, server: Server, num_keys: int = 0) -> None:
-        repository = CHILD.parent.parent.parent
-        path = os.pathsep.join([str(repository), str(CHILD.parent)])
+        path = os.pathsep.join(str(CHILD.parents[level]) for level in (3, 1))
         self._process = subprocess.Popen(
             [sys.executable, str(CHILD), what, server.endpoint, str(LENGTH), str(num_keys)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

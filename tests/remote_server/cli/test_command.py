@@ -20,7 +20,7 @@ from remote_server.store import namespaces
 pytestmark = pytest.mark.real_time
 
 FACTS = {"model": "m", "dtype": "bfloat16", "hash_algo": "sha256", "hash_seed": "0"}
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 NOBODY = "tcp://127.0.0.1:1"
 
 
@@ -301,7 +301,7 @@ def test_the_script_is_what_the_distribution_installs():
 
 
 def test_the_readme_and_the_commands_know_each_other():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
     blocks = "".join(re.findall(r"^```$(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
     named = set(re.findall(r"^kvferry ([a-z]+)", blocks, re.MULTILINE))
     assert named == COMMANDS.keys()

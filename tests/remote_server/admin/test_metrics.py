@@ -32,7 +32,7 @@ from remote_server.store.bucket.objects import Failure
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 DASHBOARD = REPOSITORY / "examples" / "grafana" / "kvferry.json"
 
 

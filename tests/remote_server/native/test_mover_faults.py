@@ -43,7 +43,7 @@ def run(scene: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCENE) + textwrap.dedent(scene)],
         capture_output=True, text=True, timeout=timeout_s, check=False,
-        env={"PYTHONPATH": ":".join([str(Path(__file__).parents[2]), str(Path(__file__).parent)])},
+        env={"PYTHONPATH": ":".join(str(Path(__file__).parents[level]) for level in (3, 1))},
     )  # fmt: skip
 
 

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.real_time
 
 NUM_KILLS = int(os.environ.get("KVFERRY_KILLS", "4"))
 HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[2])]),
+}
 
 
 def write_until_killed(folder: Path, first: int, num_lines: int) -> int:

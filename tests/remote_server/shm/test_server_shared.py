@@ -450,7 +450,7 @@ time.sleep(60)
 def killed(server):
     """Start a client that does something, and kill it in the middle of that."""
     here = Path(__file__).resolve()
-    path = [str(here.parents[2]), str(here.parent), str(here.parents[1] / "chaos")]
+    path = [str(here.parents[n]) for n in (3, 0, 1)] + [str(here.parents[2] / "chaos")]
 
     def run(act: str) -> None:
         program = CLIENT.format(path=path, endpoint=server.endpoint, act=act)
