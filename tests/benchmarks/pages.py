@@ -1,11 +1,6 @@
-"""For tests of pages: what one would load, and a browser that opens it."""
+"""For tests of pages: what one would load."""
 
-import importlib.util
 from html.parser import HTMLParser
-from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 _BOXES = ("section", "div", "details", "table", "tr", "dl", "nav", "body", "html")
 
@@ -53,16 +48,3 @@ class Parsed(HTMLParser):
             self.unclosed.pop()
         elif tag in _BOXES:
             self.unclosed.append(f"/{tag}")
-
-
-def browser() -> tuple[ModuleType, Path]:
-    """The driver of the tests of the server's page, and a Chromium. Skips where there is none."""
-    driver = Path(__file__).parent.parent / "remote_server" / "browser.py"
-    spec = importlib.util.spec_from_file_location("browser", driver)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    chromium: Path | None = module.find_chromium()
-    if chromium is None:
-        pytest.skip("no Chromium on the PATH, and KVFERRY_CHROMIUM names none")
-    return module, chromium

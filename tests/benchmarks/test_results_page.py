@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import Parsed, browser
+from browser import Browser, chromium_or_skip
+from pages import Parsed
 
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.harness import page, page_tables
@@ -300,8 +301,7 @@ def test_what_is_wrong_in_a_source_is_noted_where_it_stands(all_results: Path, s
 @pytest.mark.parametrize("dark", [False, True])
 async def test_a_browser_shows_it_by_day_and_by_night(all_results: Path, width: int, dark: bool):
     """Letters stand out from the ground, pictures are drawn, and no more than tables scroll."""
-    module, chromium = browser()
-    async with module.Browser(chromium) as opened:
+    async with Browser(chromium_or_skip()) as opened:
         await opened.show(width, 900, dark=dark)
         await opened.open(all_results.as_uri())
         ground, ink = await opened.value(

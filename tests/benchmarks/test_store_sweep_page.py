@@ -1,6 +1,5 @@
 """The command, the emulated storage and the page of the sweep."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -10,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import Browser, chromium_or_skip
 from msgspec import structs
 from store_sweep_points import looked_up
 
@@ -338,18 +338,9 @@ def test_the_page_says_of_each_point_whether_cores_were_to_spare_and_lookups_fla
 
 async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):
     """Letters and ground swap; no request leaves the page; nothing is wider than a phone."""
-    driver = Path(__file__).parent.parent / "remote_server" / "browser.py"
-    if not driver.exists():
-        pytest.skip("no driver of a browser here")
-    spec = importlib.util.spec_from_file_location("browser", driver)
-    assert spec is not None and spec.loader is not None
-    browser = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(browser)
-    if (chromium := browser.find_chromium()) is None:
-        pytest.skip("no Chromium on the PATH, and KVFERRY_CHROMIUM names none")
     colours = """[getComputedStyle(document.body).backgroundColor,
                   getComputedStyle(document.querySelector('svg text')).fill]"""
-    async with browser.Browser(chromium) as opened:
+    async with Browser(chromium_or_skip()) as opened:
         await opened.open(sample_page.as_uri())
         await opened.show(1000, 900)
         by_day = await opened.value(colours)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import pytest
 
 PATIENCE_S = 20.0
 
@@ -23,6 +24,13 @@ def find_chromium() -> Path | None:
     named = os.environ.get("KVFERRY_CHROMIUM")
     found = named or next(filter(None, map(shutil.which, names)), None)
     return Path(found) if found and Path(found).exists() else None
+
+
+def chromium_or_skip() -> Path:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium on the PATH, and KVFERRY_CHROMIUM names none")
+    return chromium
 
 
 class Browser:
