@@ -31,8 +31,8 @@ format: $(READY) ## repair findings of `check` where possible
 	$(PYTHON_VENV) -m ruff check --fix
 	$(PYTHON_VENV) -m ruff format
 
-test: $(READY) ## all tests but the longest, three processes at a time; with ARGS="-k word" in one
-	$(PYTHON_VENV) $(if $(ARGS),-m pytest $(ARGS),.ci/test.py)
+test: $(READY) ## all tests but the longest, one process more than there are cores; ARGS="-k word" in one process
+	$(PYTHON_VENV) -m pytest $(or $(ARGS),-n auto)
 
 DATA_PATH := client/test_channel_conformance client/test_client_landing client/test_client_transports \
 	client/test_integrity disk/test_disk_tier server/test_copier server/test_server_streams \

@@ -1,0 +1,51 @@
+"""How the tests of a parallel run are spread over its workers, and how many workers there are.
+
+A file's tests run in one worker, in their order, so its fixtures are made once. Tests that start
+real engines all run in one worker: they share engines, and two starts at once would take the
+processor from each other. That worker begins with them, since they take longest.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+ENGINES = "engines"
+
+WORKERS_AT_MOST = 8
+"""Each takes a gigabyte at its peak."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, since most tests wait as well as compute."""
+    return min(len(os.sched_getaffinity(0)) + 1, WORKERS_AT_MOST)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # other files' hooks add the mark to whole folders
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=_without_engine)
+
+
+def _without_engine(item: pytest.Item) -> bool:
+    return item.get_closest_marker("engine") is None
+
+
+class ByFile(LoadScopeScheduling):
+    """One unit of work a file, and one for all engines."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return ENGINES if _starts_engines(path) else path
+
+
+def _starts_engines(path: str) -> bool:
+    """By the path alone: the process that schedules has only the names of tests."""
+    return Path(path).parent.name == "engine" or Path(path).name.startswith("test_engine_")
