@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache.replay.flags import EVICTIONS
 from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 
-SMALL = ["--workload", "chat", "--requests", "900", "--capacity", "4GiB,16GiB"]
+SMALL = ["--workload", "chat", "--requests", "250", "--capacity", "2GiB,8GiB"]
 
 
 def refused(capsys, *flags):
@@ -26,7 +26,7 @@ def test_every_policy_is_recorded_and_drawn_and_none_finds_more_than_the_optimum
     flags = ["--eviction", ",".join(EVICTIONS), "--json", f"{record}", "--plot", f"{drawing}"]
     assert trace_benchmark.main([*SMALL, "--replay", "store", *flags]) == 0
     figures = {each["name"]: each["values"] for each in json.loads(record.read_text())["figures"]}
-    rooms = ("4.0 GiB", "16.0 GiB")
+    rooms = ("2.0 GiB", "8.0 GiB")
     assert [*figures] == [f"store: {name}, {room}" for room in rooms for name in EVICTIONS]
     for name, values in figures.items():
         best = figures[f"store: optimum, {name.rpartition(', ')[2]}"]
@@ -44,7 +44,7 @@ def test_every_policy_is_recorded_and_drawn_and_none_finds_more_than_the_optimum
 
 
 def test_a_real_server_beside_the_model_is_equal_to_the_block(capsys):
-    flags = ["--workload", "chat", "--requests", "400", "--capacity", "1GiB"]
+    flags = ["--workload", "chat", "--requests", "150", "--capacity", "1GiB"]
     wire = ["--replay", "wire", "--eviction", "lru,learned,hinted"]
     assert trace_benchmark.main([*flags, *wire]) == 0
     printed = capsys.readouterr().out
