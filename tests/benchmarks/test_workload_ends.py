@@ -1,6 +1,5 @@
 """A run that is ended from outside, and one that is run again: real processes."""
 
-import asyncio
 import json
 import os
 import signal
@@ -45,12 +44,11 @@ def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
     raise AssertionError(f"it ended before it said {word!r}: {process.communicate()}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_or_sigterm_keeps_what_was_measured_and_leaves_no_folder(tmp_path, number):
+def test_sigterm_keeps_what_was_measured_and_leaves_no_folder(tmp_path):
     with begin(tmp_path, "--duration", "600", "--seed", "1") as process:
         wait_for(process, "of the blocks found")
         assert any(path.is_dir() for path in tmp_path.iterdir()), "the disk tier has its folder"
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert "Interrupted: only the results until then" in out and "Traceback" not in error
@@ -59,17 +57,6 @@ def test_ctrl_c_or_sigterm_keeps_what_was_measured_and_leaves_no_folder(tmp_path
     assert written["interrupted"] is True and written["summary"]["total_requests"] > 0
     assert all(line["agrees"] for line in written["accounting"]) and written["accounting"]
     assert written["summary"]["elapsed_s"] < 500
-
-
-def test_ctrl_c_while_documents_are_stored_ends_the_run_in_order_too(tmp_path):
-    more = ["--duration", "600", "--enable-rag", "--rag-num-docs", "3000"]
-    with begin(tmp_path, *more) as process:
-        wait_for(process, "storing documents")
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in error
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    assert json.loads((tmp_path / "run.json").read_text())["summary"]["total_requests"] == 0
 
 
 def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys, monkeypatch):
@@ -82,34 +69,6 @@ def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys,
     said = capsys.readouterr().err
     assert said.startswith("interrupted") and "no result is written" in said
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_second_signal_is_as_ever():
-    class Stopped:
-        stopped = interrupted = False
-
-        def stop(self) -> None:
-            self.stopped = True
-
-    came: list[int] = []
-    it = Stopped()
-
-    async def signalled_twice() -> None:
-        with run._stopped_by_signals(it, it):
-            os.kill(os.getpid(), signal.SIGTERM)
-            while not it.stopped:
-                await asyncio.sleep(0)
-            assert it.interrupted and came == []
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert came == [signal.SIGTERM]
-
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    try:
-        asyncio.run(signalled_twice())
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert came == [signal.SIGTERM] * 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def digests(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str, str]:
@@ -136,17 +95,6 @@ def test_a_seed_asks_for_the_same_again_and_another_for_something_else(
     assert other[0] == other[1] != drawn[0]
 
 
-def test_no_samples_are_written_where_none_are_wanted(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
-    digests(tmp_path, capsys, "--no-samples")
-    written = json.loads((tmp_path / "run.json").read_text())
-    assert written["samples"] is None and written["summary"]["total_requests"] > 0
-    words = ["report", str(tmp_path / "run.json"), "--html", str(tmp_path / "page.html")]
-    assert storage_workload.main(words) == 2
-    assert "has no samples to draw" in capsys.readouterr().err
-    assert storage_workload.main(words[:2]) == 0
-
-
 def test_a_json_that_can_no_longer_be_written_costs_neither_the_report_nor_the_reason(
     capsys, monkeypatch
 ):
@@ -156,12 +104,3 @@ def test_a_json_that_can_no_longer_be_written_costs_neither_the_report_nor_the_r
     printed = capsys.readouterr()
     assert "OVERALL PERFORMANCE" in printed.out
     assert printed.err == "not written: [Errno 28] No space left on device\n"
-
-
-def test_a_run_without_stderr_is_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
-    monkeypatch.setattr("benchmarks.storage_workload.progress.LOGGED_EVERY_S", 0.05)
-    monkeypatch.setattr("sys.stderr", None)
-    words = [*QUICK, "--duration", "0.3", "--no-disk", "--output", str(tmp_path / "run.json")]
-    assert storage_workload.main(words) in (0, 1)
-    assert (tmp_path / "run.json").exists()

@@ -57,7 +57,7 @@ def stats_of(endpoint: str) -> StatsReply:
     try:
         while not client.ready:
             time.sleep(0.001)
-        return client.stats(timeout_s=10).result()
+        return client.stats(timeout_s=60).result()
     finally:
         client.close()
 
@@ -74,19 +74,16 @@ async def test_two_runs_on_one_server_do_not_see_each_others_blocks(endpoint: st
         assert len(ours(endpoint)) == 2
 
 
-@pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
-def test_a_run_leaves_nothing_on_the_server_however_it_ends(
-    endpoint: str, ending: type[BaseException] | None
-):
-    try:
+def test_a_run_that_is_interrupted_leaves_nothing_on_the_server(endpoint: str):
+    def interrupted() -> None:
         with wire_to(endpoint) as backend:
             asyncio.run(backend.write(blocks_of(range(50))))
             (name,) = ours(endpoint)
             assert stats_of(endpoint).namespaces[name].share("memory").blocks == 50
-            if ending is not None:
-                raise ending
-    except (ValueError, KeyboardInterrupt):
-        pass
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     found = stats_of(endpoint)
     assert not ours(endpoint)
     assert found.tiers["memory"].blocks == found.tiers["disk"].blocks == 0
@@ -108,12 +105,9 @@ async def test_rows_hold_the_bytes_of_their_keys(endpoint: str, transport: str):
             assert row[:length] == expected
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-async def test_the_books_agree_over_the_wire_while_memory_and_disk_evict(
-    endpoint: str, transport: str
-):
+async def test_the_books_agree_over_the_wire_while_memory_and_disk_evict(endpoint: str):
     draw = Random(7)
-    with wire_to(endpoint, transport) as backend:
+    with wire_to(endpoint) as backend:
         booked = Booked(backend)
 
         async def user() -> None:
@@ -133,28 +127,15 @@ async def test_the_books_agree_over_the_wire_while_memory_and_disk_evict(
     assert lines[0].counted > 500 and lines[1].counted > 500
 
 
-async def test_who_is_cancelled_keeps_its_rows_because_they_may_still_be_read(endpoint: str):
-    with wire_to(endpoint) as backend:
-        await backend.write(blocks_of(range(3)))
-        assert backend._windows.qsize() == wire.NUM_WINDOWS
-        task = asyncio.create_task(backend.write(blocks_of(range(10, 20))))
-        while backend._windows.qsize() == wire.NUM_WINDOWS:
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert backend._windows.qsize() == wire.NUM_WINDOWS - 1
-        assert (await backend.read(blocks_of(range(3)))).blocks == 3
-
-
 def test_a_server_that_cannot_be_used_is_named_with_the_reason(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(wire, "READY_S", 0.3)
+    with pytest.raises(ConfigError, match=f"server: {endpoint} .* does not fit: .* the largest is"):
+        WireBackend(endpoint, 8 * MiB, payload())
+    monkeypatch.setattr(wire, "READY_S", 0.05)
     nowhere = "tcp://127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"server: {nowhere} cannot be used: no connection"):
         wire_to(nowhere)
-    with pytest.raises(ConfigError, match=f"server: {endpoint} .* does not fit: .* the largest is"):
-        WireBackend(endpoint, 8 * MiB, payload())
     assert main(["--server", nowhere, "--model", "tiny-1b", "--gpu-mem-gb", "0"]) == 2
 
 
@@ -178,7 +159,7 @@ async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(
         popen.kill()
         for task in asked:
             with pytest.raises(ServerUnavailable, match=f"{endpoint} went away during the run"):
-                await asyncio.wait_for(task, 20)
+                await asyncio.wait_for(task, 60)
         for again in (backend.read, backend.write):
             with pytest.raises(ServerUnavailable, match="went away"):
                 await again(blocks_of(range(10)))
@@ -186,12 +167,11 @@ async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(
         assert backend.take_behind() == []
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_a_server_that_dies_between_a_lookup_and_its_get_is_an_error_and_no_miss(
-    mortal: Server, transport: str
+    mortal: Server,
 ):
     popen, endpoint = mortal
-    with wire_to(endpoint, transport) as backend:
+    with wire_to(endpoint, "tcp") as backend:
         await backend.write(blocks_of(range(10)))
         get = backend._client.get
 
@@ -202,7 +182,7 @@ async def test_a_server_that_dies_between_a_lookup_and_its_get_is_an_error_and_n
 
         backend._client.get = get_of_nobody
         with pytest.raises(ServerUnavailable, match=f"{endpoint} went away during the run"):
-            await asyncio.wait_for(backend.read(blocks_of(range(10))), 20)
+            await asyncio.wait_for(backend.read(blocks_of(range(10))), 60)
         assert backend._windows.qsize() == wire.NUM_WINDOWS
 
 
@@ -225,9 +205,8 @@ async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mor
             assert backend._windows.qsize() == wire.NUM_WINDOWS, "or others would wait for ever"
 
 
-@pytest.mark.parametrize("arrival", [[], ["--arrival", "fixed", "--request-rate", "200"]])
 def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_failed(
-    mortal: Server, tmp_path: Path, arrival: list[str], monkeypatch: pytest.MonkeyPatch,
+    mortal: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ):  # fmt: skip
     popen, endpoint = mortal
@@ -245,7 +224,7 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     code = main([
         "--server", endpoint, "--model", "tiny-1b", "--num-users", "5", "--duration", "100",
         "--generation-mode", "none", "--bytes-scale", "0.05",
-        "--seed", "1", "--output", str(output), *(arrival or ["--think-scale", "0"]),
+        "--seed", "1", "--output", str(output), "--think-scale", "0",
     ])  # fmt: skip
     gc.collect()  # a task whose error was not retrieved logs it when it is collected
     printed = capsys.readouterr()
@@ -262,30 +241,7 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     assert found["summary"]["elapsed_s"] < 50
 
 
-def test_a_server_that_is_killed_while_documents_are_stored_ends_the_run_as_well(
-    mortal: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
-    popen, endpoint = mortal
-    write = WireBackend.write
-
-    async def kill(self: WireBackend, blocks: Blocks) -> WriteDone:
-        popen.kill()
-        popen.wait()
-        return await write(self, blocks)
-
-    monkeypatch.setattr(WireBackend, "write", kill)
-    output = tmp_path / "run.json"
-    code = main([
-        "--server", endpoint, "--model", "tiny-1b", "--num-users", "2", "--duration", "100",
-        "--enable-rag", "--bytes-scale", "0.05", "--seed", "1", "--output", str(output),
-    ])  # fmt: skip
-    assert code == 1
-    assert "went away during the run" in capsys.readouterr().err
-    assert json.loads(output.read_text())["summary"]["total_requests"] == 0
-
-
-def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_path: Path, capsys):
+def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_path: Path):
     subprocess.run(
         [sys.executable, "-m", "remote_server.keys", str(tmp_path / "keys"), "blue"],
         check=True, capture_output=True,
@@ -298,22 +254,3 @@ def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_pat
         client = tmp_path / "keys" / "client-blue.key"
         assert main([*words, "--server", f"{where}?keys={client}"]) in (0, 1)
         assert json.loads((tmp_path / "run.json").read_text())["summary"]["total_requests"] == 2
-        capsys.readouterr()
-        # Whichever side sees first that the other has no keys ends the handshake, and only a
-        # client that saw it has the reason.
-        for _ in range(5):
-            assert main([*words, "--server", where]) == 2
-            if "the server demands keys" in (said := capsys.readouterr().err):
-                break
-        assert "the server demands keys" in said
-
-
-async def test_how_blocks_have_travelled_is_said_of_blocks_and_not_of_the_beginning(endpoint: str):
-    with wire_to(endpoint, "tcp") as backend:
-        assert backend.transport == "nothing moved"
-        await backend.write(blocks_of(range(2)))
-        assert backend.transport == "tcp"
-    with wire_to(endpoint, "shm") as backend:
-        await backend.write(blocks_of(range(2)))
-        await backend.read(blocks_of(range(2)))
-        assert backend.transport == "shm"
