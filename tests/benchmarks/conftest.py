@@ -29,7 +29,7 @@ def workload_run(tmp_path_factory: pytest.TempPathFactory) -> WorkloadRun:
         "--model", "tiny-1b", "--num-users", "6", "--max-requests", "8",
         "--generation-mode", "none", "--gpu-mem-gb", "0", "--cpu-mem-gb", "0.01",
         "--storage-capacity-gb", "0.2",
-        "--bytes-scale", "0.05", "--think-scale", "0.05", "--seed", "42",
+        "--bytes-scale", "0.05", "--think-scale", "0.02", "--seed", "42", "--duration", "600",
         "--enable-rag", "--rag-num-docs", "2", "--cache-dir", str(folder),
         "--output", str(to.json), "--html", str(to.html),
     ]  # fmt: skip

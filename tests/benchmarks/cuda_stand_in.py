@@ -22,16 +22,15 @@ STREAM = 0x51
 class Driver:
     """`libcuda`, as ctypes shows it."""
 
-    def __init__(self, *, has_batch: bool = True, num_dropped: int = 0) -> None:
+    def __init__(self, *, num_dropped: int = 0) -> None:
         self.queue: list[tuple[int, int, int]] = []
         self.orders: list[int] = []
         """`srcAccessOrder` of each batch."""
         self.num_dropped = num_dropped
         """Copies at the end of each batch that do not happen."""
         self.cuMemcpyAsync = _Function(self._copy)
-        if has_batch:
-            self._batch_call = _BATCH_CALL(self._batch)
-            self.cuGetProcAddress_v2 = self._address_of
+        self._batch_call = _BATCH_CALL(self._batch)
+        self.cuGetProcAddress_v2 = self._address_of
 
     def _copy(self, to: int, of: int, size: int, stream: ctypes.c_void_p) -> int:
         assert stream.value == STREAM

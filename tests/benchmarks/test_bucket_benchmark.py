@@ -1,13 +1,12 @@
 """The benchmark of the bucket, and the sweep with a real store behind its server. Nothing here is
 about speed."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.runner import Skipped, WrongBytes
+from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache import object_stores
 from benchmarks.remote_kv_cache.baseline import bucket_cases
 from benchmarks.remote_kv_cache.baseline import test_bucket_speed as bucket_speed
@@ -92,10 +91,3 @@ def test_a_bucket_and_an_emulated_delay_exclude_each_other(capsys):
     assert sweep(arguments) == 2
     assert "bucket: is read in truth" in capsys.readouterr().err
     assert not [*Path().glob("kvferry-????????")]
-
-
-def test_a_store_without_its_client_is_skipped(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    opening = object_stores.opened("disk", tmp_path)
-    with pytest.raises(Skipped, match="obstore is not installed"), opening:
-        pass

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample, WrongBytes
 from benchmarks.remote_kv_cache.baseline import background_client, blocks, step_results
-from benchmarks.remote_kv_cache.baseline import test_engine_cost as engine_cost
 from benchmarks.remote_kv_cache.baseline.background_client import BackgroundClient, Moved
 from benchmarks.remote_kv_cache.baseline.ferry_client import connect
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer, cost_of_timing
@@ -137,28 +136,6 @@ def test_the_table_judges_steps_against_an_idle_client_and_hooks_against_the_goa
     assert "not significant" in step_results.describe(same)
     assert "0.90 ms, met" in step_results.describe(same)
     assert "<svg" in step_results.chart(same).svg()
-
-
-def test_a_variant_that_failed_is_one_row_that_says_so():
-    failed = Sample(values=[1.0], failed="AssertionError: 3 of 4 still decode")
-    (row,) = step_results.rows_of("small", FULL, failed, trials(1, 0.1))
-    assert row.reason.startswith("FAILED: ")
-    assert step_results.figures_of(FULL, failed, trials(1, 0.1)) == []
-    record = Record("b", "c", rows=[row])
-    assert "still decode" in step_results.describe(record)
-
-
-def test_warm_ups_and_interrupted_trials_are_left_out():
-    made = trials(4, 0.1)
-    sample = Sample(values=[1.0, 1.0], warm_ups=[1.0])
-    assert sample.timed(made) == made[1:3]
-
-
-def test_without_room_for_an_engine_the_row_is_skipped_with_the_reason(tmp_path: Path):
-    file = tmp_path / "a.json"
-    assert engine_cost.main(["--memory", "1MiB", "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text())["rows"]
-    assert row["skipped"].startswith("needs ")
 
 
 @pytest.mark.parametrize("bytes_per_s", [None, 200 << 20])

@@ -7,7 +7,6 @@ from benchmarks.engine.prompts import (
     Expected,
     SharedPrefix,
     check_length,
-    distinct,
     share,
     whole_blocks,
 )
@@ -49,16 +48,6 @@ def test_prompts_share_exactly_their_part_and_nothing_with_other_rounds(rate: fl
         assert len(first.prompt) == shared + 1
     else:
         assert plan.first() == []
-
-
-def test_at_a_full_hit_rate_one_token_is_left_to_compute_and_prompts_may_still_differ_in_it():
-    prompts = SharedPrefix(8, 961, 960, seed=1).requests(1)
-    assert common([list(request.prompt) for request in prompts]) == 960
-
-
-def test_prompts_of_one_batch_and_of_two_seeds_share_no_block():
-    prompts = [request.prompt for seed in (1, 2) for request in distinct(5, 100, seed, 1)]
-    assert len({tuple(prompt[:BLOCK]) for prompt in prompts}) == 10
 
 
 @pytest.mark.parametrize(
@@ -121,14 +110,6 @@ def test_what_the_host_lacks_is_computed_in_the_first_pass_and_got_in_the_second
     assert second.moved["pool_to_server"] == 0
     control = made.expected(Key(cache, SECOND, None))
     assert (sum(control.cached.values()), control.moved["pool_to_server"]) == (0, whole * per_token)
-
-
-def test_both_passes_ask_the_same_prompts_and_the_control_asks_others():
-    made = bench()
-    asked = [made.requests(Key("on", which, 0.5), 2) for which in (FIRST, SECOND)]
-    assert asked[0] == asked[1]
-    _, cold = made.requests(Key("on", SECOND, None), 2)
-    assert common([list(asked[0][1][0].prompt), list(cold[0].prompt)]) < BLOCK
 
 
 def test_the_twelve_rows_come_from_where_the_table_says():

@@ -7,9 +7,8 @@ import pytest
 
 from benchmarks.engine.driver import Answer, Batch, Counters, Span
 from benchmarks.engine.profile import merge, profile, within
-from benchmarks.harness.record import Figure, Record
+from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample
-from benchmarks.remote_kv_cache import test_long_prefill as long_prefill
 from benchmarks.remote_kv_cache import test_swap as swap
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from benchmarks.remote_kv_cache import transfer_in_results as into
@@ -26,9 +25,6 @@ def batch(seconds: float, count: int = 4, cached: dict[str, int] | None = None) 
 def ticks(seconds: float, count: int) -> list[float]:
     """Values a little apart, so that no two are equal."""
     return [seconds * (1 + tick / 1000) for tick in range(count)]
-
-
-# ── profile ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_time_that_several_spans_cover_counts_once():
@@ -49,9 +45,6 @@ def test_a_profile_says_what_was_beside_the_steps_of_the_model_and_what_was_not(
     assert made.overlap == pytest.approx(1 / 3)
     assert "200.0 between steps, of which 1.0 in our hooks and 2.0 in vLLM's" in made.describe()
     assert "33% of it beside computing" in made.describe()
-
-
-# ── transfer_out ─────────────────────────────────────────────────────────────────────────────
 
 
 def transfer_out_record(with_server_s: float) -> tuple[Record, transfer_out.TransferOutBench]:
@@ -89,15 +82,6 @@ def test_the_ratio_is_of_rounds_and_warm_ups_are_left_out():
     assert "between steps" not in text, "a row that is met needs no profile"
 
 
-def test_a_row_below_the_goal_says_why_with_its_profile_and_that_of_no_connector():
-    record, bench = transfer_out_record(1.2)
-    text = transfer_out.describe(record, bench.trials)
-    assert "NOT met" in text
-    why = [line for line in text.splitlines() if "between steps" in line]
-    assert len(why) == 2 and SERVER in why[0] and NONE in why[1]
-    assert "<svg" in transfer_out.chart(record).svg()
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -110,9 +94,6 @@ def test_a_row_below_the_goal_says_why_with_its_profile_and_that_of_no_connector
 def test_the_goal_is_met_or_missed_for_certain_only_when_all_of_the_interval_says_so(values, said):
     named = dict(zip(("ratio", "low", "high"), values, strict=True))
     assert transfer_out.verdict(named) == said
-
-
-# ── transfer_in ──────────────────────────────────────────────────────────────────────────────
 
 
 def transfer_in_record() -> Record:
@@ -163,12 +144,6 @@ def test_the_csv_has_every_point_with_what_was_reached_and_loaded():
     assert float(half["latency p99"]) == pytest.approx(0.25, rel=0.01)
 
 
-def test_a_plot_has_both_passes_of_one_setting_and_no_control():
-    svg = into.chart(transfer_in_record(), "off").svg()
-    assert "first pass" in svg and "second pass" in svg and "50%" in svg
-    assert COLD not in svg
-
-
 def test_a_point_that_failed_has_no_figures_and_its_reason_is_shown():
     record = transfer_in_record()
     failed = Sample(failed="AssertionError: 1 of 2 bytes went server to pool")
@@ -176,50 +151,6 @@ def test_a_point_that_failed_has_no_figures_and_its_reason_is_shown():
     assert into.figures_of(key, failed, [], 1, 32) == []
     record.rows.append(transfer_in_row(key, failed, []))
     assert "FAILED: AssertionError: 1 of 2 bytes went server to pool" in into.describe(record)
-
-
-# ── long_prefill ─────────────────────────────────────────────────────────────────────────────
-
-
-def long_prefill_record(server_s: float) -> Record:
-    record = Record("b", "c")
-    for cache, host_s in (("on", 0.01), ("off", 0.05)):
-        for run in long_prefill.RUNS:
-            key = long_prefill.Key(cache, run, 2)
-            seconds = {"computed": 1.0, "server": server_s}.get(key.level, host_s)
-            made = [batch(value) for value in [5.0, *ticks(seconds, 5)]]
-            record.rows.append(long_prefill.row_of("small", key, Sample([0.0] * 5, [0.0]), made))
-    return record
-
-
-def test_the_twelve_rows_stand_beside_the_sources_and_each_step_has_a_verdict():
-    text = long_prefill.describe(long_prefill_record(0.2), 4)
-    lines = text.splitlines()
-    assert [line.split()[:3] for line in lines[2:14]][3] == ["on,", "4", "server"]
-    assert lines[2].endswith("0.880") and lines[9].endswith("9.26")
-    assert (
-        "answers of 2: engine cache against CPU pool: 5.00x faster; CPU pool against server: "
-        "4.00x faster; server against computed: 5.00x faster" in text
-    )
-
-
-def test_pool_and_server_are_compared_in_the_setting_that_has_both():
-    """The server's runs with the engine's cache on are another engine's, and faster here."""
-    record = long_prefill_record(0.06)
-    for key, row in long_prefill.keys_of(record).items():
-        if (key.cache, key.run) == ("on", 4):
-            row.sample.values[:] = ticks(0.001, 5)
-    (line,) = long_prefill.order(record, 2)
-    assert "CPU pool against server: 1.20x faster" in line
-
-
-def test_levels_that_do_not_differ_are_said_not_to():
-    assert "CPU pool against server: not significant" in long_prefill.describe(
-        long_prefill_record(0.05), 4
-    )
-
-
-# ── swap ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_copy_beside_a_step_is_told_from_one_that_the_model_waited_for():
@@ -231,15 +162,3 @@ def test_a_copy_beside_a_step_is_told_from_one_that_the_model_waited_for():
     assert trial.overlap("store") == pytest.approx(1.0)
     assert trial.overlap("load") == pytest.approx(0.5)
     assert swap.Trial(batch(1.2), Counters()).overlap("load") is None, "a GPU's copies are not seen"
-
-
-def test_swapping_is_compared_with_computing_the_same_blocks():
-    values = {"batch": 1.0, "computing": 0.8, "bytes": 1e6, "plain copy": 0.01}
-    record = Record("b", "c")
-    record.figures = [
-        Figure(f"small: {swap.OUT}", "s", values | {"swap out": 0.02}),
-        Figure(f"small: {swap.IN}", "s", values | {"batch": 0.1, "swap in": 0.04}),
-    ]
-    text = swap.describe(record)
-    assert "computing to swapping out 40:1, to swapping in 20:1" in text
-    assert "computed to swapped in 10.0:1" in text

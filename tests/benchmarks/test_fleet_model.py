@@ -10,7 +10,7 @@ from test_trace_replay import prompts
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_placement as placement_benchmark
-from benchmarks.remote_kv_cache.replay import agent_sessions, trace_file
+from benchmarks.remote_kv_cache.replay import trace_file
 from benchmarks.remote_kv_cache.replay.fleet_model import (
     FleetCounts,
     FleetModel,
@@ -60,9 +60,6 @@ def after(requests: Sequence[Request], fleet: FleetModel) -> FleetCounts:
     return replay(requests, fleet)
 
 
-# ── placement ────────────────────────────────────────────────────────────────────────────
-
-
 def test_runs_double_and_their_anchor_is_their_first_row():
     (request,) = prompts("abcdefghijkl")
     runs = runs_of([request])
@@ -89,27 +86,6 @@ def test_a_row_goes_to_the_home_that_has_the_beginning_of_its_run():
     evenly = fleet_for(requests, "ab", by_anchor, keeps_runs_whole=False)
     after(requests, evenly)
     assert [len(server.memory) for server in evenly.servers.values()] == [3, 3]
-
-
-def test_a_new_run_goes_to_the_home_that_evicts_older_blocks():
-    requests = prompts("ab", "cd", "ef", "gh")
-    fleet = fleet_for(requests, "ab", by_anchor, memory=2)
-    first, second = fleet.servers.values()
-    fleet.set_time(0.0)
-    first.put([b"old", b"er"])
-    second.put([b"new", b"er"])
-    fleet.set_time(60.0)
-    second.get([b"new", b"er"])
-    fleet.set_time(100.0)
-    first.put([b"x"])
-    second.put([b"y"])
-    assert first.memory.evicted_age == 100.0
-    assert second.memory.evicted_age == 40.0
-    fleet.put([key_of(1)])
-    assert fleet.holders(key_of(1)) == ["a"]
-
-
-# ── a server is gone ─────────────────────────────────────────────────────────────────────
 
 
 def test_what_a_lost_server_costs_is_counted_from_its_first_block_on():
@@ -174,9 +150,6 @@ def test_a_server_that_returns_has_lost_what_was_not_on_its_disk(with_disk, tmp_
     assert (counts.reusable == without_limit(requests)) == with_disk
 
 
-# ── the list changes ─────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("ask_previous", [True, False])
 def test_a_join_loses_nothing_while_the_homes_by_the_list_before_are_asked(ask_previous, tmp_path):
     requests = conversations(tmp_path)
@@ -186,28 +159,6 @@ def test_a_join_loses_nothing_while_the_homes_by_the_list_before_are_asked(ask_p
     assert (counts.reusable == without_limit(requests)) == ask_previous
     assert len(fleet.servers["e"].memory) > 0
     assert max(counts.asked[150:]) > max(counts.asked[:150]) or not ask_previous
-
-
-def test_a_server_off_the_list_is_not_asked():
-    requests = prompts("ab", "ab")
-    fleet = fleet_for(requests, "ab", by_anchor)
-    off = {1: lambda each: each.change_list("b", ask_previous=False)}
-    assert replay(requests, fleet, events=off).reusable == 0
-    assert fleet.asked_for(key_of(0)) == ("b",)
-
-
-# ── the workloads and the command ────────────────────────────────────────────────────────
-
-
-def test_sessions_are_equal_for_equal_seeds_and_share_their_system_prompts():
-    sizes = agent_sessions.Sizes(prompts=3, sessions=20)
-    made = agent_sessions.sessions(sizes)
-    assert made == agent_sessions.sessions(sizes)
-    assert made != agent_sessions.sessions(sizes, seed=2)
-    trace_file.check_tree(made)
-    assert all(len(each.blocks) == each.input_tokens // 512 for each in made)
-    assert len({each.blocks[0] for each in made}) == 3
-    assert [each.arrival_s for each in made] == sorted(each.arrival_s for each in made)
 
 
 def test_the_command_prints_and_records_each_number_of_servers(tmp_path, capsys):
@@ -226,18 +177,6 @@ def test_the_command_prints_and_records_each_number_of_servers(tmp_path, capsys)
     assert 0 < four["usable, %"] < figures["chat, head twice: 4 servers"]["usable, %"]
     assert four["found, %"] == four["after a join, %"] == one["found, %"]
     assert four["after a join, new list alone, %"] < four["found, %"]
-
-
-def test_less_room_finds_less(tmp_path, capsys):
-    trace = write(tmp_path / "trace.jsonl", 200)
-    found = []
-    for capacity in ("1GiB", "100GiB"):
-        file = tmp_path / f"{capacity}.json"
-        arguments = ["--trace", str(trace), "--sessions", "0", "--servers", "4",
-                     "--capacity", capacity, "--json", str(file)]  # fmt: skip
-        assert placement_benchmark.main(arguments) == 0
-        found.append(Record.read(file).figures[0].values["found, %"])
-    assert found[0] < found[1]
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):

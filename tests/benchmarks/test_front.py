@@ -16,11 +16,6 @@ MACHINE = {"cores": 2, "memory_gib": 24}
 HERE = Path(__file__).resolve().parent.parent.parent
 
 
-def test_what_is_recorded_elsewhere_asks_its_question_too():
-    assert registry.question_of("examples.stress_test").endswith("worth?")
-    assert registry.question_of("examples.demo") == registry.question_of("gone.away") == ""
-
-
 def test_every_file_that_writes_a_record_is_a_benchmark_with_a_question():
     modules = {one.module for one in registry.find().values()}
     writers = {
@@ -82,27 +77,6 @@ def test_run_hands_over_to_the_module_with_its_own_flags(monkeypatch: pytest.Mon
     assert started == [[*module, *flags], module, [*module, "--trials", "3"]]
 
 
-def test_run_without_a_name_says_what_is_missing(capsys: pytest.CaptureFixture[str]):
-    for arguments in (["run"], []):
-        with pytest.raises(SystemExit, match="2"):
-            main(arguments)
-        assert "required" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", "--help"])
-    assert "NAME" in capsys.readouterr().out
-
-
-def test_run_of_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]):
-    assert main(["run", "nothing"]) == 2
-    assert "test_disk" in capsys.readouterr().err
-
-
-def test_a_folder_without_records_makes_no_page(tmp_path: Path, capsys):
-    assert main(["report", str(tmp_path / "a.html"), "--results", str(tmp_path)]) == 2
-    assert not (tmp_path / "a.html").exists()
-    assert "has no record" in capsys.readouterr().err
-
-
 def test_the_report_says_how_much_is_in_it_and_what_is_not(tmp_path: Path, capsys):
     Record("benchmarks.b", "python -m b", machine=MACHINE).write(tmp_path / "a.json")
     (tmp_path / "b.json").write_text("{}")
@@ -112,12 +86,6 @@ def test_the_report_says_how_much_is_in_it_and_what_is_not(tmp_path: Path, capsy
     assert shown.out == f"{page}: 1 records\n"
     assert shown.err.startswith("left out: ") and "b.json" in shown.err
     assert "python -m b" in page.read_text()
-
-
-def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, capsys):
-    Record("benchmarks.kvbench", "python -m benchmarks.kvbench run").write(tmp_path / "a.json")
-    assert main(["report", "/nowhere/x.html", "--results", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("not written: ")
 
 
 def test_who_stops_reading_gets_no_traceback_and_changes_no_exit_status():

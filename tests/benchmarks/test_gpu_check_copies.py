@@ -6,18 +6,14 @@ import os
 import cuda_stand_in
 import numpy as np
 import pytest
-from cuda_stand_in import ALREADY_REGISTERED, Driver
+from cuda_stand_in import Driver
 
 from benchmarks.gpu_check import copies, layouts, pool_holder, registration
 from benchmarks.gpu_check.device import CPU, find
 from benchmarks.gpu_check.layouts import APART, CROSS_LAYER, TOGETHER, Cache, Shape
 from benchmarks.gpu_check.mapped_pool import MappedPool
 from benchmarks.harness.record import Record, Row
-from benchmarks.harness.runner import Runner, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.device_copies import CudaCopies, HostCopies, Pieces
-from benchmarks.remote_kv_cache.baseline.gpu_swaps import GpuSwaps
-from benchmarks.remote_kv_cache.models import choose
+from benchmarks.harness.runner import Runner
 from kv_connector.pool import offer_sealed_file, pool_path
 
 SMALL = [Shape(64 << 10, 4), Shape(96 << 10, 6)]
@@ -68,35 +64,6 @@ def test_a_copy_that_loses_bytes_is_a_failure_and_no_time(record, small):
             assert row.seconds
 
 
-def test_a_driver_without_the_batched_call_skips_its_rows(record, small):
-    with Runner(1, 0) as runner:
-        copies.measure(cuda_stand_in.gpu(Driver(has_batch=False)), record, runner, small)
-    batched = [row for row in record.rows if copies.BATCHED in row.operation]
-    assert batched and all("older than CUDA 12.8" in row.reason for row in batched)
-    assert runner.num_failed == 0
-
-
-def test_a_shape_for_which_the_gpu_has_no_room_is_skipped(record, small):
-    device = cuda_stand_in.gpu(Driver())
-    device.torch.cuda.mem_get_info = lambda: (1 << 20, 1 << 40)
-    with Runner(1, 0) as runner:
-        copies.measure(device, record, runner, small)
-    assert {row.reason[:22] for row in record.rows} == {"SKIPPED: the GPU has 1"}
-
-
-def test_the_driver_s_errors_are_raised_with_their_number():
-    driver = Driver()
-    driver.cuMemcpyAsync._do = lambda *_: 700
-    driver._batch = lambda *_: 1
-    driver._batch_call = type(driver._batch_call)(driver._batch)
-    one = Pieces(*(np.array([1], np.uint64) for _ in range(3)))
-    cuda = CudaCopies(driver, cuda_stand_in.STREAM, driver.wait)
-    with pytest.raises(RuntimeError, match="cuMemcpyAsync of 1 bytes: error 700"):
-        cuda.one_by_one(one, load=True)
-    with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync of 1 pieces: error 1"):
-        cuda.batched(one, load=True)
-
-
 @pytest.mark.parametrize(("layout", "pieces"), [(CROSS_LAYER, 1), (TOGETHER, 4), (APART, 8)])
 def test_a_row_is_one_layer_after_another_whatever_the_layout(layout, pieces):
     device, shape = find(CPU), Shape(64, 4)
@@ -113,11 +80,6 @@ def test_a_row_is_one_layer_after_another_whatever_the_layout(layout, pieces):
     assert cache.equals(cache.expected(pool))
     cache.poison(0xA5)
     assert not cache.equals(cache.expected(pool))
-
-
-def test_pages_that_do_not_fill_a_row_are_refused():
-    with pytest.raises(ValueError, match="no whole pages"):
-        Cache(find(CPU), APART, Shape(100, 3), np.array([0]), np.array([0]))
 
 
 def test_a_pool_of_another_process_is_locked_and_both_see_each_other_s_bytes(record, small):
@@ -143,14 +105,6 @@ def test_a_pool_that_cannot_be_locked_is_a_failure_that_names_the_code(record, s
     assert record.parameters["page-locked"] is False and runner.num_failed == 2
 
 
-def test_the_code_of_a_second_registration_is_kept():
-    with MappedPool(cuda_stand_in.gpu(Driver()), 1 << 20) as pool:
-        assert not pool.is_pinned()
-        assert pool.lock() and pool.is_pinned() and pool.lock_error is None
-        assert not pool.lock() and pool.lock_error == ALREADY_REGISTERED
-        assert pool.is_locked, "the first registration holds"
-
-
 def test_a_holder_that_ends_at_once_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.executable", "/bin/true")
     with pytest.raises(OSError, match="the process that makes the pool has ended"):
@@ -174,26 +128,3 @@ def test_the_pool_made_without_the_connector_is_as_its_own():
         pool_path(name).unlink()
         os.close(theirs)
         os.close(ours.descriptor)
-
-
-def test_swaps_move_every_block_without_vllm():
-    (model,) = choose("tiny")
-    work = blocks.plan(model, 2, 4)
-    rows = blocks.allocate(work.num_blocks, work.block_bytes)
-    blocks.fill(rows)
-    swaps = GpuSwaps.on_cpu(rows, work, HostCopies())
-    swaps.forget_cache()
-    swaps.swap_in()
-    swaps.verify(work)
-    assert (swaps.host.numpy() == rows).all() and swaps.cache.any()
-    swaps.forget_rows()
-    with pytest.raises(AssertionError, match="differ"):
-        swaps.verify(work)
-    swaps.swap_out()
-    swaps.verify(work)
-    assert (swaps.host.numpy() == rows).all()
-
-
-def test_a_device_that_is_not_here_is_skipped_with_its_reason():
-    with pytest.raises(Skipped, match="finds no GPU"):
-        find("cuda")

@@ -1,11 +1,7 @@
 """The demonstration on a GPU: which steps run where, their verdicts, and the page."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +20,6 @@ from benchmarks.harness.steps import Ended
 from benchmarks.remote_kv_cache import test_transfer_in as transfer_in
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from remote_server.values import GiB
-
-pytestmark = pytest.mark.real_time
 
 BIG = Where(1, False, True, 2000 * GiB)
 NAMES = ["demo", "exactness", "tensor parallelism", "transfer out", "transfer in"]
@@ -66,36 +60,6 @@ def test_a_smaller_host_gets_what_fits_into_it(weights: str):
     stored = prompts * 6.5 * (numbers.trials + 1) * 961 * numbers.shape.bytes_per_token
     assert 0.8 * server < stored <= 0.9 * server, "as many as fit"
     assert num_prompts(10**15) == 1000 and num_prompts(1) == 1
-
-
-@pytest.mark.parametrize(("gpus", "ranks"), [(2, "2"), (3, "2"), (8, "4")])
-def test_tensor_parallelism_uses_as_many_gpus_as_the_model_has_heads(gpus: int, ranks: str):
-    step = by_name(BIG._replace(num_gpus=gpus))["tensor parallelism"]
-    assert [*step.words] == ["examples.demo", "--tensor-parallel", ranks]
-
-
-def test_without_weights_only_the_paper_s_numbers_are_skipped(tmp_path: Path):
-    made = by_name(BIG._replace(model=str(tmp_path)))
-    assert "--model names their folder" in made["transfer in"].why_not
-    assert len(made["transfer out"].words) == 1 and not made["transfer out"].why_not
-
-
-@pytest.mark.parametrize(
-    ("where", "reason"),
-    [
-        (BIG._replace(num_gpus=0), "no GPU: CUDA's driver finds no device"),
-        (BIG._replace(has_vllm=False), "vLLM is not installed in this Python"),
-    ],
-)
-def test_what_is_missing_is_the_reason_of_every_step(where: Where, reason: str):
-    assert {step.why_not for step in steps(where)} == {reason}
-
-
-def test_on_a_cpu_the_same_steps_run_with_small_numbers():
-    made = by_name(BIG._replace(num_gpus=0, on_cpu=True))
-    assert made["tensor parallelism"].why_not == "needs two GPUs"
-    assert "paper" not in [*made["transfer in"].words, *made["transfer out"].words]
-    assert "--trials" in made["transfer in"].words
 
 
 def test_every_command_is_understood_by_its_program(weights: str):
@@ -183,38 +147,21 @@ def test_a_step_is_judged_by_how_it_ends(tmp_path: Path, step: Step, ended: Ende
         assert "the end" in (tmp_path / "page.html").read_text()
 
 
-def test_the_reason_of_a_failure_is_the_line_that_reports_what_is_wrong(tmp_path: Path):
-    programs = Programs()
-    programs.ended, programs.log = Ended(1, 3.0, False), "a\nWRONG  x\nWRONG  y\nLogs: z\n"
-    made = demonstrate(tmp_path, programs, PLAIN)
-    assert made.results[0].verdict.reason == "exit status 1: WRONG  x"
-
-
-def test_rows_that_were_all_skipped_skip_the_step(tmp_path: Path):
-    programs = Programs()
-    programs.record = a_record(Row("m", "engine", 0, Sample(skipped="does not fit")))
-    assert demonstrate(tmp_path, programs, BENCH).results[0].verdict == (SKIPPED, "does not fit")
-    programs.record = a_record(Row("m", "engine", 0, Sample(failed="x")))
-    assert demonstrate(tmp_path, programs, BENCH).results[0].verdict.state == FAILED
-
-
-def test_the_record_of_an_earlier_run_is_not_taken_for_this_one(tmp_path: Path):
-    programs = Programs()
-    demonstrate(tmp_path, programs, BENCH)
-    programs.record = None
-    assert demonstrate(tmp_path, programs, BENCH).results[0].verdict.state == FAILED
-
-
-def test_an_interruption_leaves_the_page_of_what_has_ended(tmp_path: Path):
-    programs = Programs()
-    made = command.Demonstration(
-        [PLAIN, BENCH], BIG, command.begin([], BIG), tmp_path / "steps", tmp_path / "page.html",
-        None, programs.run, lambda line: setattr(programs, "interrupts", "2/2" in line),
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        made.run_all()
-    page = (tmp_path / "page.html").read_text()
-    assert "Interrupted: 1 of 2 steps have ended." in page
+def test_an_interruption_leaves_the_page_of_what_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    programs, page = Programs(), tmp_path / "page.html"
+    demonstration = partial(
+        command.Demonstration,
+        run=programs.run,
+        show=lambda line: setattr(programs, "interrupts", "2/2" in line),
+    )
+    monkeypatch.setattr(command, "Demonstration", demonstration)
+    monkeypatch.setattr(plan, "look", lambda **_: BIG)
+    monkeypatch.setattr(plan, "steps", lambda _: [PLAIN, BENCH])
+    assert command.main(["--page", str(page), "--folder", str(tmp_path / "steps")]) == 130
+    assert "1 of 2 steps have ended" in capsys.readouterr().out
+    assert "Interrupted: 1 of 2 steps have ended." in page.read_text()
 
 
 def test_without_a_gpu_the_command_prints_the_reasons_and_writes_nothing(
@@ -229,35 +176,6 @@ def test_without_a_gpu_the_command_prints_the_reasons_and_writes_nothing(
     for names in ("nothing", "", "demo,,exactness"):
         with pytest.raises(SystemExit, match="2"):
             command.main([*flags, "--only", names])
-
-
-def test_ctrl_c_ends_the_step_and_its_children_and_the_page_is_there(tmp_path: Path):
-    """The whole command, with one step that waits for its end."""
-    module = tmp_path / "waiting.py"
-    module.write_text("import time\nprint('waits', flush=True)\ntime.sleep(60)\n")
-    code = (
-        "import sys\n"
-        "from benchmarks.gpu_demo import __main__ as command, plan\n"
-        "ends = plan.Step('demo', 'q', ['this'])\n"
-        "waits = plan.Step('exactness', 'q', ['waiting'])\n"
-        "plan.steps = lambda where: [ends, waits]\n"
-        "sys.exit(command.main())"
-    )
-    page, folder = tmp_path / "page.html", tmp_path / "steps"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "--page", str(page), "--folder", str(folder)],
-        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    log = folder / "exactness.log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "waits" in log.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "1 of 2 steps have ended" in out and "Interrupted: 1 of 2" in page.read_text()
 
 
 def test_the_verdicts_are_a_record_without_folders_of_the_user(tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kvbench.__main__ import main
-from benchmarks.kvbench.configurations import Configuration, load_configurations
+from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.models import load_models
 from benchmarks.kvbench.plan import plan
 from remote_server.errors import ConfigError
@@ -60,13 +60,6 @@ def test_ten_prompts_fill_630_blocks_and_the_source_counts_625(model):
     assert [batch(10, compatible=compatible) for compatible in (False, True)] == [630, 625]
 
 
-def test_the_dtype_of_the_cache_decides_and_that_of_the_weights_only_in_the_sources_tool():
-    half = Configuration(model_dtype="fp8", kv_dtype="bf16")
-    assert plan(LLAMA_8B, half).block_bytes == 2 * MiB
-    assert plan(LLAMA_8B, half, compatible=True).block_bytes == MiB
-    assert plan(R1, half, compatible=True).block_bytes == 2 * 549 * KiB
-
-
 @pytest.mark.parametrize("pattern", ["block", "layer"])
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (8, 2), (8, 5), (16, 4)])
 def test_whoever_shares_a_model_all_of_it_is_moved_once(pattern, tp, pp):
@@ -81,29 +74,11 @@ def test_every_rank_holds_the_whole_latent_so_it_moves_once_and_uncut():
     assert plan(R1, Configuration(tp=8), compatible=True).block_bytes == 549 * KiB // 8
 
 
-def test_ranks_beyond_the_heads_hold_copies_and_no_head_is_cut():
-    planned = plan(LLAMA_8B, Configuration(tp=16))
-    assert (planned.block_bytes, planned.batch) == (MiB // 8, 63 * 8)
-    assert "16 ranks hold 8 different" in planned.note
-
-
-def test_uneven_stages_are_told():
-    assert "2 or 3 layers" in plan(LLAMA_70B, Configuration(tp=8, pp=32)).note
-    assert plan(LLAMA_70B, Configuration(tp=8, pp=16)).note == ""
-
-
 def test_ranks_that_cannot_share_the_heads_are_refused():
     with pytest.raises(ConfigError, match="3 ranks cannot share 8 KV heads"):
         plan(LLAMA_8B, Configuration(tp=3))
     with pytest.raises(ConfigError, match="33 stages for 32 layers"):
         plan(LLAMA_8B, Configuration(pp=33))
-
-
-def test_twenty_configurations_are_there_and_say_what_their_names_say():
-    known = load_configurations()
-    assert len(known) == 20
-    for name, configuration in known.items():
-        assert name == f"{configuration.pattern}-tp{configuration.tp}-pp{configuration.pp}"
 
 
 def test_files_of_ones_own_are_read_and_mistakes_in_them_named(tmp_path: Path, capsys):
@@ -128,35 +103,3 @@ def test_all_three_formats_say_the_same(capsys):
     assert [{name: str(value) for name, value in plan.items()} for plan in as_json] == as_csv
     assert main([*arguments, "text"]) == 0
     assert "327,680" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["kvcache", "io-size", "io_size"])
-def test_the_sources_names_for_parts_of_a_plan_are_the_plan(name, capsys):
-    arguments = ["--model", "70b", "--num-requests", "10"]
-    assert main([name, *arguments]) == 0
-    shown = capsys.readouterr().out
-    assert main(["plan", "--models", "70b", "--requests", "10"]) == 0
-    assert capsys.readouterr().out == shown
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [("ct-perftest", "six_systems --processes N"), ("sequential_ct_perftest", "--processes N"),
-     ("nixlbench", "run --ways nixl,gds")],
-)  # fmt: skip
-def test_a_command_of_the_source_that_is_not_here_names_what_is(name, instead, capsys):
-    assert main([name, "--backend", "UCX"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"kvbench: there is no {name} here; ") and instead in error
-
-
-def test_the_models_of_the_source_are_planned_together(capsys):
-    assert main(["plan", "--models", "source", "--format", "json"]) == 0
-    plans = {plan["model"]: plan["bytes_per_token"] for plan in json.loads(capsys.readouterr().out)}
-    assert plans == BYTES_PER_TOKEN
-
-
-def test_a_server_that_is_no_address_is_refused_before_anything_is_moved(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--server", "http://127.0.0.1:1"])
-    assert "--server" in capsys.readouterr().err

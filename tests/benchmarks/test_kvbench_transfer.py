@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import threading
 from collections import deque
 from pathlib import Path
 
@@ -94,7 +93,6 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
     rows = {(row["transport"], row["operation"]): row for row in record["rows"]}
     assert {way for way, _ in rows} == {*making.WAYS}
     figures = {(f["transport"], f["name"].split(", ")[1]): f["values"] for f in record["figures"]}
-    interrupted = []  # a busy host took the processor between two stages
     for key, row in rows.items():
         assert "failed" not in row
         if row.get("skipped"):
@@ -105,28 +103,12 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
         stages = sum(values[f"average {stage}"] for stage in Stages._fields)
         wall = 1e6 * sum(row["values"]) / len(row["values"])
         assert stages <= wall * 1.001, key
-        if stages < 0.9 * wall:
-            interrupted.append((key, stages / wall))
         assert values["average per block"] == pytest.approx(wall / 630, rel=1e-4)
-    assert len(interrupted) <= 2, interrupted
     shown = capsys.readouterr().out
     assert "tiny r=10" in shown
-    (headers,) = (line for line in shown.splitlines() if "GiB/s" in line)
     (line,) = (line for line in shown.splitlines() if "  write  memory" in line)
     gb, gib = line.split()[7:9]
-    assert headers.split()[4:6] == ["GB/s", "GiB/s"]
     assert float(gib) == pytest.approx(float(gb) * 1e9 / (1 << 30), rel=0.01)
-
-
-def test_a_profile_has_a_row_for_each_window(tmp_path):
-    record = run(
-        tmp_path, "profile", "--models", "tiny", "--ways", LOCAL, "--trials", "1", "--warm-ups", "0"
-    )
-    assert [row["operation"] for row in record["rows"] if row["transport"] == "memory"] == [
-        f"{direction}, window {window}"
-        for window in (1, 4, 16, 63)
-        for direction in ("write", "read")
-    ]
 
 
 @pytest.mark.parametrize("place", [0, 7, 4000, 16_383])
@@ -152,25 +134,6 @@ def test_a_byte_that_flips_in_the_file_fails_the_row(tmp_path, monkeypatch, caps
     (tmp_path / "record.json").unlink()
     record = run(tmp_path, *arguments, "--no-check")
     assert all(row["seconds"] for row in record["rows"]), "unchecked, nobody notices"
-
-
-def test_a_write_that_writes_nothing_is_not_saved_by_what_an_earlier_one_wrote(
-    tmp_path, monkeypatch
-):
-    write, calls = OneFile._write, []
-    lock = threading.Lock()
-
-    def write_once(self: OneFile, number: int, row: memoryview) -> None:
-        with lock:
-            calls.append(number)
-            again = calls.count(number) > 1 and number == 10
-        if not again:
-            write(self, number, row)
-
-    monkeypatch.setattr(OneFile, "_write", write_once)
-    record = run(tmp_path, "run", "--models", "tiny", "--ways", "file", "--trials", "2", status=1)
-    failed = {row["operation"]: row.get("failed") for row in record["rows"]}
-    assert "block 10: byte" in failed["write"]
 
 
 class Halving(Memory):
@@ -244,21 +207,6 @@ def test_a_read_that_leaves_the_device_as_it_was_is_wrong_bytes(tmp_path, monkey
     assert "WrongBytes: block 0: byte 0" in rows[making.VRAM, "read"].reason
 
 
-def test_the_way_of_gds_is_nixls_over_the_devices_addresses(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "GDS", nixl_ways.POSIX)  # without a GPU there is no GDS backend
-    rows = measured(tmp_path, [making.VRAM_GDS], device="cpu")
-    if (reason := rows[making.VRAM_GDS, "write"].reason).startswith("SKIPPED: cannot import"):
-        pytest.skip(reason)
-    assert all(row.gb_per_s for row in rows.values()), reason
-
-
-def test_without_a_gpu_the_rows_of_its_memory_say_so(tmp_path, monkeypatch):
-    torch = importlib.import_module("torch")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = measured(tmp_path, [making.VRAM, making.VRAM_GDS])
-    assert {row.reason for row in rows.values()} == {"SKIPPED: there is no GPU"}
-
-
 def test_a_running_server_is_measured_and_left_as_it_was(tmp_path, monkeypatch):
     ways = [making.SHM, making.TCP]
     with RemoteServer("128MiB") as server:
@@ -274,10 +222,3 @@ def test_a_running_server_is_measured_and_left_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(ferry_client, "_READY_S", 0.2)
     gone = measured(tmp_path, [making.TCP], server=Target([server.endpoint]))
     assert gone[making.TCP, "read"].reason == "SKIPPED: no connection over tcp within 0.2 s"
-
-
-def test_a_server_with_too_little_room_is_skipped_and_evicts_nothing(tmp_path):
-    with RemoteServer("17MiB") as server:
-        rows = measured(tmp_path, [making.TCP], server=Target([server.endpoint]))
-    reason = rows[making.TCP, "write"].reason
-    assert reason.startswith("SKIPPED: the server has ") and "of memory free" in reason

@@ -1,11 +1,8 @@
 """What the benchmark of a request that finds nothing makes of its times. No engine is started."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks.harness.record import Record, Row
+from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample
 from benchmarks.remote_kv_cache import test_miss_cost as miss_cost
 from benchmarks.remote_kv_cache.test_miss_cost import ANSWER, FIRST, WITH, WITHOUT, Trial
@@ -65,21 +62,3 @@ def test_the_goal_is_met_or_missed_only_when_the_whole_interval_says_so(
     assert cost["low"] <= cost["cost"] <= cost["high"]
     assert with_s < 1.05 or cost["cost"] == pytest.approx(10, abs=1), "dearer is positive"
     assert "<svg" in miss_cost.chart(record).svg()
-
-
-def test_a_case_that_failed_is_one_row_that_says_so_and_nothing_is_compared_with_it():
-    failed = Sample([1.0], failed="AssertionError: something was found")
-    record = Record("b", "c", rows=miss_cost.rows_of("wide", WITH, failed, trials(1, 1.0)))
-    record.rows += miss_cost.rows_of("wide", WITHOUT, Sample([1.0]), trials(1, 1.0))
-    assert [row.reason[:7] for row in record.rows] == ["FAILED:", "", ""]
-    record.figures += miss_cost.figures_of(record)
-    assert [figure.name for figure in record.figures] == []
-    assert "something was found" in miss_cost.describe(record)
-
-
-def test_without_room_for_an_engine_the_row_is_skipped_with_the_reason(tmp_path: Path):
-    file = tmp_path / "a.json"
-    assert miss_cost.main(["--memory", "1MiB", "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text())["rows"]
-    assert row["skipped"].startswith("needs ")
-    assert isinstance(Record.read(file).rows[0], Row)

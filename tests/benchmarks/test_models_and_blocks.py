@@ -5,9 +5,7 @@ import pytest
 
 from benchmarks.harness import machine
 from benchmarks.harness.runner import Skipped, WrongBytes
-from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.small_operations import LARGE, SMALL, work_of
 from benchmarks.remote_kv_cache.models import MODELS, TINY, choose
 
 MiB = 1 << 20
@@ -28,19 +26,6 @@ def test_sizes(model):
     assert (model.bytes_per_token, work.block_bytes, work.num_bytes) == ORACLES[model.name]
     assert model.page_bytes() * model.layers == work.block_bytes
     assert work.num_blocks * blocks.BLOCK_SIZE == 8192
-
-
-def test_small_and_large_blocks_are_what_they_are_called():
-    assert (SMALL.block_bytes(), LARGE.block_bytes()) == (64 << 10, MiB)
-    assert work_of(SMALL, 128 * MiB).num_bytes == work_of(LARGE, 128 * MiB).num_bytes == 128 * MiB
-
-
-def test_the_sources_figures_are_there_for_all_models_and_its_get_is_computed():
-    names = {model.name for model in MODELS}
-    tables = (source_figures.MEMORY_IO, source_figures.ZMQ_TRANSFER, source_figures.SERVER)
-    assert all(set(table) == names for table in tables)
-    deltas = [round(source_figures.SERVER[model.name].delta_get, 1) for model in MODELS]
-    assert deltas == [5.9, 8.0, 8.5, 7.2, 8.3]
 
 
 def test_models_are_chosen_by_parts_of_their_names():
@@ -83,24 +68,9 @@ def test_one_wrong_byte_anywhere_is_found():
         blocks.verify(source, target, work.everything)
 
 
-def test_shared_memory_is_given_back():
-    pools = blocks.shared_pools(4, 4096)
-    region = pools[0].region
-    blocks.fill(pools[1].pool)
-    assert not np.array_equal(pools[0].pool, pools[1].pool)
-    for shared in pools:
-        shared.close()
-        assert shared.pool.size == 0
-    assert region.fd == -1
-
-
 def test_what_does_not_fit_says_so():
     machine.skip_unless_fits(1 * MiB, None)
     with pytest.raises(Skipped, match=r"needs 2.0 MiB, --memory allows 1.0 MiB"):
         machine.skip_unless_fits(2 * MiB, 1 * MiB)
     with pytest.raises(Skipped, match="does not fit"):
         machine.skip_unless_fits(1 << 50, None)
-
-
-def test_a_machine_is_named_by_cores_and_memory_only():
-    assert set(machine.describe()) == {"cores", "memory_gib"}

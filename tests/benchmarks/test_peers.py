@@ -1,6 +1,5 @@
 """Peers: installed into a folder of their own, found there, and never in the way."""
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -58,20 +57,6 @@ def test_what_is_missing_names_the_command_that_installs_it(folder):
     assert peer_folder.python_path("nosuch") == {}
 
 
-def test_a_peer_that_is_there_and_broken_is_skipped_with_the_words_of_its_import(folder):
-    stand_in(folder, "broken", "packages/kvferry_broken.py", "raise OSError('libcudart.so.13')\n")
-    with pytest.raises(Skipped) as reason:
-        peer_folder.package("broken", "kvferry_broken")
-    assert str(reason.value) == "cannot import kvferry_broken: libcudart.so.13"
-
-
-def test_an_installation_that_was_cut_short_is_none(folder):
-    stand_in(folder, "half", "packages/kvferry_half.py", "", whole=False)
-    assert peer_folder.installed("half") is None
-    with pytest.raises(Skipped, match="cannot import kvferry_half"):
-        peer_folder.package("half", "kvferry_half")
-
-
 def test_a_program_runs_with_the_libraries_that_came_with_it(folder, monkeypatch):
     stand_in(folder, "daemon", "root/usr/lib/x86_64-linux-gnu/libx.so", "")
     path = stand_in(folder, "daemon", "root/usr/bin/daemond", "#!/bin/sh\necho v=1.2.3\n")
@@ -83,11 +68,6 @@ def test_a_program_runs_with_the_libraries_that_came_with_it(folder, monkeypatch
     assert peers.run_version("daemond")(folder / "daemon") == "1.2.3"
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
     assert peer_folder.program("daemon", "daemond") == ("/usr/bin/daemond", {})
-
-
-def test_a_program_that_came_in_a_wheel_is_found(folder):
-    path = stand_in(folder, "wheel", "packages/lite/bin/wheeld", "#!/bin/sh\n")
-    assert peer_folder.program("wheel", "wheeld") == (str(path), {})
 
 
 def wheel_stub(monkeypatch: pytest.MonkeyPatch, *broken: str) -> list[str]:
@@ -131,34 +111,6 @@ def test_a_peer_that_does_not_run_leaves_what_was_there_before(tmp_path, monkeyp
     assert (tmp_path / "peer/packages/old.py").exists()
 
 
-def test_debian_packages_come_by_lists_of_their_own_where_the_systems_are_missing(
-    tmp_path, monkeypatch
-):
-    ran: list[list[str]] = []
-
-    def stub(command: list[str], *, cwd: Path | None = None, **_: object) -> str:
-        ran.append(command)
-        if command[:2] == ["apt-get", "download"]:
-            raise CannotInstall("apt-get: E: Unable to locate package daemon")
-        if cwd is not None and "download" in command:
-            (cwd / "daemon_1.0.deb").write_text("")
-        return ""
-
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
-    monkeypatch.setattr(peers, "_run", stub)
-    (tmp_path / "new").mkdir()
-    peers._unpack_debian(("daemon",), tmp_path / "new", tmp_path)
-    assert [f"Dir::State::lists={tmp_path}/.apt/lists" in command for command in ran] == [
-        False, True, True, False
-    ]  # fmt: skip
-    assert ran[-1] == ["dpkg", "-x", str(tmp_path / "new/downloads/daemon_1.0.deb"),
-                       str(tmp_path / "new/root")]  # fmt: skip
-    assert not (tmp_path / "new/downloads").exists()
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(CannotInstall, match="there is no apt-get"):
-        peers._unpack_debian(("daemon",), tmp_path / "new", tmp_path)
-
-
 def test_one_peer_that_cannot_be_had_is_one_line_and_the_others_are_installed(
     tmp_path, monkeypatch, capsys
 ):
@@ -175,31 +127,9 @@ def test_one_peer_that_cannot_be_had_is_one_line_and_the_others_are_installed(
     assert peers.main(["--into", str(tmp_path), "--only", "h5py"]) == 1
 
 
-def test_an_unknown_name_is_refused_before_anything_is_installed(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        peers.main(["--into", str(tmp_path), "--only", "reddis"])
-    assert "'reddis' is none of redis, redis-py" in capsys.readouterr().err
-
-
-def test_a_command_that_fails_is_its_last_line_and_one_that_is_missing_its_name():
-    with pytest.raises(CannotInstall, match=r"^sh: no space left$"):
-        peers._run(["sh", "-c", "echo begun; echo no space left >&2; echo >&2; exit 3"])
-    with pytest.raises(CannotInstall, match="No such file or directory: '/no/such'"):
-        peers._run(["/no/such"])
-
-
 def test_versions_are_pinned_and_the_folder_is_not_part_of_the_repository():
     for peer in peers.PEERS:
         for recipe in peer.recipes:
             assert all("==" in wheel for wheel in recipe.wheels), peer.name
     assert ".peers/" in (REPOSITORY / ".gitignore").read_text().split()
     assert "@$(PYTHON_VENV) -m benchmarks.peers $(ARGS)" in (REPOSITORY / "Makefile").read_text()
-
-
-def test_nixl_is_installed_for_the_cuda_that_torch_has(monkeypatch, tmp_path):
-    (tmp_path / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
-    spec = importlib.util.spec_from_file_location("torch", tmp_path / "__init__.py")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-    assert peers.torch_cuda() == "13"
-    (tmp_path / "version.py").write_text("cuda: Optional[str] = None\n")
-    assert peers.torch_cuda() == "12"

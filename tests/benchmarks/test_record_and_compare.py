@@ -1,7 +1,6 @@
 """A record survives its file, and two records are compared only when that means something."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_a_record_is_read_back_as_it_was(tmp_path: Path):
     assert Record.read(tmp_path / "a.json") == made
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"schema": 99}', "[1]"])
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 99}', "[1]", "\0"])
 def test_what_is_no_record_is_refused_with_its_name(tmp_path: Path, content: str):
     (tmp_path / "bad.json").write_text(content)
     with pytest.raises(RecordError, match=r"bad\.json"):
@@ -106,41 +105,6 @@ def test_what_cannot_be_compared_is_not():
     assert verdict(here, more) == "different amounts, not compared"
 
 
-def test_a_run_without_a_memcpy_has_no_ratios_to_compare():
-    with_one, without = record(row([1.0])), record(row([1.0], ratio=None))
-    for before, after in ((with_one, without), (without, with_one)):
-        assert verdict(before, after, ratios=True) == "not compared: no ratio to a memcpy"
-        assert verdict(before, after) == "not significant"
-
-
-def test_every_row_has_its_line_and_what_only_the_second_has_comes_last():
-    slow = [2.0, 2.1, 2.2, 2.3, 2.4]
-    before = record(Row("3B", "put", 1000, Sample(slow)), row(slow), row([1.0]))
-    before.rows[2].integrity = False
-    after = record(Row("3B", "new", 1000, Sample([0.25])), row([value / 2 for value in slow]))
-    lines = [re.split("  +", line) for line in compare_records(before, after).text.splitlines()]
-    assert lines[0][4:7] == ["before (seconds)", "after (seconds)", "before/after"]
-    assert [line[:2] for line in lines[2:]] == [["3B", "put"], ["3B", "get"], ["3B", "get"],
-                                                ["3B", "new"]]  # fmt: skip
-    assert lines[2][-1] == "only in the first" and "2.20" in lines[2]
-    assert lines[3][2:6] == ["tcp", "on", "2.20", "1.10"]
-    assert re.fullmatch(r"2\.00 \([\d.]+ to [\d.]+\)", lines[3][6]), "the ratio and its interval"
-    assert lines[4][2:4] == ["tcp", "off"]
-    assert lines[5][-1] == "only in the second" and "0.250" in lines[5]
-
-
-def test_other_versions_and_parameters_are_named_under_the_table():
-    before, after = record(row([1.0])), record(row([1.0]))
-    before.versions = {"libzmq": "4.3.4", "numpy": "2.3"}
-    after.versions = {"libzmq": "4.3.5", "numpy": "2.3", "xxhash": "4.1"}
-    before.parameters = {"window": 8}
-    assert compare_records(before, after).text.splitlines()[3:] == [
-        "another version: libzmq 4.3.4 and 4.3.5",
-        "another version: xxhash absent and 4.1",
-        "another parameter: window 8 and absent",
-    ]
-
-
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     record(row([1.0] * 5)).write(first)
@@ -172,30 +136,6 @@ def test_a_record_says_how_much_the_host_took(monkeypatch, tmp_path):
     assert Record.read(tmp_path / "a.json").stolen_percent == 2.5
 
 
-def test_a_machine_that_does_not_say_what_was_stolen_has_stolen_nothing():
-    record = Record("b", "command", _begun=here.cpu_times())
-    assert record.stolen_percent is None
-    assert here.cpu_times().total >= here.cpu_times().stolen >= 0
-
-
-def test_figures_stand_beside_each_other_and_get_no_verdict():
-    before, after = record(), record()
-    before.figures += [
-        Figure("speed", "GB/s", {"read": 2.0, "write": 0.0}),
-        Figure("old", "", {"": 1}),
-    ]
-    after.figures += [Figure("speed", "GB/s", {"read": 3.0, "write": 1.0})]
-    after.command += " --more"
-    lines = compare_records(before, after).text.splitlines()
-    assert [line.split() for line in lines[2:5]] == [
-        ["speed", "read", "-", "GB/s", "2.00", "3.00", "+50.0", "%"],
-        ["speed", "write", "-", "GB/s", "0", "1.00", "-"],
-        ["old", "-", "1", "-", "-"],
-    ]
-    assert "no verdict" in lines[5]
-    assert lines[6] == "another command: python -m benchmarks.b and python -m benchmarks.b --more"
-
-
 @pytest.mark.parametrize(
     "change",
     [{"figures": 5}, {"figures": [{"name": "x", "unit": "y", "values": "z"}]}, {"machine": {}},
@@ -206,10 +146,4 @@ def test_a_file_that_only_looks_like_a_record_is_refused_and_never_shown(tmp_pat
     document = json.loads((tmp_path / "a.json").read_text()) | change
     (tmp_path / "a.json").write_text(json.dumps(document))
     with pytest.raises(RecordError, match=r"a\.json"):
-        Record.read(tmp_path / "a.json")
-
-
-def test_bytes_that_are_no_text_are_no_record(tmp_path):
-    (tmp_path / "a.json").write_bytes(b"\xff\x83\x00")
-    with pytest.raises(RecordError, match="not a record"):
         Record.read(tmp_path / "a.json")

@@ -42,11 +42,6 @@ def test_every_script_leads_to_a_module_that_is_here_and_hides_no_benchmark():
     assert not scripts().keys() & registry.find().keys()
 
 
-@pytest.mark.parametrize("name", ["test_swap.py", "benchmarks/remote_kv_cache/test_swap.py"])
-def test_a_path_is_as_good_as_a_name(name: str):
-    assert command_of(name) == ["benchmarks.remote_kv_cache.test_swap"]
-
-
 def test_run_prints_the_command_that_takes_its_place(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

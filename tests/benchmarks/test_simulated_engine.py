@@ -1,9 +1,5 @@
 """The simulated engine: what it finds, moves and waits for, with a real tier, client and server."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-
 import numpy as np
 import pytest
 
@@ -88,8 +84,8 @@ def test_each_level_gives_what_it_has_and_bytes_agree_with_arithmetic():
     with RemoteServer("32MiB") as server:
         connector = {
             "cpu_pool": "8MiB", "store_answers": False, "server": server.endpoint,
-            "break_even": False, "wait_budget_ms": 20_000, "lookup_timeout_ms": 10_000,
-            "load_stall_ms": 10_000, "load_timeout_ms": 20_000, "transport": "tcp",
+            "break_even": False, "wait_budget_ms": 60_000, "lookup_timeout_ms": 60_000,
+            "load_stall_ms": 60_000, "load_timeout_ms": 60_000, "transport": "tcp",
         }  # fmt: skip
         with SimulatedEngine(
             settings(engine_cache=True, connector=connector), token_s=TOKEN_S
@@ -110,23 +106,6 @@ def test_each_level_gives_what_it_has_and_bytes_agree_with_arithmetic():
             assert moved(engine) == []
             assert engine._pool is not None
             engine._pool.check()
-
-
-def test_one_token_is_always_computed_and_the_pool_is_given_again_what_only_the_engine_has():
-    once, others = distinct(1, 4 * BLOCK, 3, 1), distinct(3, 12 * BLOCK, 4, 1)
-    tight = {"cpu_pool": 16 * BLOCK * BYTES_PER_TOKEN, "store_answers": False}
-    with SimulatedEngine(
-        settings(engine_cache=True, engine_blocks=200, connector=tight), token_s=TOKEN_S
-    ) as engine:
-        engine.run(once)
-        engine.run(others)
-        before = engine.counters()
-        batch = engine.run(once)
-        assert batch.cached == {"engine": 3 * BLOCK, "pool": 0, "server": 0}
-        moved = engine.counters().since(before).engine_to_pool
-        assert moved == 4 * BLOCK * BYTES_PER_TOKEN
-        assert engine._pool is not None
-        engine._pool.check()
 
 
 def test_a_row_that_holds_another_block_ends_the_engine():
@@ -153,24 +132,6 @@ def test_what_computing_costs_comes_from_what_fetching_was_measured_to_cost(monk
     assert asked == [BLOCK * BYTES_PER_TOKEN]
     assert calibration.ratio_of(57_344) == 12.0
     assert calibration.ratio_of(36_864) == 7.0
-
-
-def test_engines_that_start_together_compute_at_one_speed(monkeypatch):
-    under_way: list[int] = []
-    together: list[int] = []
-
-    @cache
-    def measured(*_: object) -> float:
-        under_way.append(1)
-        time.sleep(0.05)
-        together.append(len(under_way))
-        under_way.pop()
-        return float(len(together))
-
-    monkeypatch.setattr(calibration, "_measured", measured)
-    with ThreadPoolExecutor(3) as starters:
-        speeds = {*starters.map(lambda _: calibration.fetch_s_per_byte(4096), range(3))}
-    assert (speeds, together) == ({1.0}, [1])
 
 
 def test_a_kind_names_its_ratio_and_is_said_before_every_title():

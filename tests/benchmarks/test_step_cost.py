@@ -1,9 +1,6 @@
 """What the benchmark of long prompts' steps makes of its measurements. No engine is started."""
 
 import argparse
-import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,6 @@ from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Sample
 from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline import test_step_cost as step_cost
-from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
 from benchmarks.remote_kv_cache.baseline.step_cost_results import (
     ADMITS,
     AGAIN,
@@ -84,20 +80,6 @@ def test_the_goal_is_judged_for_each_walk_with_answers_and_for_no_other_step():
     assert "<svg" in results.chart(record_of([trial(0.15)]), [LENGTH, 2 * LENGTH]).svg()
 
 
-def test_a_load_without_a_step_of_its_own_has_no_row_for_it():
-    quick = results.by_phase([step(walks=1), step(walks=1), step(walks=1, admits=True)])
-    record = record_of([quick, quick])
-    assert not any(LOADING in row.operation or AGAIN in row.operation for row in record.rows)
-    assert LOADING not in results.describe(record, [LENGTH])
-
-
-def test_a_length_that_failed_is_one_row_with_the_reason():
-    failed = Sample(values=[1.0], failed="AssertionError: 2 of 100 blocks came from there")
-    (row,) = results.rows_of("small", LENGTH, failed, [trial(0.1)])
-    assert results.figures_of(LENGTH, failed, [trial(0.1)], 0.0) == []
-    assert "2 of 100 blocks" in results.describe(Record("b", "c", rows=[row]), [LENGTH])
-
-
 def test_lengths_are_whole_blocks_each_once():
     assert step_cost.lengths("64,32,64") == (64, 32)
     for wrong in ("33", "0", "-32", "many", ""):
@@ -108,15 +90,3 @@ def test_lengths_are_whole_blocks_each_once():
 def test_a_prompt_has_room_in_the_pool_that_is_asked_for():
     at_131k, nothing = step_cost.needed_bytes(131_072), step_cost.needed_bytes(0)
     assert at_131k - nothing == pytest.approx(384 * 2**20 * (1 + 4 / 3 + 1.25))
-
-
-def test_without_room_for_an_engine_the_row_is_skipped_with_the_reason(tmp_path: Path):
-    file = tmp_path / "a.json"
-    assert step_cost.main(["--memory", "1MiB", "--lengths", "64", "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text())["rows"]
-    assert row["skipped"].startswith("needs ") and row["operation"].startswith("64 tokens")
-
-
-@pytest.mark.parametrize("clock", step_cost.CLOCKS.values())
-def test_an_empty_hook_is_charged_something(clock: Callable[[], int]):
-    assert 0 < charged_by_timing(2_000, clock) < 1e-3

@@ -29,10 +29,10 @@ def runs(pid: str) -> bool:
 
 def test_a_step_ends_at_its_limit_with_what_it_writes_then(tmp_path: Path):
     code = (
-        "import signal, sys, time\n"
+        "import signal, sys\n"
         "signal.signal(signal.SIGINT, lambda *_: (print('kept', flush=True), sys.exit(0)))\n"
         "print('began', flush=True)\n"
-        "time.sleep(60)"
+        "signal.pause()"
     )
     log = tmp_path / "log"
     clock = until(log, 1)
@@ -43,11 +43,11 @@ def test_a_step_ends_at_its_limit_with_what_it_writes_then(tmp_path: Path):
 
 def test_a_step_that_ignores_its_end_is_killed_with_its_children(tmp_path: Path):
     code = (
-        "import os, signal, time\n"
+        "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "child = os.fork()\n"
         "print(os.getpid(), flush=True)\n"
-        "time.sleep(60)"
+        "signal.pause()"
     )
     log = tmp_path / "log"
     clock = until(log, 2)
@@ -67,7 +67,7 @@ def test_an_interruption_ends_the_step_before_it_is_raised(tmp_path: Path):
             raise KeyboardInterrupt
         return 0.0
 
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     with pytest.raises(KeyboardInterrupt):
         steps.run([sys.executable, "-c", code], log, 50.0, clock=interrupts)
     assert not runs(steps.last_lines(log)[0])
@@ -81,10 +81,10 @@ def test_a_step_heeds_ctrl_c_also_where_this_process_ignores_it(tmp_path: Path):
     """As behind `&` in a shell's script."""
     log = tmp_path / "log"
     code = (
-        "import time\n"
+        "import signal\n"
         "print('began', flush=True)\n"
         "try:\n"
-        "    time.sleep(60)\n"
+        "    signal.pause()\n"
         "except KeyboardInterrupt:\n"
         "    print('heeded', flush=True)"
     )

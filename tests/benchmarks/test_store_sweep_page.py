@@ -3,19 +3,15 @@
 import json
 import re
 import shlex
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from browser import Browser, chromium_or_skip
 from msgspec import structs
-from store_sweep_points import looked_up
+from pages import Parsed
 
 from benchmarks.harness.record import Figure, Record
 from benchmarks.store_sweep import (
-    interactive,
     page,
     source,
     spare,
@@ -69,7 +65,7 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("1 server for")
 
 
-def test_the_busiest_server_of_a_fleet_carries_its_part(tmp_path, capsys):
+def test_the_busiest_server_of_a_fleet_carries_its_part(tmp_path):
     fleet = Record("benchmarks.remote_kv_cache.test_trace", "", machine=MACHINE)
     for replay, servers, load in (
         ("store", 1, 1.0), ("store", 11, 1.5), ("store", 21, 2.5), ("wire", 21, 2.0),
@@ -79,60 +75,30 @@ def test_the_busiest_server_of_a_fleet_carries_its_part(tmp_path, capsys):
     fleet.write(tmp_path / "fleet.json")
     even = read_evenness(tmp_path / "fleet.json")
     assert [even.of(servers) for servers in (1, 6, 11, 16, 21, 100)] == [1, 1.25, 1.5, 1.75, 2, 2]
-    plan = ["plan", "--per-server-tokens-per-s", "100", "--fleet", str(tmp_path / "fleet.json")]
-    for target, servers, load in ((90, "1 server", 1.0), (950, "18 servers", 1.85)):
-        assert main([*plan, "--target-tokens-per-s", str(target)]) == 0
-        printed_text = capsys.readouterr().out
-        assert printed_text.startswith(f"{servers} for")
-        assert f"is read {load:.2f} times as much as the mean" in printed_text
     Record("benchmarks.x", "", machine=MACHINE).write(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="no replay of a fleet"):
         read_evenness(tmp_path / "none.json")
-
-
-def test_a_sweep_of_several_servers_is_divided_by_their_number(tmp_path, capsys):
-    record = Record("benchmarks.store_sweep", "", machine=MACHINE)
-    record.parameters["servers"] = "4 servers on this machine, started for the sweep"
-    record.figures.append(as_figure(source.results()[0]))
-    record.write(tmp_path / "sweep.json")
-    one = source.results()[0].tokens_per_s / 4
-    target = ["--target-tokens-per-s", str(one * 2.5)]
-    assert main(["plan", "--record", str(tmp_path / "sweep.json"), *target]) == 0
-    printed_text = capsys.readouterr().out
-    assert printed_text.startswith("3 servers for") and "as one of 4" in printed_text
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ("plan --recorded --target-tokens-per-s 9 --client /nowhere", "/nowhere: not a record"),
-        ("plan --recorded --target-tokens-per-s 9 --source", "not allowed with"),
-        ("plan --target-tokens-per-s 1e6", "one of the arguments --record --csv"),
         ("plan --source", "--target-tokens-per-s"),
-        ("plan --source --target-tokens-per-s 0", "0 is not a number above 0"),
         ("plan --source --target-tokens-per-s nan", "nan is not a number above 0"),
-        ("plan --source --target-tokens-per-s many", "many is not a number above 0"),
         ("plan --source --csv x --target-tokens-per-s 1", "not allowed with"),
         ("plan --per-server-tokens-per-s 9 --read-p50-ms 9 --target-tokens-per-s 9", "read_p50_ms"),
         ("plan --csv /nowhere --target-tokens-per-s 1", "/nowhere: not the CSV of a sweep"),
         ("plan --source --target-tokens-per-s 1 --fleet /nowhere", "/nowhere: not a record"),
         ("plan --record /nowhere --target-tokens-per-s 1", "/nowhere: not a record of a benchmark"),
         ("--concurrency 1,many", "'many' is neither a number nor like 8x2"),
-        ("--seconds 0", "0 is not a number above 0"),
-        ("--rounds 0", "0 is less than 1"),
-        ("--storage-latency-ms -20", "-20 is not a number above 0"),
         ("--storage-channels 4", "no storage is emulated without --storage-latency-ms"),
-        ("--storage-spread-percent 4", "no storage is emulated without --storage-latency-ms"),
         ("--storage-latency-ms 9 --storage-spread-percent 101", "101 is not from 0 to 100"),
         ("--block-bytes 0", "block_bytes: a block has at least one byte"),
-        ("--json /nowhere/there.json", "there is no folder /nowhere"),
-        ("--servers 0", "0 is less than 1"),
-        ("--server 127.0.0.1:5757", "tcp:// in front is missing"),
         ("--server tcp://a:1 --server tcp://a:1", "has the name 'a' too"),
         ("--server tcp://127.0.0.1:1 --server tcp://127.0.0.1:2", "name="),
         ("--server tcp://a:1 --servers 2", "servers: are started here; with --server none is"),
         ("--server tcp://a:1 --storage-latency-ms 20", "the delay is emulated in a server that"),
-        ("--sla-ms 25,0", "0 is not a number above 0"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_is_measured(asked, said, capsys):
@@ -142,9 +108,6 @@ def test_what_is_asked_wrongly_is_said_before_anything_is_measured(asked, said, 
         status = left.code
     assert status == 2
     assert said in capsys.readouterr().err
-
-
-# ── the emulated storage ─────────────────────────────────────────────────────────────────────
 
 
 def test_a_storage_serves_as_many_blocks_at_once_as_it_has_channels():
@@ -192,9 +155,6 @@ def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
     assert times.now() == (250_000, 250_000), "the emulated time is the storage's"
 
 
-# ── for real ─────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_nothing_else(
     tmp_path: Path,
 ):
@@ -229,7 +189,7 @@ def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_n
     _check_page(files["html"].read_text(), num_points=2, with_split=True)
 
 
-def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path: Path, capsys):
+def test_with_20_ms_of_storage_a_read_takes_them_and_they_are_the_storages(tmp_path: Path, capsys):
     csv = tmp_path / "sweep.csv"
     arguments = [
         "--concurrency", "1x2", "--seconds", "0.3", "--rounds", "1", "--block-bytes", "4KiB",
@@ -239,7 +199,6 @@ def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path:
     (result,) = read_csv(csv)
     assert result.errors == 0
     assert result.read.p50 >= 20
-    assert result.lookup.p50 < result.read.p50 - 15, "the machine may be busy, the storage is not"
     assert result.split is not None and result.split.storage >= 19.9, (
         "not the server's, nor the wire"
     )
@@ -247,32 +206,12 @@ def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path:
     assert "EMULATED" in printed_text and "2 servers on this machine" in printed_text
 
 
-def test_a_server_that_is_not_there_is_named_before_anything_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.remote_kv_cache.baseline.ferry_client._READY_S", 0.05)
-    assert main(["--server", "tcp://127.0.0.1:9", "--concurrency", "1"]) == 2
-    assert "tcp://127.0.0.1:9: no connection over tcp" in capsys.readouterr().err
-
-
-class _Page(HTMLParser):
-    """Counts what a page is made of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value for name, value in attrs if name == "id"]
-
-
 def _check_page(text: str, num_points: int, *, with_split: bool = False) -> None:
-    parsed = _Page(text)
+    parsed = Parsed(text)
+    assert parsed.loads == ["script"] and parsed.unclosed == []
     assert not re.findall(r"https?://|//[a-z]|@import|src=", text), "an address outside"
-    assert parsed.tags.count("svg") == 3 + with_split
-    assert parsed.tags.count("table") == 5 + with_split
-    assert parsed.tags.count("script") == 1
+    assert text.count("<svg ") == 3 + with_split
+    assert text.count("<table>") == 5 + with_split
     assert len(parsed.ids) == len(set(parsed.ids)), "two charts share a name"
     tables = 3 if with_split else 2
     assert len(re.findall(r"<tr><td>", text)) == tables * num_points + len(source.results())
@@ -302,40 +241,6 @@ def test_what_is_emulated_is_said_and_escaped(sample_page: Path):
     _check_page(text, num_points=len(source.results()))
 
 
-def test_every_point_has_its_exact_values_as_a_title_without_any_script(sample_page: Path):
-    text = sample_page.read_text()
-    tip = "read p99: 166.90 ms at 80 at once (8x10), 93.9 K tokens/s"
-    assert f'aria-label="{tip}"><title>{tip}</title>' in text
-    assert "93.9 thousands of tokens a second at 80 at once (8x10)" in text
-    assert text.count('class="point"') == 2 * 3 * 9 + 2 * 9
-    assert text.count('<div class="keys" role="group" aria-label="series" hidden>') == 3
-
-
-def test_the_script_shows_values_moves_by_arrows_and_switches_series(sample_page: Path):
-    """In node, with as much of a browser's document as the script touches."""
-    if (node := shutil.which("node")) is None:
-        pytest.skip("no node on the PATH")
-    done = subprocess.run(
-        [node, str(Path(__file__).parent / "chart_script.mjs")], input=interactive.SCRIPT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-def test_points_that_nearly_coincide_share_a_name_above_the_chart(sample_page: Path):
-    above = re.findall(r">([\d, ]+)</text>", sample_page.read_text())
-    assert above.count("64, 80") == 2 and above.count("32") >= 2
-
-
-def test_the_page_says_of_each_point_whether_cores_were_to_spare_and_lookups_flat(tmp_path: Path):
-    results = [looked_up(1, 1.0), looked_up(2, 1.3), looked_up(4, 1.2, 99.0)]
-    verdicts = spare.verdicts(results, 2)
-    text = rendered(Record.begin("b", []), results, cores=2)
-    for words in (("yes", "1.00, flat"), ("yes", "1.30, not flat"), ("no", "1.20, flat")):
-        assert "".join(f"<td>{word}</td>" for word in words) in text
-    assert spare.conclusion(verdicts) in text
-
-
 async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):
     """Letters and ground swap; no request leaves the page; nothing is wider than a phone."""
     colours = """[getComputedStyle(document.body).backgroundColor,
@@ -354,7 +259,13 @@ async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):
         off = "document.querySelectorAll('.point.off').length"
         assert await opened.value(off) == len(source.results())
         await opened.value("document.querySelector('.point[tabindex=\"0\"]').focus()")
-        assert "ms at 1 at once" in await opened.value("document.querySelector('.tip').textContent")
+        tip = "document.querySelector('.tip').textContent"
+        assert "ms at 1 at once" in await opened.value(tip)
+        await opened.value(
+            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', "
+            "{key: 'ArrowRight', bubbles: true}))"
+        )
+        assert "ms at 2 at once" in await opened.value(tip)
         assert await opened.value(
             "document.querySelector('.tip').getBoundingClientRect().right <= innerWidth"
         )

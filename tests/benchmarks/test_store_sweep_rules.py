@@ -12,7 +12,6 @@ from benchmarks.harness.record import Record
 from benchmarks.store_sweep import (
     conversation,
     network,
-    printed,
     source,
     spare,
     sweep,
@@ -30,22 +29,11 @@ from benchmarks.store_sweep.points import (
     ReadSplit,
     Result,
     as_csv,
-    in_rounds,
     read_csv,
 )
-from benchmarks.store_sweep.talkers import Talk, Talker, add_split, pauses
+from benchmarks.store_sweep.talkers import Talk, Talker, add_split
 from remote_server.client import GetTimes
 from remote_server.errors import ConfigError
-
-# ── a conversation ───────────────────────────────────────────────────────────────────────────
-
-
-def test_a_conversation_is_7_lookups_6_reads_and_3_writes_booked_as_1152_tokens():
-    assert (conversation.LOOKUPS, conversation.READS, conversation.WRITES) == (7, 6, 3)
-    assert conversation.TOKENS_BOOKED == 1152
-    assert [turn.known for turn in conversation.TURNS] == [0, 1, 1, 1, 2, 2, 3]
-    assert [turn.full - turn.known for turn in conversation.TURNS] == [1, 0, 0, 1, 0, 1, 0]
-    assert conversation.BLOCKS_MOVED == 13
 
 
 def test_a_key_depends_on_all_that_came_before_it():
@@ -59,9 +47,6 @@ def test_a_key_depends_on_all_that_came_before_it():
     assert keys[:3] == conversation.keys_of(b"a", 0)
 
 
-# ── points ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_up_to_eight_clients_are_processes_and_beyond_that_processes_have_more():
     parsed = [
         Point.parse(text) for text in ["1", "2", "4", "6", "8", "16", "32", "64", "80", "3x5"]
@@ -72,14 +57,6 @@ def test_up_to_eight_clients_are_processes_and_beyond_that_processes_have_more()
     for wrong in ("9", "0", "x2", "2x0", "-1", "two"):
         with pytest.raises(ConfigError, match="concurrency"):
             Point.parse(wrong)
-
-
-def test_each_round_begins_at_another_point():
-    one, two, four = (Point.of(concurrency) for concurrency in (1, 2, 4))
-    assert [*in_rounds([one, two, four], 2)] == [
-        (0, one), (0, two), (0, four), (1, two), (1, four), (1, one)
-    ]  # fmt: skip
-    assert [*in_rounds([one], 2)] == [(0, one), (1, one)]
 
 
 def talk(*lookups: float, conversations: int = 1, seconds: float = 1.0) -> dict:
@@ -114,15 +91,6 @@ def test_rates_of_clients_add_up_and_those_of_rounds_are_averaged():
     assert result.tokens_per_s == 9 * 1152
     slower = one_round(talk(conversations=10, seconds=4.0), talk(conversations=5, seconds=2.0))
     assert pooled(Point(1, 2), [both, slower]).tps == 7.0
-
-
-def test_cpu_use_is_the_mean_of_the_rounds_in_which_it_was_known():
-    rounds = [one_round(talk(1.0), cpu=20.0, server=4.0), one_round(talk(1.0)),
-              one_round(talk(1.0), cpu=30.0, server=6.0)]  # fmt: skip
-    result = pooled(Point(1, 1), rounds)
-    assert (result.cpu_percent, result.server_percent) == (25.0, 5.0)
-    unknown = pooled(Point(1, 1), [one_round(talk(1.0))])
-    assert (unknown.cpu_percent, unknown.server_percent) == (None, None)
 
 
 def test_an_error_of_any_client_in_any_round_is_an_error_of_the_point():
@@ -213,73 +181,52 @@ def test_a_wrong_answer_is_an_error_and_no_conversation(spoil: str, said: str):
     assert len(talk.errors) == 1 and said in talk.errors[0]
 
 
-def test_pauses_are_of_their_mean_on_average_and_never_equally_long():
-    slept: list[float] = []
-    pause = pauses(100, "somebody", slept.append)
-    for _ in range(1000):
-        pause()
-    assert 0.05 <= min(slept) < 0.055 and 0.145 < max(slept) <= 0.15
-    assert sum(slept) / len(slept) == pytest.approx(0.1, rel=0.03)
-
-
 SPLIT = ReadSplit(0.5, 1.5, 2.0, 20.0, 1.0, 25.25, 0.75)
 
 
+MEASURED = [
+    replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5,
+            server_percent=120.5, split=SPLIT, moved_gb_per_s=0.25, raw_gb_per_s=2.5)
+    for result in source.results()
+]  # fmt: skip
+
+
 def test_csv_comes_back_as_it_was_and_begins_with_the_sources_columns(tmp_path: Path):
-    results = [
-        replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5,
-                server_percent=120.5, split=SPLIT, moved_gb_per_s=0.25, raw_gb_per_s=2.5)
-        for result in source.results()
-    ]  # fmt: skip
     file = tmp_path / "sweep.csv"
-    file.write_text(as_csv([*results, *source.results()]))
-    assert read_csv(file) == [*results, *source.results()]
+    file.write_text(as_csv([*MEASURED, *source.results()]))
+    assert read_csv(file) == [*MEASURED, *source.results()]
     assert file.read_text().startswith(
         "processes,concurrency_per_process,total_concurrency,tps,tokens_per_sec,"
         "lookup_p50_ms,lookup_p90_ms,lookup_p99_ms,lookup_p100_ms,"
         "read_p50_ms,read_p90_ms,read_p99_ms,read_p100_ms,"
     )
-    for wrong in ("a,b\n1,2\n", "processes,concurrency_per_process,tps\n1,1\n"):
+    for wrong, why in (
+        ("a,b\n1,2\n", "not the CSV of a sweep"),
+        ("processes,concurrency_per_process,tps\n1,1\n", "not the CSV of a sweep"),
+        (as_csv([]), "no point of a sweep in it"),
+    ):
         file.write_text(wrong)
-        with pytest.raises(ConfigError, match="not the CSV of a sweep"):
+        with pytest.raises(ConfigError, match=why):
             read_csv(file)
-    file.write_text(as_csv([]))
-    with pytest.raises(ConfigError, match="no point of a sweep in it"):
-        read_csv(file)
 
 
-def test_a_record_comes_back_as_it_was(tmp_path: Path):
-    results = [
-        replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5,
-                server_percent=120.5, split=SPLIT, moved_gb_per_s=0.25, raw_gb_per_s=2.5)
-        for result in source.results()
-    ]  # fmt: skip
+def test_a_record_comes_back_as_it_was_and_another_one_is_refused(tmp_path: Path):
     record, file = Record.begin("benchmarks.store_sweep", []), tmp_path / "sweep.json"
-    record.figures = [as_figure(result) for result in [*results, *source.results()]]
+    record.figures = [as_figure(result) for result in [*MEASURED, *source.results()]]
     record.write(file)
-    assert read_record(file) == [*results, *source.results()]
-    assert "cpu, percent" in as_figure(results[0]).values
-    assert "cpu, percent" not in as_figure(source.results()[0]).values
+    assert read_record(file) == [*MEASURED, *source.results()]
     record.figures = []
     record.write(file)
     with pytest.raises(ConfigError, match="no point of a sweep in it"):
         read_record(file)
-    for wrong in ("{}", "no JSON"):
-        file.write_text(wrong)
-        with pytest.raises(ConfigError, match="not a record of a benchmark"):
-            read_record(file)
-
-
-def test_the_record_of_another_benchmark_is_refused(tmp_path: Path):
-    record, file = Record.begin("benchmarks.other", []), tmp_path / "other.json"
-    for name in ("a lookup", "1 at once (1x1)"):
-        record.figures = [replace(as_figure(source.results()[0]), name=name, values={"keys": 1.0})]
-        record.write(file)
-        with pytest.raises(ConfigError, match="not the record of a sweep"):
-            read_record(file)
-
-
-# ── conclusions ──────────────────────────────────────────────────────────────────────────────
+    record.benchmark = "benchmarks.other"
+    record.figures = [replace(as_figure(source.results()[0]), name="a", values={"keys": 1.0})]
+    record.write(file)
+    with pytest.raises(ConfigError, match="not the record of a sweep"):
+        read_record(file)
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="not a record of a benchmark"):
+        read_record(file)
 
 
 def test_cores_are_to_spare_when_half_of_them_and_one_whole_are_idle():
@@ -304,32 +251,16 @@ def test_lookups_are_flat_within_25_percent_of_the_point_with_the_fewest_at_once
     assert spare.verdicts([], cores=2) == []
 
 
-def test_the_sources_lookups_are_flat_by_the_rule_and_its_reads_would_not_be():
-    assert all(one.flat for one in spare.verdicts(source.results(), source.CORES))
-    as_if = [replace(result, lookup=result.read) for result in source.results()]
-    flat = [one.result.point.concurrency for one in spare.verdicts(as_if, source.CORES) if one.flat]
-    assert flat == [1, 2, 4, 6, 8, 16]
-
-
 def test_only_points_with_cores_to_spare_count_for_the_conclusion():
     few, some = looked_up(1, 1.0), looked_up(2, 1.2)
     assert concluded(few, some, looked_up(4, 9.0, cpu=99.0)) == (
         "Lookups (p50) are flat within 25 % wherever cores were to spare: 1 and 2 at once."
     )
+    assert "is unknown" in concluded(few, looked_up(2, 1.0, cpu=99.0)), "nothing to compare"
     assert concluded(few, some, looked_up(4, 2.0), looked_up(6, 3.0)) == (
         "Lookups (p50) are not flat though cores were to spare at 1, 2, 4 and 6: "
         "2.00 times at 4 and 3.00 times at 6 at once."
     )
-
-
-def test_nothing_is_concluded_without_two_points_to_compare():
-    few, busy = looked_up(1, 1.0), looked_up(2, 1.0, cpu=99.0)
-    for results in (
-        [], [few], [few, busy], [busy, looked_up(4, 1.0), looked_up(8, 1.0)],
-        [few, looked_up(2, 1.0, cpu=None)], [few, looked_up(2, 1.0, errors=1)],
-        [looked_up(1, 1.0, errors=1), looked_up(2, 1.0), looked_up(4, 1.0)],
-    ):  # fmt: skip
-        assert "is unknown" in concluded(*results)
 
 
 def test_the_rules_choose_from_the_sources_table_what_its_authors_chose():
@@ -346,23 +277,6 @@ def test_the_best_configuration_for_each_limit_of_the_source_by_its_own_table():
     ]  # fmt: skip
     (none,) = within_slas(source.results(), [5.0])
     assert none.result is None
-    assert printed.sla_cells(none)[:2] == ["p50 < 5 ms", "none measured"]
-    assert printed.sla_cells(found[0]) == [
-        "p50 < 25 ms", "8 processes x 2", "47.6", "54.8", "4.56", "22.29", "27.95", "43.36"
-    ]  # fmt: skip
-
-
-def test_limits_that_do_not_tell_points_apart_are_scaled_to_the_fastest_read():
-    fast = [
-        replace(one, read=Percentiles(*(p and p / 10 for p in one.read)))
-        for one in source.results()
-    ]
-    limits = slas_for(fast)
-    assert limits == [2.5, 3.0, 4.5, 6.0, 25.0]
-    assert slas_for([fast[0], source.results()[-1]]) == [25.0, 30.0, 45.0, 60.0], "1x1 and 8x10"
-    assert slas_for([fast[0], replace(fast[1], read=Percentiles(99.0, None, None, None))]) == limits
-    points = [one.result and str(one.result.point) for one in within_slas(fast, limits)]
-    assert points == ["8x2", "8x4", "8x8", "8x10", "8x10"]
 
 
 @pytest.mark.parametrize(
@@ -382,10 +296,6 @@ def test_the_words_on_the_network_follow_the_share_of_raw_sockets(moved: float, 
     assert "SKIPPED: the server is on another machine" in network.conclusion(points, here=False)
     failed = [replace(one, errors=1) for one in points]
     assert "is unknown" in network.conclusion(failed, here=True)
-
-
-def test_raw_sockets_have_a_speed():
-    assert 0 < network.raw_gb_per_s(num_passes=1, row_bytes=4096) < 1000
 
 
 def test_a_point_with_errors_is_never_recommended():

@@ -52,31 +52,6 @@ def test_a_block_is_there_when_all_packs_of_its_rows_are():
         assert bucket.read_bytes == 1024 * 1024
 
 
-def test_twice_writes_what_a_lookup_finds_above_and_all_what_is_put():
-    lists = {Admit.ALL: [1, 1, 2], Admit.TWICE: [0, 1, 1]}
-    for admit, packs in lists.items():
-        there: set[bytes] = set()
-        bucket = BucketModel(WHOLE, admit, Limits(), there.__contains__)
-        for blocks, expected in zip(([b"a", b"b"], [b"a", b"b"], [b"a", b"c"]), packs, strict=True):
-            bucket.looked_up(0.0, blocks, 0)
-            there.update(blocks)
-            bucket.stored(blocks)
-            assert len(bucket) == expected
-
-
-def test_a_lookup_that_begins_in_the_middle_names_the_packs_behind():
-    bucket = above(WHOLE, Admit.TWICE)
-    bucket.looked_up(0.0, [b"b", b"c", b"d"], 1)
-    assert [bucket.holds(block) for block in (b"b", b"c", b"d")] == [False, True, True]
-
-
-def test_an_absent_pack_is_asked_for_once_a_minute():
-    bucket = BucketModel(WHOLE, Admit.TWICE, Limits(), lambda block: False)
-    for now in (0.0, 30.0, 59.0, 61.0):
-        bucket.looked_up(now, [b"a", b"b"], 0)
-    assert bucket.requests["header"] == 2
-
-
 def test_the_oldest_goes_first_by_budget_and_by_age():
     bucket = above(WHOLE, Admit.ALL, num_bytes=2 << 20)
     for number in range(4):

@@ -3,21 +3,19 @@
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 from synthetic_trace import write
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import flags, progress, trace_file
-from benchmarks.remote_kv_cache.replay.candidates import FIFO, POLICIES, S3FIFO
+from benchmarks.remote_kv_cache.replay import progress, trace_file
+from benchmarks.remote_kv_cache.replay.candidates import POLICIES
 from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
-from benchmarks.remote_kv_cache.replay.points import Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
-from benchmarks.remote_kv_cache.replay.server_model import Level, Place, ServerModel
+from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
 from benchmarks.simulated.tiered_pool import TieredPool
 from remote_server.store.policies import LRU
@@ -43,9 +41,6 @@ def random_prompts(
     return prompts(
         *("".join(chance.choices(letters, k=chance.randint(1, longest))) for _ in range(count))
     )
-
-
-# ── the file ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_gzipped_trace_is_the_same_trace_and_a_block_that_is_not_full_is_left_out(tmp_path):
@@ -90,9 +85,6 @@ def test_a_truncated_archive_and_an_empty_file_are_refused(tmp_path):
             trace_file.read(tmp_path / name)
 
 
-# ── what is possible ─────────────────────────────────────────────────────────────────────
-
-
 def best_of_all(requests: tuple[Request, ...], capacity: int) -> int:
     """Every choice of what to keep, tried: the definition itself, and slow."""
 
@@ -121,23 +113,11 @@ def test_the_optimum_is_the_best_of_all_choices_of_what_to_keep(seed):
         assert optimum(requests, capacity, uses) == best_of_all(requests, capacity)
 
 
-def test_the_optimum_grows_to_what_is_found_when_nothing_ever_leaves():
-    requests = random_prompts(400, 3, "abcd", 6)
-    uses = next_uses(requests)
-    found = [optimum(requests, capacity, uses) for capacity in range(0, 3000, 50)]
-    assert found == sorted(found)
-    assert found[0] == 0
-    assert found[-1] == without_limit(requests) > 0
-
-
 def test_blocks_behind_one_that_is_missing_are_not_found():
     requests = prompts("ab", "xy", "ab")
     assert without_limit(requests) == 2
     assert without_limit(prompts("ab", "b", "cb")) == 0
     assert optimum(requests, 1, next_uses(requests)) == 1
-
-
-# ── policies and levels ──────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -155,61 +135,6 @@ def test_no_policy_finds_more_than_the_optimum_nor_keeps_more_than_its_places(po
         assert 0 < found <= optimum(requests, capacity, uses)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_names_a_pinned_block_and_it_is_one_again_once_unpinned(policy):
-    made = POLICIES[policy]()
-    places = [Place(number) for number in range(6)]
-    for place in places:
-        made.add(place)
-        place.pins = 1
-    assert made.victim() is None
-    places[3].pins = 0
-    made.unpin(places[3])
-    assert made.victim() is places[3]
-    made.remove(places[3])
-    assert made.victim() is None
-    assert len(made) == 5
-    assert places[3] not in made
-    assert places[2] in made
-
-
-def test_fifo_forgets_uses_and_lru_does_not():
-    for policy, leaves in ((FIFO, 0), (LRU, 1)):
-        level = Level(2, policy)
-        level.add(0)
-        level.add(1)
-        level.use(0)
-        level.add(2)
-        assert leaves not in level
-        assert len(level) == 2
-
-
-def test_s3_fifo_keeps_what_was_used_before_what_comes_once():
-    level = Level(20, S3FIFO)
-    for key in range(10):
-        level.add(key)
-        level.use(key)
-    for key in range(100, 200):
-        level.add(key)
-    assert all(key in level for key in range(10))
-
-
-def test_s3_fifo_remembers_who_left_unused():
-    policy: S3FIFO[Place] = S3FIFO()
-    level = Level(10, lambda: policy)
-    for key in range(10):
-        level.add(key)
-        if key < 8:
-            level.use(key)
-    for key in range(20, 24):
-        level.add(key)
-    assert 9 not in level
-    level.add(9)
-    for key in range(30, 40):
-        level.add(key)
-    assert 9 in level
-
-
 def test_the_head_of_a_prompt_outlives_its_end_in_memory():
     model = ServerModel(4, 0, LRU)
     model.put("abc")
@@ -221,14 +146,6 @@ def test_the_head_of_a_prompt_outlives_its_end_in_memory():
     model.put("r")
     model.put("s")
     assert [key for key in "abxqrs" if model.holds(key)] == [*"aqrs"]
-
-
-def test_what_came_from_the_disk_is_not_counted_as_the_memorys_too():
-    setting = Setting("store", "lru", "lru", 10, 20, 30)
-    found = Found(requests=2, blocks=20, from_pool=3, from_server=7)
-    point = point_of(setting, found, 5, 1.0, {"lost": 0, "late": 2})
-    assert (point.from_pool, point.from_memory, point.from_disk) == (3, 2, 5)
-    assert (point.hit_rate, point.remarks, setting.places) == (50.0, {"late": 2}, 60)
 
 
 def test_what_only_the_disk_has_is_in_memory_after_a_get_and_counted_as_the_disks():
@@ -251,9 +168,6 @@ def test_a_server_of_that_size_has_the_places_that_are_said(blocks, payload):
     assert room.places == sum(slab.num_slots for slab in slabs.slabs) >= blocks
     assert disk_for(blocks, payload).places >= blocks
     assert disk_for(0, payload) == (0, 0)
-
-
-# ── the driver ───────────────────────────────────────────────────────────────────────────
 
 
 def replayed(requests, model, *, pool=64, eviction="lru", **more):
@@ -295,19 +209,6 @@ def test_at_a_speed_up_requests_wait_for_their_time_and_how_late_each_was_is_kep
     assert now[0] >= 100.0 + requests[-1].arrival_s / 2.0
 
 
-def test_back_to_back_nothing_has_a_time_and_ctrl_c_keeps_what_was_counted():
-    def stop_at_three(done: int) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
-
-    requests = prompts("ab", "ab", "abc", "x")
-    pool, replay = replayed(requests, ServerModel(50, 0, LRU))
-    with pytest.raises(KeyboardInterrupt):
-        replay.run(requests, on_progress=stop_at_three)
-    pool.close()
-    assert (replay.found.requests, replay.found.hits, replay.found.late_s) == (2, 2, [])
-
-
 def test_a_row_that_holds_another_block_than_it_says_ends_the_replay():
     model = ServerModel(50, 0, LRU)
     pool = TieredPool(16, 16, 512, model_tier(model))
@@ -317,8 +218,6 @@ def test_a_row_that_holds_another_block_than_it_says_ends_the_replay():
         replay.run(requests)
     pool.close()
 
-
-# ── all of it ────────────────────────────────────────────────────────────────────────────
 
 SMALL = [
     "--model", "tiny", "--pool", "64MiB", "--payload", "64KiB", "--server-memory", "64MiB,all",
@@ -393,10 +292,3 @@ def test_a_pool_too_small_for_a_prompts_puts_is_refused(tmp_path, capsys):
     status = trace_benchmark.main(["--trace", str(trace), "--model", "tiny", "--pool", "8MiB"])
     assert status == 2
     assert "--pool: 16 blocks; the longest prompt has" in capsys.readouterr().err
-
-
-def test_a_server_is_not_asked_for_a_policy_that_it_does_not_have(tmp_path):
-    arguments = flags.parser("test").parse_args(["--trace", "x"])
-    assert trace_benchmark.policies_of(arguments, "wire") == [("lru", "lru")]
-    assert ("lru", "s3-fifo") in trace_benchmark.policies_of(arguments, "store")
-    assert Path("x") == arguments.trace

@@ -15,7 +15,7 @@ from benchmarks.harness.record import Record
 from benchmarks.storage_workload import accounting, stores
 from benchmarks.storage_workload.accounting import Line, Slots
 from benchmarks.storage_workload.backend import Occupancy
-from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes, covered
+from benchmarks.storage_workload.device_times import Interval, covered
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
@@ -23,12 +23,8 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
-from remote_server.errors import ConfigError
-from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot
 from remote_server.store.slabs import slot_bytes_for as memory_slot
-
-pytestmark = pytest.mark.real_time
 
 SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))
 TIERS = {
@@ -87,12 +83,9 @@ async def hundreds_of_operations(host: StoreHost, seed: int) -> Books:
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_the_books_agree_after_hundreds_of_operations_at_once(
-    tmp_path: Path, tiers: str, seed: int
-):
+async def test_the_books_agree_after_hundreds_of_operations_at_once(tmp_path: Path, tiers: str):
     with host_with(tiers, tmp_path) as host:
-        books = await hundreds_of_operations(host, seed)
+        books = await hundreds_of_operations(host, 1)
     assert [line for line in books.lines() if not line.agrees] == []
     # Of everything that can happen to a block, something did.
     counters = books.counters
@@ -149,24 +142,6 @@ async def test_every_line_disagrees_when_a_number_of_its_own_is_off_by_one(
     assert seen == {(line.tier, line.what) for line in lines}
 
 
-OWN_COUNTERS = {
-    "memory": ("put_created", "evicted", "staged_out", "integrity_checksum", "hits_memory"),
-    "disk": (
-        "disk_promoted", "disk_written", "disk_written_bytes", "disk_evicted", "disk_removed",
-        "disk_read_damaged", "disk_read_io_error", "hits_disk", "disk_demoted",
-        "disk_demoted_late", "disk_demote_declined",
-    ),
-}  # fmt: skip
-
-
-async def test_no_counter_that_the_books_use_can_be_wrong_unseen(tmp_path: Path):
-    with host_of(tmp_path, *TIERS["memory and disk"]) as host:
-        books = await hundreds_of_operations(host, 4)
-    for name in OWN_COUNTERS["memory"] + OWN_COUNTERS["disk"]:
-        wrong = books._replace(counters={**books.counters, name: books.counters[name] + 1})
-        assert not all(line.agrees for line in wrong.lines()), name
-
-
 def test_the_books_of_a_server_see_what_is_off_by_one():
     moved = [
         TransferSample(0, 0, 0, "", direction, "server", blocks, blocks * 10, 0, 0, 0)
@@ -184,9 +159,6 @@ def test_the_books_of_a_server_see_what_is_off_by_one():
     assert agree(integrity_checksum=1) == [True, True, False]
 
 
-# ── whose time it was ────────────────────────────────────────────────────────────────────────
-
-
 def test_time_of_the_device_counts_once_however_many_calls_overlap():
     assert covered([]) == 0
     assert covered([Interval(1, 2), Interval(5, 7)]) == 3
@@ -199,35 +171,6 @@ def test_who_joins_a_read_counts_only_what_was_left_of_it():
     assert covered([Interval(1, 4).since(5)]) == 0
     assert Interval(1, 4).since(0) == Interval(1, 4)
 
-
-def test_a_call_is_of_all_slots_that_it_covers_and_of_no_other():
-    calls = Calls(slot_bytes=4 * PAGE)
-    calls.add("write", "segment-00000000", PAGE + 4 * PAGE, 8 * PAGE, Interval(1, 2))
-    calls.add("read", "segment-00000000", PAGE + 4 * PAGE + PAGE, 3 * PAGE, Interval(3, 4))
-    calls.add("write", "segment-00000000", 0, PAGE, Interval(9, 9))  # the segment's own header
-    assert calls._last == {
-        ("write", "segment-00000000", 1): Interval(1, 2),
-        ("write", "segment-00000000", 2): Interval(1, 2),
-        ("read", "segment-00000000", 1): Interval(3, 4),
-    }
-    assert calls.num_bytes == {"read": 3 * PAGE, "write": 9 * PAGE}
-    assert calls.num_calls == {"read": 1, "write": 2}
-
-
-def test_the_time_of_a_read_is_kept_until_the_last_who_waits_has_it_and_no_longer():
-    reads = ReadTimes()
-    reads.note(b"b", Interval(0, 1))
-    reads.expect([b"a", b"b"])
-    reads.expect([b"a"])
-    assert reads.take([b"b"]) == {}, "nobody waited when it was read"
-    reads.note(b"a", Interval(1, 2))
-    assert reads.take([b"a"]) == {b"a": Interval(1, 2)}
-    assert reads.take([b"a"]) == {b"a": Interval(1, 2)}
-    reads.expect([b"a"])
-    assert reads.take([b"a"]) == {}
-
-
-# ── a run's store ────────────────────────────────────────────────────────────────────────────
 
 OPTIONS = Options(
     model="tiny-1b", num_users=3, max_requests=4, think_scale=0, generation_mode="none",
@@ -262,8 +205,7 @@ def test_a_run_keeps_its_books_and_leaves_nothing_in_the_folder(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, SystemExit])
-def test_the_folder_of_a_run_is_gone_however_it_ends(tmp_path: Path, ending: type[BaseException]):
+def test_the_folder_of_a_run_is_gone_however_it_ends(tmp_path: Path):
     options = replace(OPTIONS, cache_dir=tmp_path)
 
     def measure() -> None:
@@ -271,29 +213,11 @@ def test_the_folder_of_a_run_is_gone_however_it_ends(tmp_path: Path, ending: typ
             asyncio.run(host.write(blocks_of(range(50), SHAPE.num_bytes)))
             asyncio.run(host.settle())
             assert [*tmp_path.glob("kvferry-workload-*/segment-*")]
-            raise ending
+            raise SystemExit
 
-    with pytest.raises(ending):
+    with pytest.raises(SystemExit):
         measure()
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_folder_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path):
-    def refusal(**settings: Any) -> str:
-        options = replace(OPTIONS, **settings)
-        with pytest.raises(ConfigError) as error, stores.store_of(options, SHAPE, run_of(options)):
-            raise AssertionError("it was taken")
-        return str(error.value)
-
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    too_much = refusal(cache_dir=folder, storage_capacity_gb=1e9)
-    assert too_much.startswith("storage_capacity_gb: ")
-    assert not [*folder.iterdir()]
-    options = replace(OPTIONS, cache_dir=folder)
-    folder.rmdir()  # after it was looked at
-    with pytest.raises(ConfigError, match=f"cache_dir: {folder}: "):
-        stores.store_of(options, SHAPE, run_of(options)).__enter__()
 
 
 async def test_a_disk_that_fills_up_during_the_run_is_said_in_its_notes(

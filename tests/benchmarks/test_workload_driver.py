@@ -2,19 +2,18 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import fake_time
 import pytest
 
 from benchmarks.storage_workload import arrivals
 from benchmarks.storage_workload.accounting import line_of_stuck
-from benchmarks.storage_workload.backend import ReadDone, WriteDone
+from benchmarks.storage_workload.backend import WriteDone
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend, NullBackend
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
-from benchmarks.storage_workload.requests import Request, Workload, encode
+from benchmarks.storage_workload.requests import Workload
 from benchmarks.storage_workload.samples import Samples
 from benchmarks.storage_workload.slots import PrioritySlots
 from benchmarks.storage_workload.summary import summarize
@@ -73,9 +72,9 @@ def test_a_slot_whose_next_owner_is_gone_goes_to_the_one_after_it():
             gone, left = (asyncio.create_task(one(name)) for name in ("gone", "left"))
             await asyncio.sleep(0)
         gone.cancel()  # it has been given the slot and has not run yet
-        await asyncio.wait_for(left, 1)
+        await left
         assert entered == ["left"]
-        await asyncio.wait_for(one("after"), 1)
+        await one("after")
 
     fake_time.run(run())
 
@@ -102,13 +101,6 @@ def test_a_user_sends_nothing_before_it_has_its_answer_and_has_thought():
     latency = driver.samples.requests[0]
     parts = latency.queue_s + latency.storage_s + latency.generation_s
     assert abs(latency.total_s - parts) < 1e-9
-
-
-def test_an_overload_of_users_waits_in_their_own_loops_and_the_storage_is_to_blame():
-    driver = fake_time.run(users(EmulatedBackend(2e6), 50, 120.0, Pace()))
-    summary = summarize(driver.samples)
-    assert summary["dominates"]["component"] == "storage"
-    assert max(moment.in_flight for moment in driver.samples.moments) <= 50
 
 
 def test_an_open_overload_waits_in_the_queue_and_is_called_that():
@@ -145,16 +137,14 @@ def test_users_who_leave_finish_what_they_wait_for_and_go_on_there_when_they_com
     async def run() -> Driver:
         driver = Driver(WORKLOAD, EmulatedBackend(1e8), SHAPE, Pace(0.01))
 
-        async def change() -> None:
-            await asyncio.sleep(20)
-            driver.set_users(2)
-            await asyncio.sleep(20)
+        def come_back() -> None:
             assert driver.num_active == 2
             driver.set_users(6)
 
-        changing = asyncio.create_task(change())
+        loop = asyncio.get_running_loop()
+        loop.call_later(20, driver.set_users, 2)
+        loop.call_later(40, come_back)
         await driver.run_users(6, 60.0)
-        await changing
         return driver
 
     samples = fake_time.run(run()).samples
@@ -186,18 +176,6 @@ def test_a_system_prompt_is_missed_once_by_all_users_together_and_hit_ever_after
     assert (stats["prefix_misses"], stats["prefix_hits"]) == (3, len(begun) - 3)
 
 
-def test_what_is_missing_of_a_prompt_is_stored_again():
-    class Forgetful(EmulatedBackend):
-        async def read(self, blocks: Blocks) -> ReadDone:
-            self._kept.clear()
-            return await super().read(blocks)
-
-    driver = fake_time.run(users(Forgetful(1e9), 2, 30.0, Pace()))
-    again = [t for t in driver.samples.transfers if t.purpose == "recompute"]
-    missed = sum(r.asked - r.hit for r in driver.samples.requests)
-    assert sum(t.blocks for t in again) >= missed > 0
-
-
 def test_the_end_cuts_off_who_waits_and_keeps_what_was_answered():
     async def run() -> Driver:
         driver = Driver(WORKLOAD, EmulatedBackend(1e8), SHAPE, Pace(0.03))
@@ -211,31 +189,6 @@ def test_the_end_cuts_off_who_waits_and_keeps_what_was_answered():
     assert samples.requests and samples.num_unfinished
     assert all(r.ended_s <= 12.0 for r in samples.requests)
     assert samples.moments[-1].requests == len(samples.requests)
-
-
-def test_a_run_that_is_stopped_while_answers_come_in_ends_without_an_error():
-    class Gated(NullBackend):
-        def __init__(self) -> None:
-            self.opened = asyncio.Event()
-            self.num_inside = 0
-
-        async def write(self, blocks: Blocks) -> WriteDone:
-            self.num_inside += 1
-            await self.opened.wait()
-            return await super().write(blocks)
-
-    async def run() -> None:
-        gated = Gated()
-        driver = Driver(WORKLOAD, gated, SHAPE, Pace(think_scale=0))
-        running = asyncio.create_task(driver.run_users(3, 10.0))
-        while gated.num_inside < 3:
-            await asyncio.sleep(0)
-        gated.opened.set()
-        driver.stop()
-        await running
-        assert not driver.samples.requests and driver.samples.num_unfinished == 3
-
-    fake_time.run(run())
 
 
 def test_requests_that_the_store_never_answers_are_counted_and_named():
@@ -261,27 +214,3 @@ def test_an_error_of_the_store_ends_the_run_and_is_not_swallowed():
 
     with pytest.raises(OSError, match="gone"):
         fake_time.run(users(Broken(), 3, 10.0, Pace()))
-
-
-def test_arrivals_keep_their_rate_whatever_their_kind():
-    for kind in ("fixed", "poisson", "gamma"):
-        made = [*itertools.islice(arrivals.times(kind, 50.0, 1), 20_000)]
-        assert abs(made[-1] / (19_999 / 50) - 1) < 0.05, kind
-        assert made == sorted(made)
-        assert made == [*itertools.islice(arrivals.times(kind, 50.0, 1), 20_000)]
-
-
-def test_recorded_times_are_kept_and_scaled():
-    def some() -> Iterator[Request]:
-        request = next(WORKLOAD.requests_of(0))
-        for seconds in (7.0, 5.0, 11.0):
-            yield request._replace(arrival_s=seconds)
-
-    assert [time for time, _ in arrivals.as_recorded(some(), 2.0)] == [0.0, 1.0, 3.0]
-
-
-def test_users_in_turn_send_what_each_would_send_alone():
-    made = [*itertools.islice(arrivals.round_robin(WORKLOAD, 3), 9)]
-    assert [r.user for r in made] == [0, 1, 2] * 3
-    alone = [*itertools.islice(WORKLOAD.requests_of(1), 3)]
-    assert [encode(r) for r in made if r.user == 1] == [encode(r) for r in alone]

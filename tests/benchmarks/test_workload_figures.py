@@ -38,7 +38,9 @@ def assert_same(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
-def test_the_figures_of_the_json_are_those_of_its_samples_and_of_its_books(written):
+def test_the_figures_of_the_json_are_those_of_its_samples_and_of_its_books(written, workload_run):
+    assert Record.read(workload_run.json).benchmark == "benchmarks.storage_workload"
+    assert written["seed"] == 42
     samples = Samples.from_json(written["samples"])
     assert_same(written["summary"], summarize(samples), "summary")
     timeline = throughput_timeline(samples)
@@ -64,9 +66,6 @@ def test_samples_come_back_from_the_json_as_they_were_written(written):
     broken = {**written["samples"], "requests": {"columns": ["user"], "rows": []}}
     with pytest.raises(ValueError, match="columns"):
         Samples.from_json(broken)
-
-
-# ── verdicts, from invented latencies ────────────────────────────────────────────────────────
 
 
 def request(**more: Any) -> RequestSample:

@@ -1,31 +1,29 @@
 """What people look at: the report, the page, the charts, and the line while they wait."""
 
-import asyncio
 import contextlib
 import io
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import fake_time
 import pytest
 from matplotlib.figure import Figure
+from pages import Parsed
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend, NullBackend
+from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape
 from benchmarks.storage_workload.page import page
 from benchmarks.storage_workload.plots import charts
-from benchmarks.storage_workload.progress import LOGGED_EVERY_S, WATCHED_EVERY_S, Progress
+from benchmarks.storage_workload.progress import LOGGED_EVERY_S, Progress
 from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.samples import Moment, RequestSample, Samples
+from benchmarks.storage_workload.samples import Samples
 
 HEADERS = [
     "STORAGE PERFORMANCE ASSESSMENT: PASS", "OVERALL PERFORMANCE", "LATENCY BREAKDOWN",
@@ -77,14 +75,6 @@ def test_a_report_has_every_section_of_the_source_and_its_figures(workload_run):
     assert all(line.startswith(("###", "  ")) for line in lines if line)
 
 
-def test_what_was_not_asked_for_has_no_section(workload_run):
-    found = json.loads(workload_run.json.read_text())
-    found["summary"]["rag_stats"] = {"requests": 0, "chunk_blocks": 0, "chunk_hits": 0}
-    titles = [section.title for section in report.sections(found)]
-    assert not {"RAG", "AUTOSCALING", "VALIDATION AGAINST A TRACE"} & {*titles}
-    assert workload_run.printed.count("###") == 2 * (len(titles) + 1), "RAG was printed"
-
-
 def test_books_that_disagree_are_told_with_the_verdict(workload_run):
     found = document_of(workload_run)
     found["accounting"][0] |= {"counted": 1234, "arithmetic": 1230, "agrees": False}
@@ -105,38 +95,10 @@ def plots(workload_run: WorkloadRun, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-class _Tags(HTMLParser):
-    """What a page would load, and what is left open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta",):
-            self.open.append(tag)
-        if tag in ("script", "link", "img", "iframe"):
-            self.loads.append(tag)
-        self.loads += [
-            f"{name}={value}" for name, value in attrs
-            if name in ("src", "href", "xlink:href") and not str(value).startswith("#")
-        ]  # fmt: skip
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in ("meta",):
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_a_page_loads_nothing_and_closes_what_it_opens(workload_run):
     text = workload_run.html.read_text()
-    tags = _Tags()
-    tags.feed(text)
-    assert tags.loads == [] and tags.open == []
+    parsed = Parsed(text)
+    assert parsed.loads == [] and parsed.unclosed == []
     assert not re.search(r"url\((?!#)|@import", text)
     for name in set(re.findall(r"https?://([\w.-]+)", text)):
         assert name.endswith(("w3.org", "purl.org", "creativecommons.org", "matplotlib.org"))
@@ -157,31 +119,6 @@ def test_a_page_has_the_verdict_the_command_every_chart_and_every_section(worklo
     for criterion in found["verdict"]["criteria"]:
         assert criterion["name"].replace("<", "&lt;").replace(">", "&gt;") in text
     assert "prefers-color-scheme: dark" in text and "color-scheme: light dark" in text
-
-
-@pytest.mark.parametrize(("ms", "shown"), [(287.36, "287.4 ms"), (10_014.0, "10.0 s")])
-def test_the_time_of_a_tile_is_short_enough_for_one_line(workload_run, ms, shown):
-    found = document_of(workload_run)
-    found["summary"]["end_to_end_latency_ms"]["p95"] = ms
-    assert f"<div><b>{shown}</b>end to end, P95</div>" in page(found, {})
-
-
-def test_charts_are_written_as_svg_and_as_png_with_every_series_named(plots):
-    names = {path.name for path in plots.iterdir()}
-    kinds = ("latency", "throughput", "tokens", "tiers", "users")
-    assert names == {f"{kind}.{suffix}" for kind in kinds for suffix in ("svg", "png")}
-    for path in plots.iterdir():
-        if path.suffix == ".png":
-            assert path.read_bytes().startswith(b"\x89PNG\r\n")
-        else:
-            assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    texts = {path.stem: path.read_text() for path in plots.glob("*.svg")}
-    for kind, words in {
-        "latency": ("queue", "storage", "end to end"), "throughput": ("read", "written", "GB/s"),
-        "tiers": ("memory", "disk", "GiB"), "users": ("active", "waiting"),
-    }.items():  # fmt: skip
-        for word in words:
-            assert f">{word}</text>" in texts[kind], (kind, word)
 
 
 def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run):
@@ -212,19 +149,6 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
     assert 0 < max(filter(lambda each: each > 0, latency["end to end"])) <= 1000 * slowest + 1e-3
 
 
-def test_a_run_without_a_single_answer_can_be_drawn_and_reported(workload_run, tmp_path):
-    found = document_of(workload_run)
-    assert charts({**found, "throughput_timeline": []}, Samples())["latency"].svg()
-
-
-# ── while it runs ────────────────────────────────────────────────────────────────────────────
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def shown_on(stream: io.StringIO, users: int, seconds: float) -> tuple[str, Driver]:
     """What a run of emulated users leaves there."""
 
@@ -253,41 +177,3 @@ def test_a_log_gets_a_line_now_and_then_with_the_time_left_users_requests_and_hi
     hits, asked = (sum(column) for column in zip(*((r.hit, r.asked) for r in done), strict=True))
     assert int(last[1].replace(",", "")) == len(done)
     assert float(last[2]) == pytest.approx(100 * hits / asked, abs=0.06)
-
-
-def test_a_terminal_gets_one_line_that_is_written_again_and_then_taken_away():
-    text, _ = shown_on(Terminal(), 3, 10.2)
-    assert "\n" not in text
-    drawn = text.split("\r")[1:]
-    assert len(drawn) == 10 // WATCHED_EVERY_S + 2
-    assert drawn[0].startswith("0 of 10.2 s") or drawn[0].startswith("1 of 10.2 s")
-    assert len({len(line) for line in drawn[:-1]}) == 1, "a shorter line leaves nothing behind"
-    assert not drawn[-2].strip() and drawn[-1] == ""
-
-
-def test_an_answer_counts_once_however_often_the_line_is_shown():
-    async def run() -> list[str]:
-        driver = Driver(Workload(MODELS["tiny-1b"], 1), NullBackend(), BlockShape(16, 1), Pace())
-        driver.samples.moments.append(Moment(0.0, 3, 1, 0, 0, 0, 0, {}))
-        progress = Progress(driver, 10, io.StringIO())
-        lines = [progress.line()]
-        for asked, hit in ((10, 10), (10, 4)):
-            driver.samples.requests.append(
-                RequestSample(0, 1, 0, 0, "batch", "", "", 1, 1, 1, 0, 0, 0, asked, hit, 0, 0, 0, 0)
-            )
-            lines += [progress.line(), progress.line()]
-        return lines
-
-    known = "0 of 10 s, 10 s left; 3 users, 1 waiting for an answer; "
-    assert asyncio.run(run()) == [
-        known + "0 requests", *[known + "1 requests; 100.0% of the blocks found"] * 2,
-        *[known + "2 requests; 70.0% of the blocks found"] * 2,
-    ]  # fmt: skip
-
-
-def test_before_users_come_the_line_says_what_is_done_instead():
-    async def run() -> str:
-        driver = Driver(Workload(MODELS["tiny-1b"], 1), NullBackend(), BlockShape(16, 1), Pace())
-        return Progress(driver, 10, io.StringIO()).line()
-
-    assert asyncio.run(run()) == "storing documents"

@@ -14,8 +14,6 @@ from benchmarks.storage_workload.requests import (
     MAX_TURNS,
     Request,
     Workload,
-    chunk_tokens,
-    encode,
     retrieve,
 )
 from remote_server.errors import ConfigError
@@ -52,14 +50,6 @@ def test_the_same_seed_asks_for_the_same_and_another_for_something_else():
     assert Workload(MODEL, 42).digest(20) == Workload(MODEL, 42).digest(20)
     assert Workload(MODEL, 42).digest(20) != Workload(MODEL, 43).digest(20)
     assert Workload(MODEL, 42).digest(20) != Workload(MODEL, 42, multi_turn=False).digest(20)
-
-
-def test_what_one_user_asks_does_not_depend_on_who_asked_before():
-    workload = Workload(MODEL, 7)
-    alone = [*itertools.islice(workload.requests_of(3), 30)]
-    streams = [workload.requests_of(user) for user in range(5)]
-    mixed = [[next(stream) for stream in streams] for _ in range(30)]
-    assert [encode(r) for r in alone] == [encode(turn[3]) for turn in mixed]
 
 
 def test_sizes_and_pauses_stay_within_what_a_persona_has():
@@ -102,18 +92,6 @@ def test_a_turn_begins_with_all_that_was_said_before_it_in_its_conversation():
     assert 0.6 < continued / 3000 < 0.85
 
 
-def test_a_switch_changes_only_what_it_is_about():
-    plain = first(Workload(MODEL, 9), 20, 50)
-    single = first(Workload(MODEL, 9, multi_turn=False), 20, 50)
-    bare = first(Workload(MODEL, 9, system_prompts=False), 20, 50)
-    assert {request.turn for request in single} == {1}
-    assert not any(entry.kind is Kind.SYSTEM for r in bare for entry in r.prefix)
-    assert any(entry.kind is Kind.SYSTEM for r in plain for entry in r.prefix)
-    for one, other in ((plain, single), (plain, bare)):
-        assert [r.new.tokens for r in one if r.new] == [r.new.tokens for r in other if r.new]
-        assert [r.generation_tokens for r in one] == [r.generation_tokens for r in other]
-
-
 def test_one_conversation_in_five_begins_with_a_system_prompt():
     begun = first(Workload(MODEL, 2, multi_turn=False), 100, 100)
     with_system = sum(bool(r.prefix) for r in begun)
@@ -129,13 +107,6 @@ def test_questions_bring_the_first_chunks_of_a_document_more_often_than_the_last
         count.update(chosen)
     assert count[0] > count[2] > count[6] > count[19]
     assert retrieve(Random(0), 2) in ([0, 1], [1, 0])
-
-
-def test_a_chunk_is_512_tokens_unless_those_were_too_many_bytes():
-    assert chunk_tokens(MODELS["llama3.1-70b-instruct"]) == 512
-    assert chunk_tokens(MODELS["llama2-7b"]) == 512
-    fat = MODELS["llama2-7b"]._replace(kv_heads=128)
-    assert chunk_tokens(fat) * fat.bytes_per_token == 256 << 20
 
 
 def test_documents_come_with_one_request_in_ten_and_only_when_asked_for():

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import flags, page, report, trials
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.options import Options
@@ -94,34 +93,6 @@ def test_validate_writes_each_trial_and_its_verdict_and_ends_with_1_when_it_fail
     assert all((tmp_path / f"trial_{number}.json").exists() for number in (1, 2))
 
 
-def test_ctrl_c_in_a_trial_ends_with_130_and_keeps_those_before(tmp_path: Path):
-    def run_one(options: Options) -> Run:
-        run = run_of(options)
-        run.interrupted = (tmp_path / "trial_1.json").exists()
-        return run
-
-    assert trials.main(["--folder", str(tmp_path)], run_one) == 130
-    assert not (tmp_path / "trial_2.json").exists()
-    assert Record.read(tmp_path / "validation.json").interrupted
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["validate", "--trials", "0"], "0 is less than 1"),
-        (["validate", "--output", "x.json"], "output: each trial has its own file"),
-        (["validate", "--nonsense"], "there is no option --nonsense"),
-        (["--scale", "0"], "0 is not a number above 0"),
-    ],
-)
-def test_an_impossible_validation_ends_with_2_and_one_line(words, said, capsys):
-    assert storage_workload.main(words) == 2
-    assert said in capsys.readouterr().err
-
-
-# ── scaled, and labelled so ──────────────────────────────────────────────────────────────────
-
-
 def test_scale_shrinks_blocks_and_tiers_but_not_what_the_command_line_names():
     options = flags.parse(["--scenario", "submission-70b", "--scale", "0.125", "--duration", "60"])
     assert (options.bytes_scale, options.cpu_mem_gb, options.gpu_mem_gb) == (0.125, 0.5, 0)
@@ -146,10 +117,3 @@ def test_a_scaled_submission_is_called_so_in_the_json_the_report_and_the_page(wo
     escaped = label.replace("'", "&#x27;")
     assert f"<title>Storage workload, {escaped}</title>" in shown
     assert f"<strong>{escaped}</strong>" in shown
-
-
-def test_a_full_submission_is_no_mlperf_submission_either_and_an_ordinary_run_has_no_label():
-    assert flags.parse(["--scenario", "submission-8b"]).label == (
-        "NO MLPERF SUBMISSION: its load on this project's own store"
-    )
-    assert flags.parse(["--scenario", "quick"]).label == ""

@@ -139,9 +139,6 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason(
     assert main(["--server", nowhere, "--model", "tiny-1b", "--gpu-mem-gb", "0"]) == 2
 
 
-# ── the server goes ──────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(
     mortal: Server, transport: str
