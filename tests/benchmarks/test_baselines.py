@@ -1,33 +1,37 @@
 """Each baseline runs, small, and writes what it promises. Nothing here is about speed."""
 
+import argparse
 import contextlib
 import importlib
+import io
 import json
+import os
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import peer_folder
-from benchmarks.harness.runner import Skipped
+from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.baseline import (
     fairness,
     fleet_cases,
     link_cases,
     memcached_work,
-    redis_work,
     saturation,
+    server_cases,
 )
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
-from examples.processes import REPOSITORY
+from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.client.lane_opening import why_slow
 
 pytestmark = pytest.mark.real_time
@@ -71,53 +75,46 @@ def test_zmq(tmp_path: Path):
     assert rows["recv_into", "tcp", None]["wall"] == "raw sockets, two connections, tcp"
 
 
+@pytest.mark.whole
 def test_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    """Its sections over one server are quick beside a server that runs: `test_running_servers`."""
     monkeypatch.setattr(fairness, "NUM_STREAMS", 1)  # processes take their time to start
-    monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
-    monkeypatch.setattr(saturation, "_PROBES", 1)
     monkeypatch.setattr(fleet_cases, "NUM_LOOKED_UP", 2)
-    only = ",".join(section for section in server.SECTIONS if section != "one-batch")
-    record, rows = run(
-        server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path), "--only", only
-    )
-    for integrity in (True, False):
-        for operation in (
-            "set deferred=False", "set deferred=True", "set deferred=True, until readable",
-            "stream_get", "contains",
-        ):  # fmt: skip
-            for transport in ("tcp", "zmq", "shm"):
-                assert rows[operation, transport, integrity]["seconds"]
-        assert rows["get", "zmq", integrity]["seconds"]
-    assert rows["contains", "tcp", True]["gb_per_s"] is None
+    only = "models,lookups,sizes,fairness,keys,fleet,scaling,link"
+    record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB", "--only", only)
     assert rows["stream_get", "tcp", True]["ratio_to_wall"] > 0
     for walls in ("lanes alone, both sides hash", "lanes alone, one side hashes"):
         assert rows[walls, "tcp", True]["ratio_to_wall"] > 0 or why_slow()
     assert ("redis GET", "tcp", None) in rows  # measured, or skipped with a reason
     assert ("memcached get", "tcp", None) in rows
     figures = {figure["name"]: figure["values"] for figure in record["figures"]}
-    assert figures["lookup of 1,000 keys, one round trip"].keys() == {"median", "p99"}
-    for batch in ("512", "1,000"):
-        assert figures[f"lookups in batches of {batch}"].keys() == {"1 at a time", "4 at a time"}
     (times_raw,) = [
         values for name, values in figures.items() if name.endswith("both sides, beside raw")
     ]
     assert times_raw["stream_get, tcp, integrity on"] > 0
-    assert figures["lookup of 64 keys, while 1 clients stream"]["p99"] > 0
     assert figures["1 clients streaming"]["all clients"] > 0, "over lanes"
-    assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
-        "set deferred=False", "stream_get"
-    }  # fmt: skip
+    for operation in ("put", "get"):
+        cpu = figures[f"a client's CPU of a {operation}"]
+        assert 0 < cpu["Python threads, 4 servers"] < cpu["4 servers"]
+        to_one = cpu["4 servers to one"]
+        assert cpu["4 servers to one, low"] <= to_one <= cpu["4 servers to one, high"]
     if "link" not in record["parameters"]:  # no namespaces are permitted here
         assert set(figures[f"{link_cases.NAME}, times raw"]) == {
             "put over lanes", "get over lanes", "put over ZeroMQ", "get over ZeroMQ"
         }  # fmt: skip
-    below = {
-        (row["operation"], row["transport"]): row
-        for row in record["rows"]
-        if row["model"].startswith("tiers")
-    }
+    assert "delta-stream_get" in capsys.readouterr().out
+
+
+def test_a_server_with_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
+    monkeypatch.setattr(saturation, "_PROBES", 1)
+    record, _ = run(
+        server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path),
+        "--only", "tiers",
+    )  # fmt: skip
+    below = {(row["operation"], row["transport"]): row for row in record["rows"]}
     for operation in ("put", "get"):
         for loop in ("raw loop", "raw loop and copy"):
             assert below[f"{loop}: {operation}", None]["seconds"], below
@@ -136,66 +133,30 @@ def test_the_server(
             beside[f"disk saturated, slower than alone, %, {end}"] for end in ("low", "high")
         )
         assert low <= beside["disk saturated, slower than alone, %"] <= high
-    for operation in ("put", "get"):
-        cpu = figures[f"a client's CPU of a {operation}"]
-        assert 0 < cpu["Python threads, 4 servers"] < cpu["4 servers"]
-        to_one = cpu["4 servers to one"]
-        assert cpu["4 servers to one, low"] <= to_one <= cpu["4 servers to one, high"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png", "a.svg"], (
         "left behind"
     )
-    assert "delta-stream_get" in capsys.readouterr().out
 
 
-def test_one_batch_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    record, _ = run(server, tmp_path, "--only", "one-batch")
-    rows = {
-        (row["operation"], row["transport"], row["integrity"]): row["seconds"]
-        for row in record["rows"] if row["model"] == "tiny, one batch at a time"
-    }  # fmt: skip
-    for integrity in (True, False):
-        for transport in ("tcp", "zmq", "shm"):
-            for operation in ("set deferred=False", "set deferred=True",
-                              "set deferred=True, until readable"):  # fmt: skip
-                assert rows[operation, transport, integrity], operation
-        for operation, transport in (
-            ("get", "zmq"), ("stream_get", "zmq"), ("client's get", "zmq"), ("client's get", "tcp"),
-            ("client's get", "shm"),
-        ):  # fmt: skip
-            last = rows[operation, transport, integrity]["median"]
-            assert 0 < rows[f"{operation}, first block", transport, integrity]["median"] < last
-    printed = capsys.readouterr().out
-    assert "deferred, of not" in printed
-    assert "streamed, of get" in printed
-
-
-def test_sigterm_keeps_what_a_run_has_measured(tmp_path: Path):
+def test_sigterm_keeps_what_a_run_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """As `timeout` sends it, to a run that would take minutes."""
+
+    class Ending(io.StringIO):
+        def write(self, text: str) -> int:
+            if "round 3 of" in text:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", Ending())
     file = tmp_path / "a.json"
-    command = [
-        sys.executable, "-m", server.MODULE, "--models", "tiny", "--batches", "1",
-        "--trials", "100000", "--only", "models", "--json", str(file),
-    ]  # fmt: skip
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
-        try:
-            assert run.stderr is not None
-            for line in run.stderr:
-                if "round 3 of" in line:
-                    break
-            assert " left" in line, line
-            run.terminate()
-            printed, errors = run.communicate(timeout=30)
-        finally:
-            run.kill()
-    assert run.returncode == 130
-    assert "interrupted: only the trials before it are shown" in errors
+    assert memory_io.main([*SMALL, "--trials", "100000", "--json", str(file)]) == 130
+    assert "interrupted: only the trials before it are shown" in sys.stderr.getvalue()
     record = json.loads(file.read_text())
     assert record["interrupted"]
-    rows = {(row["operation"], row["transport"], row["integrity"]): row for row in record["rows"]}
-    assert rows["set deferred=False", "tcp", True]["seconds"]["median"] > 0
-    assert "set deferred=False" in printed
+    assert {row["operation"]: row for row in record["rows"]}["memcpy"]["seconds"]["median"] > 0
+    assert "memcpy" in capsys.readouterr().out
 
 
 def test_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -235,16 +196,12 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(
 def test_without_redis_every_row_of_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setenv(peer_folder.VARIABLE, str(tmp_path / "no-peers"))
-    with pytest.raises(Skipped, match="no redis-server"):
-        redis_work.find()
-    record, rows = run(server, tmp_path, "--only", "models")
-    redis = [row for (operation, _, _), row in rows.items() if operation.startswith("redis")]
-    assert len(redis) == 8
-    assert all(row["skipped"].startswith("no redis-server on the PATH") for row in redis)
-    assert "redis-server" not in record["versions"]
-    for operation in ("memcached set", "memcached get"):
-        reason = rows[operation, "tcp", None]["skipped"]
-        assert reason.startswith("no memcached on the PATH"), reason
+    nothing = argparse.Namespace()
+    with ExitStack() as stack:
+        cases = server_cases.redis_cases(stack, Target(), nothing, nothing, nothing)
+    samples = Runner(1, 0).measure("m", cases)
+    assert len(samples) == 8
+    assert all(one.skipped.startswith("no redis-server on the PATH") for one in samples.values())
 
 
 class OneReply:
@@ -284,12 +241,12 @@ def test_a_memcached_that_has_not_the_block_is_an_error():
 
 def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
-    arguments = ["--sizes", "64KiB,128KiB", "--total", "1MiB", "--trials", "2", *files]
+    arguments = ["--sizes", "64KiB", "--total", "1MiB", "--trials", "1", *files]
     assert profile.main(arguments) == 0
     assert "<svg" in (tmp_path / "a.svg").read_text()
     figures = json.loads((tmp_path / "a.json").read_text())["figures"]
-    # Per size: three copies, and a put and a get over each transport, checked and unchecked.
-    assert len(figures) == 2 * (3 + 2 * 2 * 2)
+    # Three copies, and a put and a get over each transport, checked and unchecked.
+    assert len(figures) == 3 + 2 * 2 * 2
     assert "64.0 KiB" in capsys.readouterr().out
     for figure in figures:
         ran = figure["values"]
