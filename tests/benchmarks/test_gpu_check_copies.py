@@ -16,7 +16,7 @@ from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Runner
 from kv_connector.pool import offer_sealed_file, pool_path
 
-SMALL = [Shape(64 << 10, 4), Shape(96 << 10, 6)]
+SMALL = [Shape(96 << 10, 6)]
 WAYS = len(layouts.LAYOUTS) * 2
 
 
@@ -27,7 +27,7 @@ def record() -> Record:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
-    """Two small shapes, one trial."""
+    """A small shape, one trial."""
     monkeypatch.setattr(copies, "SHAPES", SMALL)
     return argparse.Namespace(total_mib=1, region_mib=4, trials=1, json=None)
 

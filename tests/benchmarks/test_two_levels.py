@@ -47,9 +47,9 @@ def test_with_room_for_everything_it_finds_what_is_counted_over_the_trace(tmp_pa
 
 @pytest.mark.parametrize(("workload", "more"), [(loop, 0.6), (scan, 0.06)])
 def test_behind_a_pool_it_finds_more_than_lru_where_it_does_so_alone(workload, more):
-    requests = workload(640)[:2000]
-    learned = behind_a_pool(requests, LearnedServer(640, 0), rows=96)
-    lru = behind_a_pool(requests, ServerModel(640, 0, LRU), rows=96)
+    requests = workload(320)[:1000]
+    learned = behind_a_pool(requests, LearnedServer(320, 0), rows=96)
+    lru = behind_a_pool(requests, ServerModel(320, 0, LRU), rows=96)
     assert learned.hits > lru.hits + more * learned.blocks
 
 
