@@ -50,8 +50,16 @@ class Built:
 Change = Callable[[Built], Any]
 
 
+def link(source: str, target: str) -> None:
+    """Or copy, between file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def build(model: Path, folder: Path, patch: pytest.MonkeyPatch, **arguments: Any) -> Built:
-    shutil.copytree(model, folder, copy_function=os.link)
+    shutil.copytree(model, folder, copy_function=link)
     config: VllmConfig = EngineArgs(
         model=str(folder),
         block_size=32,
@@ -69,7 +77,7 @@ def build(model: Path, folder: Path, patch: pytest.MonkeyPatch, **arguments: Any
 
 def with_draft(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Built:
     """An engine of which `folder` has the draft model below `draft`."""
-    shutil.copytree(model, folder / "draft", copy_function=os.link)
+    shutil.copytree(model, folder / "draft", copy_function=link)
     draft = {
         "method": "draft_model",
         "model": str(folder / "draft"),

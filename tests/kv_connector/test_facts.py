@@ -4,7 +4,9 @@ Generated from the lists of facts: a fact that nothing here knows how to change 
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,6 @@ from engine_configs import (
 )
 from vllm.platforms import current_platform
 
-from examples import tiny_model
 from kv_connector.namespace import (
     ADVISORY,
     ENGINE_FACTS,
@@ -43,24 +44,42 @@ IMPLIED = {"dtype": {"kv_dtype"}}
 Factory = Callable[..., Built]
 
 
+# Facts that are changed in the files of an engine: it has a folder of its own.
+IN_FILES = {"weights", "draft_weights", "weight_settings", "remote_code", "processor"}
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.build(tmp_path_factory.mktemp("models") / "small")
+def prototypes(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Built, Built]]:
+    """An engine, and one with a draft model. Others are copies of their configs."""
+    place = tmp_path_factory.mktemp("engines")
+    with pytest.MonkeyPatch.context() as patch:
+        yield build(model, place / "plain", patch), with_draft(model, place / "drafts", patch)
 
 
 @pytest.fixture
-def engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Factory:
-    """Makes engines, each with a folder of its own, that may have any fact at all."""
+def engine(
+    model: Path,
+    prototypes: tuple[Built, Built],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Factory:
+    """Makes engines that may have any fact at all."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     number = itertools.count()
 
     def make(fact: str = "", **arguments: Any) -> Built:
         part = fact.partition(".")[0]
-        folder = tmp_path / f"engine {next(number)}"
-        if part in DRAFTED:
-            built = with_draft(model, folder, monkeypatch)
+        drafts = part in DRAFTED
+        if arguments or fact in IN_FILES:
+            folder = tmp_path / f"engine {next(number)}"
+            make_one = with_draft if drafts else build
+            built = make_one(model, folder, monkeypatch, **arguments)
         else:
-            built = build(model, folder, monkeypatch, **arguments)
+            known = prototypes[drafts]
+            config, cache = deepcopy((known.config, known.cache))
+            built = replace(known, config=config, cache=cache, patch=monkeypatch)
         if (prepare := PREPARED.get(fact, PREPARED.get(part))) is not None:
             prepare(built)
         return built
@@ -184,7 +203,7 @@ def test_random_weights_keep_every_engine_apart(engine: Factory):
 
 
 def test_a_fact_that_cannot_be_taken_is_a_reason_not_to_share(engine: Factory):
-    unreadable = engine()
+    unreadable = engine("weights")
     rewrite(unreadable.folder / "model.safetensors", b"")
     strange = engine()
     strange.config.model_config.hf_config.strange = object()
