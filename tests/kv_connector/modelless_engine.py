@@ -5,7 +5,6 @@ What it computes stands in `modelless_runner`.
 
 import pickle
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 from engine_configs import LAYER
 from modelless_runner import TOKENS, ModellessRunner, held
-from scripted_client import ScriptedClient
+from scripted_client import Clock, ScriptedClient
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -214,13 +213,13 @@ def modelless_engines(
     folder: Path,
     patch: pytest.MonkeyPatch,
     client_factory: Callable[[Any], ScriptedClient] = ScriptedClient,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock | None = None,
 ) -> Iterator[Make]:
     """A maker of such engines, which end with it. Their server is what the test answers, and
-    `clock` is the one of their tier."""
+    `clock` is the one of their tier: on a busy machine no wait is longer."""
     made: list[ModellessEngine] = []
     patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", client_factory)
-    patch.setitem(RemoteTier.__init__.__kwdefaults__, "clock", clock)
+    patch.setitem(RemoteTier.__init__.__kwdefaults__, "clock", clock or Clock())
     patch.setattr(connector_module, "run_self_tests", lambda *_: Report(Outcome.PASSED))
 
     def make(

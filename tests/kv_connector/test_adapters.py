@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_engine import ModellessEngine, modelless_engines
 from modelless_runner import TOKENS, right
 from vllm.lora.request import LoRARequest
 
@@ -31,13 +31,9 @@ def write(folder: Path, content: str) -> LoRARequest:
 @pytest.fixture
 def engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with modelless_engines(model, tmp_path, monkeypatch) as make:
-        engine = make_engine(make)
+        engine = make()
         yield engine
         assert not engine.hook_errors()
-
-
-def make_engine(make: Make) -> ModellessEngine:
-    return make()
 
 
 def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int | None]:
@@ -50,18 +46,14 @@ def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int 
     return used
 
 
-def test_an_adapter_that_stays_is_served_from_the_pool(engine: ModellessEngine, tmp_path: Path):
+def test_an_adapter_is_served_from_the_pool_until_it_is_replaced_in_place(
+    engine: ModellessEngine, tmp_path: Path
+):
     lora = write(tmp_path / "lora", "one")
     answered(engine, "one", lora)
     engine.runner.weights = 2  # what is computed now differs from what was stored
-    assert answered(engine, "two", lora) == right(1, PROMPT)
-
-
-def test_an_adapter_that_was_replaced_in_place_is_computed(engine: ModellessEngine, tmp_path: Path):
-    lora = write(tmp_path / "lora", "one")
-    answered(engine, "one", lora)
+    assert answered(engine, "one again", lora) == right(1, PROMPT)
     write(tmp_path / "lora", "two")
-    engine.runner.weights = 2
     assert answered(engine, "two", lora) == right(2, PROMPT)
     engine.runner.weights = 3
     assert answered(engine, "three", lora) == right(3, PROMPT), "and two left nothing there"
@@ -80,19 +72,6 @@ def test_an_adapter_that_is_replaced_while_a_request_waits_is_computed(
     engine.runner.weights = 2
     engine.start("two")
     assert [engine.block(two, i) for i in range(4)] == right(2, PROMPT)
-
-
-def test_other_adapters_and_the_model_itself_go_on_using_the_pool(
-    engine: ModellessEngine, tmp_path: Path
-):
-    lora = write(tmp_path / "lora", "one")
-    other = LoRARequest("other", 2, write(tmp_path / "other", "one").lora_path)
-    answered(engine, "one", lora)
-    answered(engine, "other", other)
-    write(tmp_path / "lora", "two")
-    engine.runner.weights = 2
-    answered(engine, "two", lora)
-    assert answered(engine, "again", other) == right(1, PROMPT)
 
 
 # ── what counts as a change ──────────────────────────────────────────────────────────────────

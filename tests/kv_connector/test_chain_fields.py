@@ -1,6 +1,5 @@
 """Chain fields of lookups and puts: computed from vLLM's positions, and kept by backfill."""
 
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -9,17 +8,14 @@ import numpy as np
 import pytest
 from connector_standin import Connector
 from scripted_client import TOKENS_PER_BLOCK, Asked, Engine
-from test_server_outage import ready, serve
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kv_connector.pool_rows import PoolRows
-from remote_server.client import PutResult, RemoteClient
+from remote_server.client import PutResult
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, KeyState, Stretch, check_chain
-
-pytestmark = pytest.mark.real_time
 
 ABSENT, _, READABLE = KeyState
 T = TOKENS_PER_BLOCK
@@ -85,21 +81,6 @@ def test_our_connector_learns_the_class_from_the_engine():
     assert found == (5, True)
     ours.engine.tier.submit_store(ours.engine.job(context, keys, [0]))
     assert ours.engine.client.last("lookup").chain == [Stretch(1, 0, 0, T, 15)]
-
-
-def test_a_server_explains_the_blocks_that_an_engine_computed():
-    with serve() as server:
-        engine = TieredEngine(
-            server=server.endpoint, client_factory=RemoteClient, clock=time.monotonic
-        )
-        ready(engine)
-        keys = engine.compute("r", range(4))
-        engine.idle()
-        namespace = engine.tier._namespace
-        assert namespace is not None
-        found = engine.client.lookup(namespace, keys, explain=True, timeout_s=5).result(5)
-        assert found.chain == [Stretch(1, 0, number * T, T) for number in range(4)]
-        engine.tier.shutdown()
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from fake_server import eventually
 from fleet_scene import Scene, all_ready
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 from scripted_fleet import fleet_engine, landed, pool_with
-from tiered_engine import TieredEngine, key_of
+from tiered_engine import UNHURRIED, TieredEngine, key_of
 
 from kv_connector import metrics
 from kv_connector.hot_copies import MOST_DUE, REST_S, HotCopies
@@ -20,6 +20,7 @@ from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.placement import homes
 from remote_server.fleet.server_list import WatchedList
 from remote_server.protocol import KeyState, PutOutcome
+from remote_server.server import hot_keys
 
 pytestmark = pytest.mark.real_time
 
@@ -174,7 +175,10 @@ def test_the_rows_that_wait_are_bounded():
 # ── on real servers ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_fifth_engine_that_loads_a_run_gives_it_to_the_other_home(tmp_path: Path):
+def test_the_fifth_engine_that_loads_a_run_gives_it_to_the_other_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hot_keys, "WITHIN_S", 3600.0)
     blocks = range(FIRST + 4)
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack)
@@ -185,16 +189,17 @@ def test_the_fifth_engine_that_loads_a_run_gives_it_to_the_other_home(tmp_path: 
             def fleet_of(config: ClientConfig) -> Fleet:
                 return Fleet(WatchedList(addresses), config)
 
-            made = TieredEngine(80, client_factory=fleet_of, name=name, break_even=False,
-                                wait_budget_ms=20_000, lookup_timeout_ms=10_000)  # fmt: skip
+            made = TieredEngine(
+                80, client_factory=fleet_of, name=name, break_even=False, **UNHURRIED
+            )
             stack.callback(made.tier.shutdown)
-            until_ready(made.client)
+            eventually(lambda: all_ready(made.client), "the servers are ready")
             return made
 
         writer = engine("writer")
         keys = writer.compute("r", blocks)
         writer.idle()
-        (namespace,) = writer.client.stats(timeout_s=10).result().namespaces
+        (namespace,) = writer.client.stats(timeout_s=60).result().namespaces
         first = [names[place] for place in homes(names, namespace, key_of(0))]
         assert len(holders(scene, namespace, keys[:FIRST])) == 1
         readers = [engine(f"reader-{number}") for number in range(5)]
@@ -211,25 +216,21 @@ def test_the_fifth_engine_that_loads_a_run_gives_it_to_the_other_home(tmp_path: 
             each.check()
 
 
-def until_ready(fleet: Fleet) -> None:
-    eventually(lambda: all_ready(fleet), "the servers are ready")
-
-
 def holders(scene: Scene, namespace: str, keys: list[Any]) -> list[str]:
     """The servers that have all of these rows."""
     found = []
     for name, server in scene.servers.items():
-        client = RemoteClient(ClientConfig(server.endpoint))
-        client.declare(namespace, BLOCK_BYTES)
-        try:
-            until_ready_one(client)
-            states = client.lookup(namespace, keys, timeout_s=10).result().states
-        finally:
-            client.close()
-        assert set(states) in ({KeyState.READABLE}, {KeyState.ABSENT}), "all of a run or nothing"
+        states = states_on(server.endpoint, namespace, keys)
+        assert states in ({KeyState.READABLE}, {KeyState.ABSENT}), "all of a run or nothing"
         found += [name] if KeyState.READABLE in states else []
     return found
 
 
-def until_ready_one(client: RemoteClient) -> None:
-    eventually(lambda: client.ready, "the server is ready")
+def states_on(endpoint: str, namespace: str, keys: list[Any]) -> set[int]:
+    client = RemoteClient(ClientConfig(endpoint))
+    client.declare(namespace, BLOCK_BYTES)
+    try:
+        eventually(lambda: client.ready, "the server is ready")
+        return set(client.lookup(namespace, keys, timeout_s=60).result().states)
+    finally:
+        client.close()

@@ -63,27 +63,6 @@ def test_the_pool_alone_is_emptied_too(make: Make):
     assert used(engine, "three", PROMPT) == right(2, PROMPT)
 
 
-def test_a_request_that_runs_over_a_change_leaves_nothing(engine: ModellessEngine):
-    one = engine.add("one", PROMPT)
-    engine.start("one")
-    engine.load(2)
-    engine.step(2 * TOKENS)
-    engine.finish("one")
-    assert engine.stored(one) == []
-
-
-def test_blocks_of_after_a_change_are_put_under_the_new_name(engine: ModellessEngine):
-    used(engine, "one", PROMPT)
-    before = namespace(engine)
-    engine.load(2)
-    used(engine, "two", ELSE)
-    sent = len(engine.client.asked)
-    used(engine, "three", PROMPT)
-    asked = engine.client.asked[sent:]
-    assert {one.operation for one in asked} >= {"lookup", "put"}
-    assert {one.namespace for one in asked} == {namespace(engine)} != {before}
-
-
 def test_equal_weights_after_sleep_and_wake_have_the_old_name(engine: ModellessEngine):
     """vLLM resets before it sleeps. The first request waits for the name, and then hits."""
     used(engine, "one", PROMPT)

@@ -1,13 +1,9 @@
 """What is used above the server stays on the server, and reporting it costs next to nothing."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 from scripted_client import BLOCK_BYTES, Clock, Engine
-from tiered_engine import TieredEngine
+from tiered_engine import ready, real_engine, serve
 
-from examples.processes import RemoteServer
 from kv_connector import metrics
 from kv_connector.backfill import (
     BATCH_S,
@@ -17,8 +13,8 @@ from kv_connector.backfill import (
     Recency,
 )
 from kv_connector.config import BYPASS_KEY, Bypass
-from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
+from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -107,42 +103,21 @@ def test_requests_that_keep_away_from_the_server_report_nothing():
 def test_a_prompt_that_only_levels_above_serve_outlives_a_scan_of_the_server(used: bool):
     """The scan puts three times what the server's memory holds. `used` False proves that the
     scan is one that the prompt would not survive by itself."""
-    most_blocks = (1 << 20) // BLOCK_BYTES
-    clock = OwnClock()
-    with RemoteServer("1MiB") as server:
-        engine = TieredEngine(
-            400, client_factory=RemoteClient, clock=clock, server=server.endpoint,
-            break_even=False, put_timeout_ms=60_000,
-        )  # fmt: skip
-        wait_until(lambda: engine.client.ready)
+    clock = Clock()
+    with serve(memory=MiB) as server:
+        engine = ready(real_engine(server.endpoint, num_rows=400, clock=clock))
         prompt = engine.compute("system prompt", range(20))
         engine.idle()
-        for first in range(1000, 1000 + 3 * most_blocks, 40):
+        for first in range(1000, 1000 + 3 * MiB // BLOCK_BYTES, 40):
             if used:
-                clock.ahead_s += REST_S
+                clock.now += REST_S
                 context, _ = engine.request("user", range(20))
                 engine.tier.admitted("user", prompt)
                 engine.step()
                 engine.manager.on_request_finished(context)
-                engine.client.stats(timeout_s=10).result()  # behind the touch, on its connection
+                engine.client.stats(timeout_s=60).result()  # behind the touch, on its connection
             engine.compute(f"scan {first}", range(first, first + 40))
             engine.idle()
-        found = engine.client.lookup(engine.tier._namespace, prompt, timeout_s=10).result()
+        found = engine.client.lookup(engine.tier._namespace, prompt, timeout_s=60).result()
         engine.tier.shutdown()
     assert (found.prefix == len(prompt)) is used
-
-
-class OwnClock:
-    """The machine's clock, and as far ahead of it as a test likes."""
-
-    ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead_s
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

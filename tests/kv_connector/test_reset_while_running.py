@@ -1,6 +1,5 @@
 """After a reset nothing that the old weights computed reaches the pool or the server."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,21 +8,27 @@ from typing import Any
 import pytest
 from modelless_engine import Make, ModellessEngine, modelless_engines
 from modelless_runner import TOKENS, right
+from scripted_client import Clock
 from tiered_engine import TieredEngine
 
 from kv_connector import remote_tier
 from kv_connector.resets import ResetFlush
 from remote_server.protocol import KeyState
 
-pytestmark = pytest.mark.real_time
-
 PROMPT = list(range(1, 4 * TOKENS + 2))
 ELSE = list(range(5001, 5001 + 4 * TOKENS + 1))
 
 
 @pytest.fixture
-def make(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    with modelless_engines(model, tmp_path, monkeypatch) as make:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> Iterator[Make]:
+    with modelless_engines(model, tmp_path, monkeypatch, clock=clock) as make:
         yield make
 
 
@@ -32,14 +37,6 @@ def engine(make: Make) -> Iterator[ModellessEngine]:
     engine = make()
     yield engine
     assert not engine.hook_errors()
-
-
-def test_blocks_of_a_prompt_lie_in_the_pool_as_they_were_computed(engine: ModellessEngine):
-    one = engine.add("one", PROMPT)
-    engine.start("one")
-    engine.finish("one")
-    assert engine.stored(one) == right(1, one.all_token_ids)
-    assert len(engine.stored(one)) == 4
 
 
 def new_weights(engine: ModellessEngine) -> None:
@@ -59,18 +56,6 @@ def test_a_request_that_ran_at_a_reset_leaves_nothing_until_it_ends(engine: Mode
     assert len(engine.client.asked) == asked
 
 
-def test_a_request_whose_prompt_was_half_computed_at_a_reset_leaves_nothing(make: Make):
-    engine = make(arguments={"max_num_batched_tokens": 2 * TOKENS})
-    one = engine.add("one", PROMPT)
-    while not one.num_computed_tokens:
-        engine.step()
-    assert 0 < one.num_computed_tokens < len(PROMPT)
-    new_weights(engine)
-    engine.start("one")
-    engine.finish("one")
-    assert engine.pool() == {}
-
-
 def test_a_request_that_waited_at_a_reset_is_stored_like_any_other(make: Make):
     engine = make(arguments={"max_num_seqs": 1})
     engine.add("one", PROMPT)
@@ -82,20 +67,6 @@ def test_a_request_that_waited_at_a_reset_is_stored_like_any_other(make: Make):
     engine.finish("two")
     assert engine.stored(two) == right(2, two.all_token_ids)
     assert len(engine.pool()) == 4
-
-
-def test_blocks_that_the_engine_kept_over_a_reset_are_not_stored_for_who_hits_them(
-    engine: ModellessEngine,
-):
-    """vLLM answers false, and its own cache still finds everything of before."""
-    engine.add("one", PROMPT)
-    engine.start("one")
-    new_weights(engine)
-    two = engine.add("two", PROMPT + ELSE)
-    engine.start("two")
-    assert engine.block(two, 0) == right(1, PROMPT)[0], "the engine reused it"
-    engine.finish("one", "two")
-    assert engine.pool() == {}
 
 
 def test_a_block_that_was_computed_behind_an_old_one_is_as_old(engine: ModellessEngine):
@@ -178,44 +149,11 @@ def test_requests_that_are_kept_back_are_counted_once(engine: ModellessEngine):
 # ── copies under way at a reset ──────────────────────────────────────────────────────────────
 
 
-def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(make: Make):
-    """Two batches are under way, as with pipeline stages: one has the order to end the copies,
-    when the next one is scheduled."""
-    engine = make(watched=False)
-    engine.add("one", PROMPT)
-    engine.start("one")
-    engine.abort("one")
-    assert engine.connector.scheduler._jobs, "its blocks are copied in the next step"
-    engine.load(2)
-    assert engine.reset()
-    two = engine.add("two", ELSE)
-    flushing = engine.schedule()
-    engine.client.last("lookup").found(*[KeyState.READABLE] * 4)
-    ahead = engine.schedule()
-    send_what_is_asked_for(engine)
-    engine.execute(flushing)
-    engine.execute(ahead)
-    while not two.num_output_tokens:
-        send_what_is_asked_for(engine)
-        engine.step()
-    assert [engine.block(two, i) for i in range(4)] == right(2, ELSE)
-    assert engine.client.count("get") == 1
-
-
-def send_what_is_asked_for(engine: ModellessEngine) -> None:
-    contents = engine.runner.computed_elsewhere(ELSE, 2)
-    for asked in engine.client.asked:
-        if asked.operation == "get" and not asked.reply.done():
-            for row, content in zip(asked.rows, contents, strict=True):
-                row[:] = content.to_bytes(8, "little") * (len(row) // 8)
-            asked.landed(*range(4))
-
-
 def test_loads_wait_no_longer_than_a_load_may_take_for_the_copies_of_before_a_reset(
-    make: Make,
+    make: Make, clock: Clock
 ):
     """A worker that does not report them must not defer requests for ever."""
-    engine = make(load_timeout_ms=1, watched=False)
+    engine = make(load_timeout_ms=1000, watched=False)
     engine.add("one", PROMPT)
     engine.start("one")
     engine.abort("one")
@@ -223,7 +161,7 @@ def test_loads_wait_no_longer_than_a_load_may_take_for_the_copies_of_before_a_re
     two = engine.add("two", ELSE)
     engine.schedule()
     engine.client.last("lookup").found(*[KeyState.READABLE] * 4)
-    time.sleep(0.002)
+    clock.now += 1.1
     engine.execute(engine.schedule())
     assert two.num_output_tokens and engine.client.count("get") == 0
     assert engine.totals()["kvferry_missed_blocks", "pool_busy"] == 1

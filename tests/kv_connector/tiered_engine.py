@@ -22,8 +22,21 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 
 from kv_connector.remote_tier import RemoteTier
+from remote_server.client import RemoteClient
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.values import MiB
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+
+UNHURRIED = dict.fromkeys(
+    (
+        *("wait_budget_ms", "lookup_timeout_ms", "load_stall_ms", "load_timeout_ms"),
+        "put_timeout_ms",
+    ),
+    600_000,
+)
+"""Limits that no busy host exceeds."""
 
 
 def key_of(number: int) -> OffloadKey:
@@ -122,15 +135,13 @@ class TieredEngine:
             time.sleep(0.002)
         return found
 
-    def idle(self) -> int:
-        """Step as vLLM does without requests: while there is work. Gives the number of steps."""
-        deadline, steps = time.monotonic() + PATIENCE_S, 0
+    def idle(self) -> None:
+        """Step as vLLM does without requests: while there is work."""
+        deadline = time.monotonic() + PATIENCE_S
         while self.manager.has_pending_work():
             assert time.monotonic() < deadline, "the engine would step for ever"
             self.step()
             time.sleep(0.002)
-            steps += 1
-        return steps
 
     def bytes_of(self, number: int) -> bytes:
         """The bytes under this key in the pool."""
@@ -159,3 +170,30 @@ class TieredEngine:
 
     def counted(self, metric: str, label: str = "") -> int:
         return self.tier.counters.totals().get((metric, label), 0)
+
+
+# ── real clients and servers ─────────────────────────────────────────────────────────────────
+
+
+def real_engine(server: str, **settings: Any) -> TieredEngine:
+    """An engine whose client is real. Neither its limits nor measured speeds decide anything."""
+    given: dict[str, Any] = {
+        "client_factory": RemoteClient, "clock": time.monotonic, "break_even": False,
+        **UNHURRIED, **settings,
+    }  # fmt: skip
+    return TieredEngine(server=server, **given)
+
+
+def ready(engine: TieredEngine, is_it: bool = True) -> TieredEngine:
+    """Once its client is, or is not."""
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.client.ready is not is_it:
+        assert time.monotonic() < deadline, f"ready is not {is_it}"
+        time.sleep(0.002)
+    engine.step()
+    return engine
+
+
+def serve(port: int = 0, memory: int = 16 * MiB) -> Server:
+    bind = f"tcp://127.0.0.1:{port or '*'}"
+    return Server(ServerConfig(bind=bind, memory=memory, populate=False))
