@@ -222,9 +222,10 @@ class Overlapped:
             assert content in self.engine.runner.ever[prefix], f"{what} holds another key's bytes"
 
     def _prefix_of(self, key: bytes) -> tuple[int, ...]:
-        if key not in self._prefixes:
-            for request in self.requests:
-                tokens = list(request.all_token_ids)
-                for i, known in enumerate(self.engine.keys(request)):
-                    self._prefixes[known] = tuple(tokens[: (i + 1) * TOKENS])
+        requests = reversed(self.requests)  # mostly it is of one of the last
+        while key not in self._prefixes:
+            request = next(requests)
+            tokens = list(request.all_token_ids)
+            for i, known in enumerate(self.engine.keys(request)):
+                self._prefixes[known] = tuple(tokens[: (i + 1) * TOKENS])
         return self._prefixes[key]
