@@ -11,15 +11,13 @@ import pytest
 from gpu_stand_in import Gpu, Stream, use_gpu
 from laid_out_worker import HYBRIDS, Worker, make_worker
 from real_connector import FULL, Layers, configs_of, group_of
+from test_self_test import be_patient
+from tiered_engine import serve
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
-from kv_connector import self_test
-from kv_connector.host_worker import ClearingWorker
 from kv_connector.self_test import Outcome, Report, run_self_test
 from remote_server.client import ClientConfig
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.values import MiB
 
 ONE_GROUP: tuple[str, list[Layers]] = ("LBHNC", [group_of(0, FULL, 3)])
 
@@ -30,11 +28,9 @@ CACHES = {"one group": ONE_GROUP, **HYBRIDS}
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, and time for it to answer on a busy machine."""
-    monkeypatch.setattr(self_test, "CANARY_S", 20.0)
-    monkeypatch.setattr(self_test, "ATTACHING_S", 5.0)
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
+    """A server, and time for it to answer on any machine."""
+    be_patient(monkeypatch)
+    with serve() as server:
         yield server
 
 
@@ -91,15 +87,6 @@ def test_a_copy_that_is_not_waited_for_does_not_pass_it(
     worker = make(*ONE_GROUP)
     monkeypatch.setattr(CPUOffloadingWorker, "wait", lambda *_: None)
     assert canary(worker, server).outcome is Outcome.BROKEN
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_rows_are_cleared_only_where_a_block_does_not_fill_its_row(
-    make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, cache: str
-):
-    use_gpu(monkeypatch)
-    expected = CPUOffloadingWorker if cache == "one group" else ClearingWorker
-    assert type(make(*CACHES[cache]).copies) is expected
 
 
 def test_a_second_rank_clears_nothing_of_the_first_one(
