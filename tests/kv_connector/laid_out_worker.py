@@ -59,9 +59,15 @@ class Worker:
             for layer in self.cache.kv_cache_groups[group].layer_names
         ]
 
-    def copy(self, group: int, block: int, row: int, *, store: bool) -> None:
+    def submit_store(self, group: int, block: int, row: int) -> None:
+        assert self.copies.submit_store(1, self._blocks(group, block), CPULoadStoreSpec([row]))
+
+    def _blocks(self, group: int, block: int) -> GPULoadStoreSpec:
         sizes = [int(number == group) for number in range(len(self.cache.kv_cache_groups))]
-        engine = GPULoadStoreSpec([block], sizes, [0] * len(sizes))
+        return GPULoadStoreSpec([block], sizes, [0] * len(sizes))
+
+    def copy(self, group: int, block: int, row: int, *, store: bool) -> None:
+        engine = self._blocks(group, block)
         if store:
             assert self.copies.submit_store(1, engine, CPULoadStoreSpec([row]))
         else:

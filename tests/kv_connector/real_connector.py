@@ -1,7 +1,7 @@
 """Our connector over vLLM's own scheduler half, with KV cache groups of a test's choice: no model
 and no server, but everything between a request and the tier is real."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_configs import build
-from scripted_client import ScriptedClient
+from scripted_client import STEP_END, ScriptedClient
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -27,6 +27,7 @@ from vllm.v1.request import Request
 
 from kv_connector import remote_tier
 from kv_connector.connector import KVFerryConnector
+from remote_server.protocol import KeyState
 
 BLOCK = 32
 
@@ -123,6 +124,27 @@ def request_of(
         ),
         **more,
     )
+
+
+def matched(
+    connector: KVFerryConnector, request: Request, states_of: Callable[[Any], list[KeyState]]
+) -> int:
+    """The tokens that a new request finds in the end. Its lookups are answered by `states_of`, and
+    its loads land."""
+    connector.on_new_request(request)
+    for _ in range(6):
+        tokens, _ = connector.get_num_new_matched_tokens(request, 0)
+        if tokens is not None:
+            return tokens
+        connector.scheduler.manager.on_schedule_end(STEP_END)
+        for asked in ScriptedClient.latest.asked:
+            if asked.reply.done():
+                continue
+            if asked.operation == "lookup":
+                asked.found(*states_of(asked))
+            else:
+                asked.landed(*range(len(asked.keys)))
+    raise AssertionError("it still waits")
 
 
 def empty_step(handed_over: dict[str, list[tuple[int, int, int]]] | None = None) -> Any:

@@ -242,6 +242,17 @@ class Engine:
         self.tier.on_new_request(context)
         return context, keys
 
+    def ask(
+        self, name: str, num_keys: int, *states: KeyState, **params: Any
+    ) -> tuple[ReqContext, list[Any]]:
+        """A request whose lookup was sent in a step, and answered if there are `states`."""
+        context, keys = self.request(name, num_keys, **params)
+        self.lookup(context, keys)
+        self.step()
+        if states:
+            self.client.last("lookup").found(*states)
+        return context, keys
+
     def lookup(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
         return [self.tier.lookup(key, context).name for key in keys]
 

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from kv_connector.config import apply_request_options, keep_to_pool
+from kv_connector.config import apply_request_options
 from kv_connector.introduction import Reporter, with_received
 
 
@@ -81,9 +81,3 @@ def test_a_prompt_that_another_connector_brings_is_not_loaded_here_as_well():
     request = MagicMock(kv_transfer_params={"do_remote_prefill": True}, lora_request=None)
     apply_request_options(request)
     assert request.kv_transfer_params == {"do_remote_prefill": True, "max_load_tokens": 0}
-
-
-def test_options_that_cannot_be_read_leave_those_of_other_connectors():
-    request = MagicMock(kv_transfer_params={"do_remote_prefill": True, "kvferry": object()})
-    keep_to_pool(request)
-    assert request.kv_transfer_params["do_remote_prefill"] is True

@@ -74,14 +74,6 @@ def gate(
     return gate
 
 
-def test_while_it_declines_one_in_so_many_is_fetched_all_the_same():
-    slow = gate(Clock(), bytes_per_s=1000, tokens_per_s=1000)
-    admitted = [slow.admits(MiB, 16, round_trips=2) for _ in range(3 * PROBE_EVERY)]
-    assert [i for i, yes in enumerate(admitted, 1) if yes] == [
-        PROBE_EVERY, 2 * PROBE_EVERY, 3 * PROBE_EVERY,
-    ]  # fmt: skip
-
-
 def test_while_it_declines_the_first_one_after_a_while_is_fetched_all_the_same():
     clock = Clock()
     slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
@@ -199,9 +191,7 @@ def engine() -> Engine:
 def measured(engine: Engine, *, load_s: float, prefill_tokens_per_s: float = 1000.0) -> None:
     """Loads of one block that take `load_s`, each for a request of its own."""
     for i in range(LEAST_SAMPLES):
-        context, keys = engine.request(f"measure {i}", 1)
-        engine.lookup(context, keys)
-        engine.step()
+        context, keys = engine.ask(f"measure {i}", 1)
         engine.clock.now += 0.0001
         engine.client.last("lookup").found(READABLE)
         assert engine.lookup(context, keys) == ["HIT"]
@@ -238,24 +228,12 @@ def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: E
     assert engine.lookup(context, keys) == ["HIT"] * 8
 
 
-def test_a_prefix_that_loads_sooner_is_fetched(engine: Engine):
-    measured(engine, load_s=0.01)
-    context, keys = engine.request("r", 8)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(*[READABLE] * 8)
-    assert engine.lookup(context, keys) == ["HIT"] * 8
-
-
 def test_an_answer_that_leaves_too_little_to_be_worth_it_is_not_loaded(engine: Engine):
     """Twenty blocks were worth two round trips of 40 ms; the one that is there not even one."""
     measured(engine, load_s=0.0001)
     for _ in range(KEPT_SAMPLES):
         engine.tier.break_even.link.lookup_took(0.040)
-    context, keys = engine.request("r", 20)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE, *[ABSENT] * 19)
+    context, keys = engine.ask("r", 20, READABLE, *[ABSENT] * 19)
     assert engine.lookup(context, keys) == ["MISS"] * 20
     assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "break_even"] == 1
 
@@ -265,10 +243,7 @@ def test_a_server_that_comes_back_is_measured_anew(engine: Engine):
     for ready in (False, True):
         engine.client.ready = ready
         engine.tier.serve_external_requests(MagicMock())
-    context, keys = engine.request("r", 1)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE)
+    context, keys = engine.ask("r", 1, READABLE)
     assert engine.lookup(context, keys) == ["HIT"]
 
 
@@ -331,22 +306,12 @@ def test_the_wait_of_a_request_is_observed_once_from_its_first_lookup_to_its_adm
     assert waits(engine) == []
 
 
-def test_without_a_server_a_request_waits_no_time_and_no_step(engine: Engine):
-    engine.client.ready = False
-    context, keys = engine.request("r", 2)
-    engine.lookup(context, keys)
-    engine.tier.admitted("r", [])
-    assert waits(engine) == [(0.0, 0)]
-
-
 def test_requests_that_never_asked_and_bare_tiers_are_told_apart(engine: Engine):
     engine.request("all in the pool", 2)
     engine.tier.admitted("all in the pool", [])
     engine.tier.admitted("a stranger", [])
     assert waits(engine) == []
-    context, keys = engine.request("bare", 1)
-    engine.lookup(context, keys)
-    engine.step()
+    engine.ask("bare", 1)
     engine.clock.now += 0.02
     engine.tier.on_schedule_end(engine.scheduled("bare"))
     assert waits(engine) == [(0.02, 2)]

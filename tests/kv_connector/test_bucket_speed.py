@@ -63,11 +63,7 @@ def test_a_prompt_that_would_come_more_slowly_from_the_bucket_is_computed(engine
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert missed(engine, "bucket_slow") == 8
     assert missed(engine, "break_even") == 0
-
-
-def test_the_same_blocks_in_memory_are_loaded(engine: Engine):
-    measure_bucket(engine, 0.200)
-    context, keys = look(engine, "r", 8)
+    context, keys = look(engine, "in memory", 8)
     assert engine.lookup(context, keys) == ["HIT"] * 8
 
 
@@ -80,11 +76,6 @@ def test_the_blocks_before_the_bucket_s_are_loaded_all_the_same(engine: Engine):
 
 def test_a_bucket_that_is_faster_than_computing_is_read(engine: Engine):
     measure_bucket(engine, 0.040)
-    context, keys = look(engine, "r", 8, 0, 8)
-    assert engine.lookup(context, keys) == ["HIT"] * 8
-
-
-def test_a_bucket_that_was_never_measured_is_read(engine: Engine):
     context, keys = look(engine, "r", 8, 0, 8)
     assert engine.lookup(context, keys) == ["HIT"] * 8
 
@@ -145,10 +136,7 @@ def test_a_load_from_the_bucket_may_be_silent_for_as_long_as_it_may_take(engine:
 def test_blocks_that_turn_up_in_the_bucket_later_are_judged_then(engine: Engine):
     """Their pack's header was being read at the first lookup."""
     measure_bucket(engine, 0.200)
-    context, keys = engine.request("r", 4)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE, READABLE, PENDING, PENDING)
+    context, keys = engine.ask("r", 4, READABLE, READABLE, PENDING, PENDING)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "RETRY", "RETRY"]
     engine.step()
     engine.client.last("lookup").found(READABLE, READABLE, remote=[0, 2])

@@ -6,7 +6,6 @@ import pytest
 
 from kv_connector.config import (
     ConnectorConfig,
-    RemoteConfig,
     client_config,
     client_configs,
     client_for,
@@ -62,11 +61,6 @@ def test_a_wrong_value_is_refused_with_its_name_and_value(setting: str, value: o
     assert str(value) in str(refused.value)
 
 
-def test_there_are_at_most_fifteen_settings_and_the_tier_takes_a_part_of_them():
-    assert len(ConnectorConfig.__struct_fields__) <= 15
-    assert set(RemoteConfig.__struct_fields__) < set(ConnectorConfig.__struct_fields__)
-
-
 def test_a_key_file_behind_the_address_goes_to_the_client_and_not_into_the_address():
     server = "tcp://10.0.0.7:5757?keys=/etc/kvferry/client.key"
     client = client_config(read(server=server), "engine")
@@ -85,40 +79,35 @@ OPEN, LOCKED = "tcp://127.0.0.1:5757", "tcp://127.0.0.1:5757?keys=/etc/kvferry/c
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_a_random_hash_seed_is_refused_for_a_shared_server(
+def test_a_weak_hash_is_refused_with_a_random_seed_and_always_where_a_server_has_keys(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ):
+    """A prompt can forge its keys."""
+
+    def refused_with_keys() -> None:
+        for server in (LOCKED, ["tcp://a:5757", "tcp://b:5757?keys=/client.key"]):
+            with pytest.raises(ConfigError, match=f"{algorithm} with a server that has keys"):
+                refuse_weak_hashes(algorithm, server)
+
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     refuse_weak_hashes("sha256", OPEN)
+    refuse_weak_hashes("sha256_cbor", LOCKED)
     refuse_weak_hashes(algorithm, None)
+    refused_with_keys()
     with pytest.raises(ConfigError, match="PYTHONHASHSEED"):
         refuse_weak_hashes(algorithm, OPEN)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     refuse_weak_hashes(algorithm, OPEN)
-
-
-@pytest.mark.parametrize("seed", [None, "0"])
-@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_keys_that_a_prompt_can_forge_are_refused_for_a_server_with_keys(
-    algorithm: str, seed: str | None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    if seed is not None:
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-    with pytest.raises(ConfigError, match=f"{algorithm} with a server that has keys.*use sha256"):
-        refuse_weak_hashes(algorithm, LOCKED)
-    refuse_weak_hashes("sha256_cbor", LOCKED)
+    refused_with_keys()
 
 
 @pytest.mark.parametrize("character", ["\n", "\x1b", "\u202e", "\u2028"])
-def test_a_namespace_that_no_server_takes_is_refused_at_start(character: str):
+def test_a_namespace_that_no_server_takes_is_refused_and_such_a_fact_told_by_its_digest(
+    character: str,
+):
     with pytest.raises(ConfigError, match=rf"namespace=.*U\+{ord(character):04X}") as refused:
         read(namespace=f"a{character}")
     assert character not in str(refused.value)
-
-
-@pytest.mark.parametrize("character", ["\n", "\x1b", "\u202e", "\u2028"])
-def test_a_fact_that_no_server_takes_is_told_by_its_digest(character: str):
     assert text_of(f"a{character}") == digest_of(f"a{character}")
     assert text_of("a b") == "a b"
 
@@ -162,8 +151,3 @@ def test_the_canary_has_the_address_the_keys_and_the_name_of_each_server():
 def test_a_wrong_server_in_a_list_is_refused_at_start():
     with pytest.raises(ConfigError, match="localhost gives no name"):
         read(server=["tcp://localhost:1", "tcp://a:1"])
-
-
-def test_keys_of_any_server_of_a_list_forbid_a_weak_hash():
-    with pytest.raises(ConfigError, match=r"xxhash with a server that has keys"):
-        refuse_weak_hashes("xxhash", ["tcp://a:5757", "tcp://b:5757?keys=/client.key"])

@@ -48,9 +48,7 @@ def gauges(engine: Engine) -> dict[str, Any]:
 def test_what_no_server_answered_is_a_miss_and_what_others_found_is_used(
     engine: Engine, state: int, reason: str, cut: str
 ):
-    context, keys = engine.request("r", 4)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 4)
     reply(engine.client.last("lookup"), READABLE, READABLE, state, READABLE)
     assert engine.lookup(context, keys)[:3] == ["HIT", "HIT", "MISS"]
     assert counted(engine, metrics.MISSED_BLOCKS, reason) == 1
@@ -61,18 +59,14 @@ def test_what_no_server_answered_is_a_miss_and_what_others_found_is_used(
 
 
 def test_rows_behind_a_missing_one_take_no_room_in_the_pool(engine: Engine):
-    context, keys = engine.request("r", 20)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 20)
     reply(engine.client.last("lookup"), *[READABLE] * 3, UNANSWERED, *[READABLE] * 16)
     engine.lookup(context, keys[:4])
     assert engine.tier.lookups._room.num_held == 3
 
 
 def test_a_late_server_fills_in_its_part_and_the_rest_stays_a_miss(engine: Engine):
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 3)
     asked = engine.client.last("lookup")
     reply(asked, READABLE, UNANSWERED_LATE, UNANSWERED)
     assert engine.lookup(context, keys) == ["HIT", "MISS", "MISS"]
@@ -81,9 +75,7 @@ def test_a_late_server_fills_in_its_part_and_the_rest_stays_a_miss(engine: Engin
 
 
 def test_a_queued_request_asks_again_after_a_pause_and_not_in_every_step(engine: Engine):
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 3)
     reply(engine.client.last("lookup"), READABLE, UNANSWERED, ABSENT)
     for _ in range(5):
         engine.lookup(context, keys)
@@ -104,9 +96,7 @@ def test_a_queued_request_asks_again_after_a_pause_and_not_in_every_step(engine:
 
 def test_a_hole_is_an_eviction_and_the_end_of_what_was_stored_is_none(engine: Engine):
     for name, states in (("hole", (READABLE, ABSENT, READABLE)), ("end", (READABLE, ABSENT))):
-        context, keys = engine.request(name, len(states))
-        engine.lookup(context, keys)
-        engine.step()
+        context, keys = engine.ask(name, len(states))
         reply(engine.client.last("lookup"), *states)
         engine.lookup(context, keys)
         engine.tier.admitted(name, keys[:1], 32)
@@ -116,9 +106,7 @@ def test_a_hole_is_an_eviction_and_the_end_of_what_was_stored_is_none(engine: En
 def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_once(
     engine: Engine,
 ):
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 3)
     reply(engine.client.last("lookup"), READABLE, ABSENT_SO_FAR, READABLE)
     assert engine.lookup(context, keys)[:2] == ["HIT", "MISS"]
     assert counted(engine, metrics.MISSED_BLOCKS, "absent") == 1

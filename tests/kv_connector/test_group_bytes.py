@@ -15,7 +15,7 @@ from real_connector import FULL, RECURRENT, configs_of, group_of
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool import Piece, RestOfRows, rest_of_rows
+from kv_connector.pool import Piece, rest_of_rows
 from remote_server.errors import ConfigError
 
 STRANGER, OWN = 0x11, 0x22
@@ -65,6 +65,23 @@ def test_a_stored_row_holds_nothing_of_what_was_there_before(worker: Worker, gro
     assert (worker.rows[2] == STRANGER).all() and (worker.rows[4] == STRANGER).all()
 
 
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_on_a_gpu_a_row_is_cleared_when_its_copy_ends_and_not_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_for: bool
+):
+    """A row that was waited for may have another owner when the end of its copy is reported."""
+    use_gpu(monkeypatch, eager=True)
+    worker = make_worker(model, tmp_path, monkeypatch, *HYBRIDS["a group with fewer layers"])
+    worker.rows[:] = STRANGER
+    worker.submit_store(1, block=5, row=3)
+    if waited_for:
+        worker.copies.wait({1})
+        worker.rows[:] = STRANGER
+    assert [result.job_id for result in worker.copies.get_finished()] == [1]
+    assert (worker.rows[3] == (STRANGER if waited_for else 0)).all()
+    worker.shutdown()
+
+
 @pytest.mark.parametrize("group", [0, 1])
 def test_a_row_brings_back_every_byte_of_its_block(worker: Worker, group: int):
     random = np.random.default_rng(group)
@@ -109,20 +126,6 @@ def test_every_rank_that_loads_a_shared_row_has_a_canary_of_its_own(worker: Work
         rows += stage._source_rows + stage._target_rows
         del stage
     assert len(set(rows)) == len(rows)
-
-
-@pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])
-def test_a_model_with_one_group_has_nothing_to_clear(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-):
-    """No call, no byte: it pays nothing for what hybrid models need."""
-    cleared: list[int] = []
-    monkeypatch.setattr(RestOfRows, "clear", lambda *_: cleared.append(1))
-    worker = make_worker(model, tmp_path, monkeypatch, layout, [group_of(0, FULL, 4)])
-    assert not worker.copies._rest
-    worker.copy(0, block=5, row=3, store=True)
-    assert not cleared
-    worker.shutdown()
 
 
 def test_groups_whose_bytes_in_a_packed_block_are_not_known_keep_the_engine_from_the_server(

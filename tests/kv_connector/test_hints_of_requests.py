@@ -8,7 +8,6 @@ from scripted_client import Engine
 from vllm.v1.kv_offload.base import ReqContext
 
 from kv_connector import hints, metrics
-from kv_connector.config import BYPASS_KEY, apply_request_options
 from kv_connector.hints import OPTIONS_KEY, BadHint, hint_in, hint_of
 from remote_server.protocol import MAX_WITHIN_S, Hint
 
@@ -43,15 +42,6 @@ def _log_again():
 )
 def test_a_hint_is_one_of_three_words_and_a_time_for_yes(options: Any, hint: Any):
     assert hint_of(options) == hint
-
-
-@pytest.mark.parametrize("options", [{"returns": "yes"}, {"returns": 7}, {"within_s": "x"}])
-def test_a_hint_good_or_bad_keeps_no_request_from_the_server(options: Any):
-    request: Any = type("Request", (), {})()
-    request.request_id, request.lora_request = "r", None
-    request.kv_transfer_params = {OPTIONS_KEY: options}
-    apply_request_options(request)
-    assert BYPASS_KEY not in request.kv_transfer_params
 
 
 def test_the_lookup_of_a_request_has_its_hint_and_that_of_another_has_none():

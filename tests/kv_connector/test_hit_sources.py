@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from real_connector import BLOCK, FULL, Layers, group_of, real_connector, request_of
-from scripted_client import STEP_END, ScriptedClient
+from real_connector import BLOCK, FULL, Layers, group_of, matched, real_connector, request_of
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -42,20 +41,8 @@ def sources_of(connector: KVFerryConnector, groups: Sequence[Layers]) -> dict[An
     """Where the tokens of a prompt come from of which the server holds every block."""
     tier: Any = connector._remote
     tier.declare("model", {"model": "m"})
-    manager: Any = connector.scheduler.manager
     request = request_of(connector, "r", PROMPT * BLOCK + 1)
-    connector.on_new_request(request)
-    for _ in range(6):
-        tokens, _ = connector.get_num_new_matched_tokens(request, 0)
-        if tokens is not None:
-            break
-        manager.on_schedule_end(STEP_END)
-        for asked in ScriptedClient.latest.asked:
-            if not asked.reply.done():
-                if asked.operation == "lookup":
-                    asked.found(*[KeyState.READABLE] * len(asked.keys))
-                else:
-                    asked.landed(*range(len(asked.keys)))
+    tokens = matched(connector, request, lambda asked: [KeyState.READABLE] * len(asked.keys))
     assert tokens == PROMPT * BLOCK
     blocks = KVCacheBlocks(tuple(blocks_of(next(iter(group.values()))) for group in groups))
     connector.update_state_after_alloc(request, blocks, tokens)

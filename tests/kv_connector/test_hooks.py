@@ -250,7 +250,7 @@ def test_nothing_leaves_the_worker_but_a_failed_copy(hook: str):
     worker = HostWorker(SimpleNamespace(tensors=[], group_data_refs=[]), region, 1)
     if hook == "wait":
         worker._jobs.put((7, True, 99, []))  # of a group that does not exist
-        worker._thread.join(10)
+        worker._thread.join(60)
         with pytest.raises(RuntimeError, match="between engine and pool"):
             worker.submit_store(1, MagicMock(group_sizes=[], block_indices=[]), _no_rows())
         with pytest.raises(RuntimeError, match="between engine and pool"):

@@ -152,9 +152,7 @@ def test_a_server_that_was_away_and_came_back_is_asked_at_once(engine: Engine):
 
 
 def test_a_request_that_has_asked_before_the_pause_may_use_its_answer(engine: Engine):
-    early, keys = engine.request("early", 2)
-    engine.lookup(early, keys)
-    engine.step()
+    early, keys = engine.ask("early", 2)
     question = engine.client.last("lookup")
     fail_lookups(engine)
     assert engine.lookup(early, keys) == ["RETRY"] * 2

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from kv_connector import metrics
 from kv_connector import spec as spec_module
 from kv_connector.introduction import Reports, WorkerReport
-from kv_connector.spec import FerrySpec, log_pageable_pool
+from kv_connector.spec import FerrySpec
 
 
 @pytest.fixture
@@ -69,19 +69,7 @@ def test_one_worker_whose_pool_is_pageable_makes_it_pageable(workers, expected):
     assert reports.page_locked is expected
 
 
-def test_it_is_logged_once_for_each_worker(monkeypatch: pytest.MonkeyPatch):
-    lines: list[str] = []
-    monkeypatch.setattr(spec_module.logger, "warning", lambda text, *a: lines.append(text % a))
-    unknown, pageable = WorkerReport(1, 0), WorkerReport(1, 1, is_page_locked=False)
-    log_pageable_pool(None, unknown)
-    log_pageable_pool(None, WorkerReport(0, 1, is_page_locked=True))
-    assert lines == []
-    log_pageable_pool(unknown, pageable)
-    log_pageable_pool(pageable, WorkerReport(1, 2, weights="w", is_page_locked=False))
-    assert len(lines) == 1 and "not page-locked in worker 1" in lines[0]
-
-
-@pytest.mark.parametrize("is_page_locked", [True, False, None])
+@pytest.mark.parametrize("is_page_locked", [False, None])
 def test_the_engine_s_gauge_is_what_its_workers_report(
     monkeypatch: pytest.MonkeyPatch, make: Make, is_page_locked: bool | None
 ):

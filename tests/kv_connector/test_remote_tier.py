@@ -22,19 +22,8 @@ def engine() -> Engine:
     return Engine()
 
 
-def test_a_prompt_is_one_question(engine: Engine):
-    context, keys = engine.request("r", 20)
-    assert engine.lookup(context, keys) == ["RETRY"] * 20
-    assert engine.client.count("lookup") == 0, "nothing is sent while the scheduler looks"
-    engine.step()
-    assert [a.keys for a in engine.client.asked] == [keys]
-
-
 def test_the_first_k_blocks_of_the_server_are_hits_and_the_rest_misses(engine: Engine):
-    context, keys = engine.request("r", 4)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE, READABLE, ABSENT, READABLE)
+    context, keys = engine.ask("r", 4, READABLE, READABLE, ABSENT, READABLE)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS", "HIT"]
 
 
@@ -58,22 +47,10 @@ def test_without_a_server_every_lookup_is_an_instant_miss(engine: Engine):
 def test_a_lookup_that_fails_is_a_miss_counted_by_its_reason(
     engine: Engine, error: Exception, reason: str
 ):
-    context, keys = engine.request("r", 2)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 2)
     engine.client.last("lookup").reply.set_exception(error)
     assert engine.lookup(context, keys) == ["MISS"] * 2
     assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, reason] == 2
-
-
-def test_a_request_that_waited_its_budget_is_computed(engine: Engine):
-    context, keys = engine.request("r", 2)
-    for _ in range(3):
-        assert engine.lookup(context, keys) == ["RETRY"] * 2
-        engine.step()
-        engine.client.last("lookup").found(*[PENDING] * len(engine.client.last("lookup").keys))
-        engine.clock.now += 0.04
-    assert engine.lookup(context, keys) == ["MISS"] * 2
 
 
 def test_a_prompt_longer_than_the_pool_asks_only_for_what_fits(engine: Engine):
@@ -98,10 +75,7 @@ def test_a_load_fills_the_rows_without_their_padding_and_is_reported_once(engine
 
 
 def test_a_load_that_stalls_keeps_what_landed_and_the_rest_is_not_asked_again(engine: Engine):
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE, READABLE, READABLE)
+    context, keys = engine.ask("r", 3, READABLE, READABLE, READABLE)
     engine.lookup(context, keys)
     engine.tier.submit_load(engine.job(context, keys, [0, 1, 2]))
     engine.client.last("get").landed(0, 2)
@@ -176,14 +150,6 @@ def test_the_states_of_finished_requests_are_bounded(
     for context in contexts:
         engine.tier.submit_store(engine.job(context, keys, [0, 1]))
     assert [asked.operation for asked in engine.client.asked[2:]] == ["lookup", "put"]
-
-
-def test_a_second_identical_store_sends_nothing(engine: Engine):
-    context, keys = engine.request("r", 3)
-    engine.tier.submit_store(engine.job(context, keys, [0, 1, 2]))
-    engine.client.last("lookup").found(READABLE, READABLE, READABLE)
-    assert engine.finished() == [(1, True, None)]
-    assert engine.client.count("put") == 0
 
 
 def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine: Engine):
@@ -268,9 +234,7 @@ def test_what_came_back_wrong_is_a_metric_by_its_reason(
 
 
 def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(engine: Engine):
-    context, keys = engine.request("r", 2)
-    engine.lookup(context, keys)
-    engine.step()
+    context, keys = engine.ask("r", 2)
     engine.clock.now += 0.25
     engine.client.last("lookup").found(READABLE, READABLE)
     engine.lookup(context, keys)
@@ -298,10 +262,7 @@ def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(e
 
 
 def test_every_metric_that_is_reported_is_declared(engine: Engine):
-    context, keys = engine.request("r", 2)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.client.last("lookup").found(READABLE, ABSENT)
+    context, keys = engine.ask("r", 2, READABLE, ABSENT)
     engine.lookup(context, keys)
     engine.step()
     engine.tier.submit_load(engine.job(context, keys, [0, 1]))

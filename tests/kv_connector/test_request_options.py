@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
 from scripted_client import Engine, ScriptedClient
-from vllm.v1.kv_offload.base import ReqContext
 
 from kv_connector import metrics
 from kv_connector.config import (
@@ -50,11 +49,6 @@ def test_options_become_vllms_limits(options: dict[str, bool], limits: dict[str,
     given = {OPTIONS_KEY: options, "other": 1}
     assert applied(given) == {**given, **limits}
     assert given == {OPTIONS_KEY: options, "other": 1}, "the client's dict may be shared"
-
-
-@pytest.mark.parametrize("nothing", [None, {}, {OPTIONS_KEY: None}])
-def test_a_request_without_options_uses_everything(nothing: Any):
-    assert BYPASS_KEY not in (applied(nothing) or {})
 
 
 @pytest.mark.parametrize(
@@ -108,22 +102,6 @@ def test_only_the_option_makes_a_request_one_that_prefetches(text: Any):
     assert prefetches(applied({OPTIONS_KEY: {"prefetch": True}, PREFETCH_KEY: text}))
     for params in (None, "text", 7, {OPTIONS_KEY: {"prefetch": False}}):
         assert not prefetches(applied(params))
-
-
-@pytest.mark.parametrize("params", ["text", 7, ["a"]])
-def test_a_bare_tier_serves_a_request_whose_parameters_are_no_dict(params: Any):
-    engine = Engine()
-    context = ReqContext("odd", kv_transfer_params=params)
-    engine.tier.on_new_request(context)
-    _, keys = engine.request("r", 2)
-    assert engine.lookup(context, keys) == ["RETRY"] * 2
-    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
-    assert not [key for key in engine.tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
-
-
-def test_an_adapter_keeps_a_request_from_the_server_whatever_it_sends():
-    for params in (None, {BYPASS_KEY: None}, "text", {OPTIONS_KEY: {"load": True}}):
-        assert applied(params, adapter=True)[BYPASS_KEY] is Bypass.LORA
 
 
 # ── partial tails ────────────────────────────────────────────────────────────────────────

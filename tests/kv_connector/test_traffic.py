@@ -32,14 +32,3 @@ def test_the_line_adds_up_to_the_prompt_tokens():
         "1 requests, 10 prompt tokens: engine 0, computed 10; put nothing; missed nothing; "
         "declined nothing"
     )
-
-
-def test_tokens_that_a_sliding_window_left_out_have_a_level_of_their_own():
-    clock = Clock()
-    traffic = Traffic(60, clock)
-    traffic.looked_up("a", 1000, 100)
-    traffic.admitted({"device": 600, "external_unspecified": 200})
-    clock.now = 61
-    assert (traffic.line({}) or "").startswith(
-        "1 requests, 1000 prompt tokens: engine 100, before a window 600, server 200, computed 100;"
-    )

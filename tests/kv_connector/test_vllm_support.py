@@ -200,16 +200,6 @@ def test_another_version_runs_if_it_has_every_name(version: str, package: Path):
     assert judge(version, package) == (version, False, [], "")
 
 
-def test_a_newer_version_that_lacks_a_name_is_refused_with_it(package: Path, tmp_path: Path):
-    path = f"{OFFLOAD}/tiering/spec.py"
-    tree = edited(package, tmp_path, path, replace("_scheduler_mmap", "_mmap"))
-    said = judge("0.99.0", tree).refusal
-    assert "supports vLLM 0.32 and cannot run on vLLM 0.99.0: install a supported vLLM" in said
-    assert said.endswith(
-        "missing there: vllm.v1.kv_offload.tiering.spec.TieringOffloadingSpec._scheduler_mmap"
-    )
-
-
 def test_a_version_without_an_optional_name_runs_and_the_name_is_listed(
     package: Path, tmp_path: Path
 ):
@@ -218,10 +208,6 @@ def test_a_version_without_an_optional_name_runs_and_the_name_is_listed(
     verdict = judge("0.99.0", tree)
     assert verdict.refusal == ""
     assert {name for name, _ in verdict.missing} == OPTIONAL
-
-
-def test_an_older_version_is_refused_whatever_it_has(package: Path):
-    assert "cannot run on vLLM 0.31.2" in judge("0.31.2", package).refusal
 
 
 def test_of_many_missing_names_a_few_are_named_and_the_rest_counted(tmp_path: Path):
@@ -282,8 +268,9 @@ def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", ["connector", "remote_tier"])
-@pytest.mark.parametrize("version", ["0.31.0", "0.99.0"])
+@pytest.mark.parametrize(
+    ("module", "version"), [("connector", "0.31.0"), ("remote_tier", "0.99.0")]
+)
 def test_what_vllm_loads_by_its_path_refuses_in_one_sentence(
     module: str, version: str, tmp_path: Path
 ):

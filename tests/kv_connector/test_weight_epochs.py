@@ -19,12 +19,6 @@ def test_the_weights_of_the_start_need_no_name():
     assert epochs.epoch is None and not epochs.undecided
 
 
-def test_a_worker_whose_weights_change_without_a_reset_is_noticed():
-    epochs = WeightEpochs(2)
-    hear(epochs, told(0, "start", 0), told(1, "start", 0))
-    assert hear(epochs, told(1, "new", 0)) == [True]
-
-
 def test_weights_that_changed_before_the_first_step_are_noticed():
     assert hear(WeightEpochs(1), told(0, "new", 0)) == [True]
 
@@ -70,14 +64,6 @@ def test_the_second_worker_of_an_update_makes_no_second_reset():
     epochs.reset("random")
     assert hear(epochs, told(0, "new", 1), told(1, "new", 1)) == [False, False]
     assert epochs.epoch == "random"
-
-
-def test_weights_that_were_there_before_have_their_name_again():
-    epochs = WeightEpochs(1)
-    for look, (epoch, weights) in enumerate([("a", "one"), ("b", "two"), ("c", "one")], 1):
-        epochs.reset(epoch)
-        hear(epochs, told(0, weights, look))
-    assert epochs.epoch == "a"
 
 
 def test_a_worker_that_is_not_watched_leaves_every_reset_its_own_name():

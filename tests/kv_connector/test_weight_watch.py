@@ -59,13 +59,6 @@ def test_the_names_shapes_and_types_of_parameters_count():
     assert digest(model) != digest(other)
 
 
-def test_a_draft_model_counts():
-    model, draft = Model(), Model()
-    before = digest(model, draft)
-    draft.bias.data.mul_(3)
-    assert digest(model, draft) != before
-
-
 def test_an_update_of_one_weight_in_two_hundred_is_seen():
     """What a trainer's small step leaves of weights that have 8 bits of mantissa."""
     torch.manual_seed(0)
@@ -86,7 +79,6 @@ def test_a_parameter_that_is_replaced_is_seen_and_its_memory_is_free():
     before = sampler.digest()
     old = weakref.ref(model.wide.untyped_storage())
     model.wide = parameter(300, 200)
-    gc.collect()
     assert old() is None
     sampler.begin()
     assert sampler.digest() == before, "it has the same values"

@@ -6,8 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from real_connector import BLOCK, FULL, RECURRENT, Layers, group_of, real_connector, request_of
-from scripted_client import STEP_END, ScriptedClient
+from real_connector import (
+    BLOCK,
+    FULL,
+    RECURRENT,
+    Layers,
+    group_of,
+    matched,
+    real_connector,
+    request_of,
+)
+from scripted_client import ScriptedClient
 from test_hit_sources import LONGER, WINDOW
 
 from kv_connector.pool_rows import windows_of
@@ -29,21 +38,9 @@ def looked_up(
         tier: Any = made._remote
         tier.declare("model", {"model": "m"})
         request = request_of(made, "r", PROMPT * BLOCK + 1)
-        made.on_new_request(request)
-        first: Any = None
-        for _ in range(6):
-            tokens, _ = made.get_num_new_matched_tokens(request, 0)
-            if tokens is not None:
-                break
-            made.scheduler.manager.on_schedule_end(STEP_END)
-            for asked in ScriptedClient.latest.asked:
-                if not asked.reply.done() and asked.operation == "lookup":
-                    first = first or asked
-                    asked.found(*states_of(asked, readable))
-                elif not asked.reply.done():
-                    asked.landed(*range(len(asked.keys)))
-        assert tokens is not None
-        return first, tokens
+        tokens = matched(made, request, lambda asked: states_of(asked, readable))
+        asked = ScriptedClient.latest.asked
+        return next(one for one in asked if one.operation == "lookup"), tokens
 
 
 def states_of(asked: Any, readable: Any) -> list[KeyState]:

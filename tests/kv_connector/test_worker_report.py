@@ -2,11 +2,7 @@
 
 import pickle
 
-import pytest
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
-    MultiKVConnectorWorkerMetadata,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
@@ -37,29 +33,23 @@ def completed(*jobs: int) -> OffloadingWorkerMetadata:
     return OffloadingWorkerMetadata(dict.fromkeys(jobs, 1))
 
 
-def step_of(*metadata: FerryWorkerMetadata | None, multi: bool = False) -> FerryWorkerMetadata:
+def step_of(*metadata: FerryWorkerMetadata | None) -> FerryWorkerMetadata:
     """What the scheduler gets of a step in which each worker sent one of these."""
     outputs: list[ModelRunnerOutput | None] = []
     for one in metadata:
-        meta = MultiKVConnectorWorkerMetadata((None, one)) if multi else one
-        output = KVConnectorOutput(kv_connector_worker_meta=pickle.loads(pickle.dumps(meta)))
+        output = KVConnectorOutput(kv_connector_worker_meta=pickle.loads(pickle.dumps(one)))
         outputs.append(ModelRunnerOutput([], {}, kv_connector_output=output))
     joined = KVOutputAggregator(len(outputs)).aggregate(outputs)
     assert joined is not None and joined.kv_connector_output is not None
     meta = joined.kv_connector_output.kv_connector_worker_meta
-    if isinstance(meta, MultiKVConnectorWorkerMetadata):
-        meta = meta.metadata[1]
     assert isinstance(meta, FerryWorkerMetadata)
     return meta
 
 
-@pytest.mark.parametrize("multi", [False, True])
-def test_the_reports_of_all_workers_of_a_step_arrive_with_their_completed_jobs(multi: bool):
+def test_the_reports_of_all_workers_of_a_step_arrive_with_their_completed_jobs():
     workers = [reporter(rank, isa=f"isa-{rank}") for rank in range(3)]
     jobs = [completed(4), None, completed(4, 5)]
-    step = step_of(
-        *(with_report(j, w.due) for w, j in zip(workers, jobs, strict=True)), multi=multi
-    )
+    step = step_of(*(with_report(j, w.due) for w, j in zip(workers, jobs, strict=True)))
     assert step.completed_jobs == {4: 2, 5: 1}
     assert [step.reports[rank].facts for rank in range(3)] == [
         {"isa": f"isa-{n}"} for n in range(3)
@@ -77,11 +67,6 @@ def test_a_worker_reports_in_every_step_until_it_was_heard():
     assert scheduler.take([sent]) == [], "a report on its way twice is news once"
     worker.bound(with_received(NOTHING, scheduler.received))
     assert worker.due is None
-
-
-def test_a_step_without_a_report_carries_the_jobs_alone_and_without_either_nothing():
-    assert with_report(completed(7), None) == FerryWorkerMetadata({7: 1})
-    assert with_report(None, None) is None
 
 
 def test_another_workers_report_that_was_heard_silences_nobody_else():
