@@ -20,8 +20,9 @@ from pathlib import Path
 
 # What nearly every command loads, and is quick.
 SHARED = (
-    *("numpy", "zmq", "msgspec", "xxhash"),
-    *("remote_server.server.server", "remote_server.client"),
+    *("numpy", "zmq", "msgspec", "xxhash", "http.client"),
+    *("remote_server.server.server", "remote_server.client", "remote_server.fleet.fleet"),
+    "benchmarks.harness.runner",
 )
 
 HANGS_AFTER_S = 30

@@ -58,7 +58,7 @@ def output_of_build(kind: str, source: Path, into: Path, *, compiler: bool = Tru
         code = f"import sys; sys.modules['ziglang'] = None; {code}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=source, env=CLEAN if compiler else NO_COMPILER, text=True,
-        timeout=60, capture_output=True, check=False,
+        timeout=240, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -73,7 +73,7 @@ class Installed(NamedTuple):
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         program, *arguments = command
         return subprocess.run(
-            [self.bin / program, *arguments], cwd=self.home, env=CLEAN, text=True, timeout=30,
+            [self.bin / program, *arguments], cwd=self.home, env=CLEAN, text=True, timeout=120,
             capture_output=True, check=False,
         )  # fmt: skip
 
@@ -89,12 +89,12 @@ def install(wheel: Path, place: Path) -> Installed:
     home.mkdir()
     python = environment / "bin" / "python"
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=30
+        [sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=120
     )
     subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install",
          "--quiet", "--no-index", "--no-deps", "--no-compile", wheel],
-        check=True, timeout=60, env=NO_COMPILER | {"HOME": str(home)},
+        check=True, timeout=120, env=NO_COMPILER | {"HOME": str(home)},
     )  # fmt: skip
     (packages,) = environment.glob("lib/python*/site-packages")
     link_requirements(packages, declared_by(wheel))
@@ -149,7 +149,7 @@ def serving(installed: Installed) -> Iterator[dict[str, str]]:
             assert found is not None, ready + told
             yield found.groupdict()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0, (installed.home / "serve.err").read_text()
+            assert process.wait(60) == 0, (installed.home / "serve.err").read_text()
         finally:
             process.kill()
             process.wait()

@@ -96,10 +96,10 @@ class OpenAIFake:
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield self
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()

@@ -43,29 +43,33 @@ def first_token(asked: Endpoint, server: OpenAIFake, *events: Any) -> FirstToken
     return asked.first_token("the-model", [5, 6, 7])
 
 
-def test_the_first_chunk_with_text_is_the_first_token(asked: Endpoint, server: OpenAIFake):
-    answer = first_token(
-        asked, server, b": a comment\n\n", chunk(""), {"choices": []}, chunk("a"), chunk("b"),
-        usage(3, 2, 2), DONE,
-    )  # fmt: skip
-    assert answer == FirstToken(3.0, 3, 2)
+IDS_ALONE = {"choices": [{"text": "", "token_ids": [9], "finish_reason": None}]}
 
 
-def test_token_ids_without_text_are_a_token_too(asked: Endpoint, server: OpenAIFake):
-    piece = {"choices": [{"text": "", "token_ids": [9], "finish_reason": None}]}
-    assert first_token(asked, server, chunk(), piece, chunk("b"), DONE).seconds == 2.0
-
-
-def test_an_answer_of_one_token_without_text_ends_at_its_last_chunk(
-    asked: Endpoint, server: OpenAIFake
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (
+            [
+                b": a comment\n\n",
+                chunk(""),
+                {"choices": []},
+                chunk("a"),
+                chunk("b"),
+                usage(3, 2, 2),
+            ],
+            FirstToken(3.0, 3, 2),
+        ),
+        ([chunk(), IDS_ALONE, chunk("b"), usage(3, 2)], FirstToken(2.0, 3, 2)),
+        ([chunk(""), chunk("", "stop"), usage(3, 2)], FirstToken(2.0, 3, 2)),
+        ([chunk("a")], FirstToken(1.0, None, None)),
+        ([chunk("a"), usage(3)], FirstToken(1.0, 3, None)),
+    ],
+)
+def test_the_first_chunk_that_has_a_token_is_the_first_token_and_nothing_is_made_up(
+    asked: Endpoint, server: OpenAIFake, events: list[Any], expected: FirstToken
 ):
-    answer = first_token(asked, server, chunk(""), chunk("", "stop"), usage(3), DONE)
-    assert answer.seconds == 2.0
-
-
-def test_what_the_server_does_not_tell_is_not_made_up(asked: Endpoint, server: OpenAIFake):
-    assert first_token(asked, server, chunk("a"), DONE) == FirstToken(1.0, None, None)
-    assert first_token(asked, server, chunk("a"), usage(3), DONE) == FirstToken(1.0, 3, None)
+    assert first_token(asked, server, *events, DONE) == expected
 
 
 def test_the_request_is_what_any_openai_compatible_server_takes(

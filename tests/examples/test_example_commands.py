@@ -14,6 +14,7 @@ from openai_fake import OpenAIFake, chunk, usage
 
 from benchmarks.harness.record import Record
 from examples import local_stack, make_dummy_inputs, speed_test, stress_test
+from examples.engine import VllmServer
 from examples.local_stack import LocalStack, Sizes, TooLarge
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
 
@@ -43,10 +44,7 @@ def server() -> Iterator[OpenAIFake]:
         (["--start", "--cache-server", "tcp://x:1"], "--cache-server goes with --url"),
         (["--url", "http://x", "--api-key-env", "NOT_SET"], "NOT_SET: no such environment"),
         (["--url", "http://x", "--filename", "not-there"], "no such file; make one"),
-        (
-            ["--start", "--length", "33"],
-            "--length 33: not whole blocks of 32 tokens",
-        ),
+        (["--start", "--length", "33"], "--length 33: not whole blocks of 32 tokens"),
     ],
 )
 def test_wrong_flags_are_one_line_and_start_nothing(program, flags, message, capsys):
@@ -72,14 +70,12 @@ def test_wrong_flags_of_stress_test_alone(flags, message, capsys):
 
 
 @pytest.mark.parametrize("program", [speed_test, stress_test])
-def test_a_server_that_is_not_there_is_one_line(program, capsys):
+def test_a_server_or_a_cache_server_that_is_not_there_is_one_line(
+    program, server, capsys, monkeypatch
+):
     assert program.main(["--url", "http://127.0.0.1:9"]) == 1
     out, err = capsys.readouterr()
     assert "cannot be reached" in err and "--start" in err and err.count("\n") == 1 and out == ""
-
-
-@pytest.mark.parametrize("program", [speed_test, stress_test])
-def test_a_cache_server_that_is_not_there_is_one_line(program, server, capsys, monkeypatch):
     monkeypatch.setattr("examples.target._REACH_S", 0.05)
     assert program.main(["--url", server.url, "--cache-server", "tcp://127.0.0.1:9"]) == 1
     out, err = capsys.readouterr()
@@ -124,13 +120,6 @@ def test_stress_test_asks_for_the_triangle_and_writes_what_it_printed(server, tm
     assert picture.read_text().startswith("<?xml")
 
 
-def test_documents_that_were_known_already_are_told(server, capsys):
-    server.answers = [answer(77, 64)]
-    flags = ["--url", server.url, "--n", "2", "--length", "64", "--pause", "0"]
-    assert stress_test.main(flags) == 0
-    assert "take others: --seed 1" in capsys.readouterr().out.splitlines()[-1]
-
-
 def test_what_was_measured_before_a_failure_is_printed_and_written(server, tmp_path, capsys):
     record = tmp_path / "r.json"
     server.answers = [answer(77, 0), answer(77, 64), [chunk("a"), server.BREAK]]
@@ -142,8 +131,7 @@ def test_what_was_measured_before_a_failure_is_printed_and_written(server, tmp_p
     assert len(Record.read(record).figures) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_triangle_keeps_what_it_has(server, tmp_path, number):
+def test_an_interrupted_triangle_keeps_what_it_has(server, tmp_path):
     record = tmp_path / "r.json"
     server.answers = [answer(77, 0), [chunk(), server.HOLD]]
     command = [sys.executable, "-m", "examples.stress_test", "--url", server.url, "--n", "2"]
@@ -153,8 +141,8 @@ def test_an_interrupted_triangle_keeps_what_it_has(server, tmp_path, number):
     )
     try:
         assert server.holding.wait(60)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
@@ -174,6 +162,15 @@ def test_sizes_in_documents_hold_so_many_and_less_than_one_more():
     assert (sizes.engine_blocks, sizes.max_model_len) == (252, 8032)
     with pytest.raises(TooLarge, match="at most 8160"):
         Sizes.in_documents(8192, "wide", pool=2, memory=3, disk=6)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_an_engine_wants_a_part_of_a_gpu_only_where_one_is(tmp_path, monkeypatch, gpus):
+    monkeypatch.setattr("examples.engine.num_gpus", lambda: gpus)
+    flags = ["--gpu-memory-utilization", "0.5"]
+    words = VllmServer("m", args=flags, log=tmp_path / "log").command
+    assert words.count(flags[0]) == 1 + gpus
+    assert words[-2:] == flags, "the caller's own come last"
 
 
 class EngineThatFails(LoggedProcess):

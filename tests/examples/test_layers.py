@@ -1,6 +1,7 @@
 """Imports go one way: between the folders of the project, and between packages of the server."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
+@cache
 def imports_of(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):

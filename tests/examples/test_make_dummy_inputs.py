@@ -24,10 +24,6 @@ def test_equal_seeds_give_equal_prompts_and_other_seeds_others():
     assert made(seed=7, shared=64)[0][:64] != made(seed=8, shared=64)[0][:64]
 
 
-def test_fewer_prompts_are_the_first_of_more():
-    assert made(2, shared=32) == made(4, shared=32)[:2]
-
-
 @pytest.mark.parametrize("shared", [0, 32, 224])
 def test_any_two_agree_in_exactly_the_tokens_they_share(shared: int):
     prompts = made(made_count := 509, shared=shared)
@@ -42,13 +38,6 @@ def test_a_document_is_whole_blocks_and_one_question_follows_it():
     assert {len(prompt) for prompt in prompts} == {101}
     assert len({tuple(prompt[96:]) for prompt in prompts}) == 1
     assert all(len(SPECIAL_TOKENS) <= token < VOCABULARY for prompt in prompts for token in prompt)
-
-
-def test_documents_do_not_repeat_themselves():
-    """A block that came twice would be stored once, and counted twice."""
-    (prompt,) = made(1, 32 * 200)
-    blocks = {tuple(prompt[start : start + 32]) for start in range(0, 32 * 200, 32)}
-    assert len(blocks) == 200
 
 
 @pytest.mark.parametrize(
@@ -71,10 +60,6 @@ def test_what_cannot_be_made_is_refused_in_one_line(arguments: dict[str, int], m
     with pytest.raises(BadInputs) as refused:
         made(**arguments)
     assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_single_prompt_may_share_all_of_itself():
-    assert len(made(1, 64, shared=64)[0]) == 64 + make_dummy_inputs.QUESTION_TOKENS
 
 
 def test_a_file_reads_as_it_was_written(tmp_path: Path):

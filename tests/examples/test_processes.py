@@ -19,7 +19,7 @@ class Script(LoggedProcess):
     """A shell script that is ready when it has printed `ready`."""
 
     name = "script"
-    start_timeout_s = 5.0
+    start_timeout_s = 1000.0  # as if for ever
 
     def __init__(self, script: str, log: Path | None = None) -> None:
         super().__init__(["sh", "-c", script], log=log)
@@ -52,10 +52,8 @@ def test_children_end_with_the_program(tmp_path: Path, kill: bool) -> None:
 
 
 def test_an_early_end_is_noticed_and_shows_the_log(tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(StartFailed, match="no such model"):
         Script("echo no such model; exit 3", log=tmp_path / "log").start()
-    assert time.monotonic() - began < Script.start_timeout_s
 
 
 def test_what_never_gets_ready_is_stopped() -> None:
@@ -82,9 +80,9 @@ def test_a_crash_is_seen_while_the_children_live_on(tmp_path: Path) -> None:
     with Script(f"echo $$ > {pid_file}; {PARENT_WITH_STUBBORN_CHILD}") as script:
         group = int(pid_file.read_text())
         os.kill(group, signal.SIGKILL)
-        deadline = time.monotonic() + 5
-        while script.alive() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while script.alive():
+            assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert not script.alive()
         assert running_in(group)
     assert not running_in(group)

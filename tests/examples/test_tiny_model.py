@@ -17,12 +17,6 @@ def test_a_prompt_is_repeatable_and_holds_no_special_token() -> None:
     assert prompt != prompt_tokens(5000, seed=4)
 
 
-def test_a_complete_model_is_kept(model: Path) -> None:
-    before = (model / "model.safetensors").stat()
-    assert build(model, "small") == model
-    assert (model / "model.safetensors").stat() == before
-
-
 def test_two_builds_are_the_same_model(model: Path, tmp_path: Path) -> None:
     again = build(tmp_path / "again", "small")
     for name in ("model.safetensors", "tokenizer.json", "config.json"):

@@ -72,10 +72,6 @@ def test_what_nobody_counts_is_not_guessed():
     assert tokens_from(FirstToken(0.1, 653, None), one, other) == {"server": 640, COMPUTED: 13}
 
 
-def test_each_round_asks_for_all_documents_so_far():
-    assert [*Triangle.places(3)] == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
-
-
 def test_a_cell_is_of_the_level_that_most_of_its_document_came_from():
     assert (cell(3, 1, POOL).level, cell(3, 1, POOL).mixed) == (POOL, False)
     # The question is always computed: it does not make a short document a computed one.
@@ -132,12 +128,9 @@ def test_a_mixed_cell_has_a_star_and_its_time_belongs_to_no_level():
     assert triangle.by_level()[POOL] == [0.2]
 
 
-def test_the_triangle_as_it_must_be_is_not_wrong():
-    assert whole().wrong(HOLDS) == []
-
-
 def test_every_cell_of_another_level_is_told_with_its_counts():
     triangle = whole()
+    assert triangle.wrong(HOLDS) == []
     triangle.cells[1] = cell(2, 1, POOL)
     triangle.cells[2] = cell(2, 2, ENGINE)
     triangle.cells[6] = cell(4, 1, MEMORY, of_level=352)
