@@ -104,20 +104,6 @@ m  server memory      3     0.400    0.400    0.400   25.0x
 d  server disk        9     0.800    0.800    0.800   12.5x"""
 
 
-def test_a_triangle_that_ended_early_is_printed_as_far_as_it_is():
-    triangle = whole(3)
-    del triangle.cells[4:]
-    lines = triangle.text().splitlines()
-    assert [line.split() for line in lines[:4]] == [
-        ["round", "1", "2", "3"],
-        ["1", "10.000", "c"],
-        ["2", "0.100", "e", "10.000", "c"],
-        ["3", "0.200", "p", "-", "-"],
-    ]
-    assert not triangle.complete and whole(3).complete
-    assert Triangle(3).text()
-
-
 def test_a_mixed_cell_has_a_star_and_its_time_belongs_to_no_level():
     triangle = whole(3)
     triangle.cells[3] = cell(3, 1, POOL, of_level=352, seconds=5.0)

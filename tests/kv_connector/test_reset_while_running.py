@@ -149,6 +149,39 @@ def test_requests_that_are_kept_back_are_counted_once(engine: ModellessEngine):
 # ── copies under way at a reset ──────────────────────────────────────────────────────────────
 
 
+def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(make: Make):
+    """Two batches are under way, as with pipeline stages: one has the order to end the copies,
+    when the next one is scheduled."""
+    engine = make(watched=False)
+    engine.add("one", PROMPT)
+    engine.start("one")
+    engine.abort("one")
+    assert engine.connector.scheduler._jobs, "its blocks are copied in the next step"
+    engine.load(2)
+    assert engine.reset()
+    two = engine.add("two", ELSE)
+    flushing = engine.schedule()
+    engine.client.last("lookup").found(*[KeyState.READABLE] * 4)
+    ahead = engine.schedule()
+    send_what_is_asked_for(engine)
+    engine.execute(flushing)
+    engine.execute(ahead)
+    while not two.num_output_tokens:
+        send_what_is_asked_for(engine)
+        engine.step()
+    assert [engine.block(two, i) for i in range(4)] == right(2, ELSE)
+    assert engine.client.count("get") == 1
+
+
+def send_what_is_asked_for(engine: ModellessEngine) -> None:
+    contents = engine.runner.computed_elsewhere(ELSE, 2)
+    for asked in engine.client.asked:
+        if asked.operation == "get" and not asked.reply.done():
+            for row, content in zip(asked.rows, contents, strict=True):
+                row[:] = content.to_bytes(8, "little") * (len(row) // 8)
+            asked.landed(*range(4))
+
+
 def test_loads_wait_no_longer_than_a_load_may_take_for_the_copies_of_before_a_reset(
     make: Make, clock: Clock
 ):
