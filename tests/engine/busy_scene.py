@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster import ATTEMPTS, BLOCK, POOL_ROWS, connector
+from cluster import BLOCK, PATIENCE_S, POOL_ROWS, connector, observer_of, stats_of
 from proxy_process import ProxyProcess
 
 from benchmarks.engine.slow_engine import SlowEngine
 from examples.engine import Completion
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
-from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import TierStats
 
 AT_A_TIME = 4
@@ -33,7 +32,14 @@ ENGINE_BLOCKS = 92
 FILLERS = range(9_000, 9_000 + 3 * POOL_ROWS // (2 * ROWS))
 """Prompts that push all others out of the pool."""
 
-PATIENCE_S = 60.0
+LATE = ("lookup_late", "lookup_paused", "unavailable", "budget_spent", "load_failed")
+"""Reasons for which a prompt is computed because the machine, or the server, was slow."""
+
+MISSED = "kvferry_missed_blocks_total"
+
+ATTEMPTS = 3
+"""How often a prompt is given that the server holds, on a machine that may stand still for longer
+than a default limit."""
 
 
 class Scene:
@@ -75,7 +81,7 @@ class Scene:
         return True
 
     def _memory(self) -> TierStats:
-        return self.client.stats(timeout_s=10).result().tiers["memory"]
+        return stats_of(self.client).tiers["memory"]
 
     def ask(
         self, seed: int, answer_tokens: int, extra: Mapping[str, Any] | None = None
@@ -130,7 +136,7 @@ class Scene:
             assert time.monotonic() < deadline
             # A block that no level above the server holds.
             self.engine.complete(prompt_tokens(BLOCK + 3, int(time.monotonic() * 1e3)), 1)
-            time.sleep(0.1)
+            time.sleep(0.05)
 
 
 class FarScene(Scene):
@@ -175,16 +181,6 @@ def engine_at(model: Path, endpoint: str, log: Path, **settings: str) -> SlowEng
         *("--max-num-seqs", str(AT_A_TIME)),
     ]
     return SlowEngine(model, connector=connector(endpoint, **settings), args=args, log=log)
-
-
-def observer_of(server: RemoteServer) -> RemoteClient:
-    """A client of the test's own, past the proxy. The caller closes it."""
-    client = RemoteClient(ClientConfig(server.endpoint, client_name="observer"))
-    deadline = time.monotonic() + PATIENCE_S
-    while not client.ready:
-        assert time.monotonic() < deadline, "the observer does not reach the server"
-        time.sleep(0.01)
-    return client
 
 
 def counted_of(counted: Mapping[str, float], name: str) -> float:

@@ -1,36 +1,52 @@
 """A server and engines as the tests of this folder see them.
 
-Pools are small (192 rows): a prompt is pushed out of the pool by filler prompts, and then comes
-back from the server without any restart.
+A prompt leaves an engine's levels by a reset, and then comes back from the server without any
+restart.
 """
 
+import dataclasses
+import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 from gate_proxy import GateProxy
 
+from benchmarks.engine.prompts import keys_of
+from benchmarks.harness.machine import num_gpus
 from examples.engine import Completion, VllmServer
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.protocol import StatsReply
+from remote_server.protocol import KeyState, StatsReply
 
 BLOCK = 32
-# A quarter of the pool, the most that puts may pin, holds the longest prompt that is expected to
-# be on the server whole.
-POOL_ROWS = 192
 ROW_BYTES = 32 * 3072
+
+# Of the engines that many tests share. A load may take three quarters of the pool, and puts may pin
+# a quarter.
+SMALL_POOL_ROWS = 96
+SMALL_BLOCKS = 104
+SMALL_MODEL_LEN = 3072
+
+SMALL_ARGS = [
+    *("--max-model-len", str(SMALL_MODEL_LEN)),
+    *("--num-gpu-blocks-override", str(SMALL_BLOCKS)),
+    *("--max-num-batched-tokens", "512"),
+]
+
+# Of the engines that one test starts for itself.
+POOL_ROWS = 192
 ENGINE_BLOCKS = 208
-MAX_MODEL_LEN = 6144
 
 ENGINE_ARGS = [
-    *("--max-model-len", str(MAX_MODEL_LEN)),
+    *("--max-model-len", "6144"),
     *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
     *("--max-num-batched-tokens", "512"),
 ]
@@ -43,21 +59,13 @@ ALWAYS_LOAD = {"break_even": False}
 # thread of the test's own process. What the limits do is tested in `test_queue_on_engine` and in
 # `tests/chaos`.
 PATIENT = {
-    "lookup_timeout_ms": 5_000,
-    "load_stall_ms": 10_000,
-    "load_timeout_ms": 20_000,
-    "wait_budget_ms": 10_000,
+    "lookup_timeout_ms": 10_000,
+    "load_stall_ms": 60_000,
+    "load_timeout_ms": 60_000,
+    "wait_budget_ms": 60_000,
 }
 
-
-LATE = ("lookup_late", "lookup_paused", "unavailable", "budget_spent", "load_failed")
-"""Reasons for which a prompt is computed because the machine, or the server, was slow."""
-
-MISSED = "kvferry_missed_blocks_total"
-
-# How often a prompt is given that the server holds, on a machine that may stand still for longer
-# than a default limit.
-ATTEMPTS = 3
+PATIENCE_S = 60.0
 
 
 class Cluster:
@@ -66,48 +74,91 @@ class Cluster:
     def __init__(self, server: RemoteServer, proxy: GateProxy) -> None:
         self.server = server
         self.proxy = proxy
-        self.client = RemoteClient(ClientConfig(endpoint=server.endpoint))
-        self._until_ready()
+        self.client = observer_of(server)
 
     def stats(self) -> StatsReply:
-        return self.client.stats(timeout_s=10).result()
+        return stats_of(self.client)
 
     def counter(self, name: str) -> int:
         return self.stats().counters[name]
 
     def namespace_of_the_model(self) -> str:
         """Where the engines keep the small model's blocks; this client may use it now."""
-        known = self.settled().namespaces
-        (namespace,) = (name for name in known if name.startswith("qwen2@"))
-        self.client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
-        self._until_ready()
-        return namespace
+        return declared(self.client)
 
-    def _until_ready(self) -> None:
-        deadline = time.monotonic() + 10
-        while not self.client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
+    @contextmanager
+    def left(self, engine: "Engine") -> Iterator[None]:
+        """The proxy may aim at other servers in the block, and has nothing to offer to them."""
+        engine.leave_to_server()
+        try:
+            yield
+        finally:
+            self.proxy.aim(self.server.endpoint)
+        engine.leave_to_server()
+        engine.until(lambda: self._is_asked_by(engine), "the engine is back at the shared server")
 
-    def settled(self) -> StatsReply:
-        """The server's statistics once no put has reached it for a while."""
-        deadline = time.monotonic() + 20
-        before = self.stats()
-        while time.monotonic() < deadline:
-            time.sleep(0.3)
-            after = self.stats()
-            if after.counters["put_total"] == before.counters["put_total"] and not any(
-                tier.pending for tier in after.tiers.values()
-            ):
-                return after
-            before = after
-        raise AssertionError("the server does not come to rest")
+    def _is_asked_by(self, engine: "Engine") -> bool:
+        before = self.counter("lookup_keys")
+        engine.ask(prompt_tokens(BLOCK + 3, next(_new_seeds)), 1)
+        return self.counter("lookup_keys") > before
+
+
+_new_seeds = itertools.count(900_000)
+
+
+def observer_of(server: RemoteServer) -> RemoteClient:
+    """A client of the test's own, past any proxy. The caller closes it."""
+    client = RemoteClient(ClientConfig(server.endpoint, client_name="observer"))
+    until(lambda: client.ready, "the observer reaches the server")
+    return client
+
+
+def stats_of(client: RemoteClient) -> StatsReply:
+    return client.stats(timeout_s=PATIENCE_S).result()
+
+
+def aim(proxy: GateProxy, engine: "Engine", server: RemoteServer) -> RemoteClient:
+    """The engine's server is this new one when the call returns. Gives a client of the test's own,
+    past the proxy. The caller closes it."""
+    proxy.aim(server.endpoint)
+    client = observer_of(server)
+    engine.until(lambda: stats_of(client).namespaces, "the engine reaches the other server")
+    engine.when_ready()
+    return client
+
+
+def declared(client: RemoteClient) -> str:
+    """Where engines keep the small model's blocks. The client has declared it too. After a reset
+    an engine has another one, until it has seen that its weights are those of the start."""
+    known = client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
+    (namespace,) = (
+        name
+        for name, seen in known.items()
+        if name.startswith("qwen2@") and "weight_epoch" not in seen.fingerprint
+    )
+    client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
+    until(lambda: client.ready, "the observer's namespace is welcome")
+    return namespace
+
+
+def rows_of(client: RemoteClient, namespace: str, prompt: list[int]) -> int:
+    """How many blocks of this prompt the server has."""
+    found = client.lookup(namespace, keys_of(prompt, BLOCK), timeout_s=PATIENCE_S)
+    return found.result().states.count(KeyState.READABLE)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 @contextmanager
 def running(*engines: "Engine") -> Iterator[None]:
     """The engines while they run, started beside each other: a start is mostly one thread's
     imports, and two of them take little longer than one."""
-    with ExitStack() as stack, ThreadPoolExecutor(len(engines)) as starters:
+    with ExitStack() as stack, ThreadPoolExecutor(max(1, len(engines))) as starters:
         for engine in engines:
             stack.callback(engine.stop)
         list(starters.map(Engine.start, engines))
@@ -116,6 +167,8 @@ def running(*engines: "Engine") -> Iterator[None]:
 
 class Engine(VllmServer):
     """An engine whose answers report where their prompt tokens came from."""
+
+    start_timeout_s = 600.0
 
     def ask(self, prompt: list[int], max_tokens: int = 8, **extra: Any) -> Completion:
         return self.complete(
@@ -126,54 +179,79 @@ class Engine(VllmServer):
         self, prompt: list[int], max_tokens: int = 8, **extra: Any
     ) -> tuple[Completion, dict[str, int]]:
         """The answer, and how many prompt tokens came from each level."""
-        before = self.cached_by_level()
-        answer = self.ask(prompt, max_tokens, **extra)
-        after = self.cached_by_level()
-        return answer, {level: after[level] - before[level] for level in before}
-
-    def ask_server(
-        self, prompt: list[int], max_tokens: int = 8
-    ) -> tuple[Completion, dict[str, int]]:
-        """The same of a prompt that the server alone holds, with default limits. One that meets a
-        limit, which is counted, is given again."""
-        for attempt in range(ATTEMPTS):
-            self.push_out_of_pool(seed=70 + attempt)
-            before = by_reason(self.metrics(), MISSED)
-            answer, tokens = self.ask_from(prompt, max_tokens)
-            after = by_reason(self.metrics(), MISSED)
-            if all(after.get(reason) == before.get(reason) for reason in LATE):
-                break
+        with self.counting() as tokens:
+            answer = self.ask(prompt, max_tokens, **extra)
         return answer, tokens
 
-    def push_out_of_pool(self, seed: int) -> None:
-        """Fill the pool with other prompts and forget the engine's own blocks."""
-        for i in range(3):
-            self.ask(prompt_tokens(POOL_ROWS // 2 * BLOCK, seed=10_000 + seed * 10 + i), 1)
-        self.forget()
+    def ask_together(self, prompts: list[list[int]], max_tokens: int = 8) -> list[Completion]:
+        """The answers to all of these, which come to the engine at once."""
+        body = {"prompt": prompts}
+        whole = self.complete([], max_tokens, stream=False, extra=body)
+        return [
+            dataclasses.replace(
+                whole,
+                token_ids=whole.token_ids[first : first + max_tokens],
+                logprobs=whole.logprobs[first : first + max_tokens],
+            )
+            for first in range(0, len(prompts) * max_tokens, max_tokens)
+        ]
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, int]]:
+        """How many prompt tokens come from each level in the block, complete at its end."""
+        before, counted = self.cached_by_level(), dict[str, int]()
+        yield counted
+        for level, tokens in self.cached_by_level().items():
+            counted[level] = tokens - before[level]
+
+    def tick(self) -> None:
+        """Gauges move, and blocks are offered again, with an engine's steps."""
+        self.ask(prompt_tokens(8, seed=1), 1)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """The engine steps meanwhile."""
+
+        def holds() -> object:
+            self.tick()
+            return condition()
+
+        until(holds, what)
 
     def forget(self) -> None:
-        self.reset_prefix_cache(timeout_s=30)
+        """Empty its own prefix cache, when all it has computed is in the pool."""
+        self.reset_prefix_cache(timeout_s=PATIENCE_S)
+
+    def settle(self) -> None:
+        """Until all it has computed is on the server. Its own prefix cache is empty then."""
+        self.forget()
+        self.tick()
+
+        def is_settled() -> bool:
+            counted = self.metrics()
+            gauges = ("kvferry_open_puts", "kvferry_backfill_waiting")
+            return not any(n for name, n in counted.items() if name.startswith(gauges))
+
+        self.until(is_settled, "the server gets what the engine has computed")
+
+    def leave_to_server(self) -> None:
+        """All it has computed is on the server, and nowhere else."""
+        self.settle()
+        self.reset_prefix_cache(timeout_s=PATIENCE_S, external=True)
 
     def when_idle(self, gauge: str) -> float:
-        """The gauge's value once it is 0, or what it still is after ten seconds."""
-        return self._until(gauge, 0)
+        """The gauge's value when it is 0."""
+        self.until(lambda: self.metric(gauge) == 0, f"{gauge} is 0")
+        return 0
 
     def when_ready(self) -> None:
         """Return when the engine's client has reached the server."""
-        assert self._until("kvferry_server_ready", 1) == 1
-
-    def _until(self, gauge: str, value: float) -> float:
-        deadline = time.monotonic() + 10
-        while (now := self.metric(gauge)) != value and time.monotonic() < deadline:
-            self.ask(prompt_tokens(8, seed=1), 1)  # gauges move with the engine's steps
-            time.sleep(0.1)
-        return now
+        self.until(lambda: self.metric("kvferry_server_ready") == 1, "the server is ready")
 
     def start_and_abort(
-        self, prompt: list[int], when: threading.Event, patience_s: float = 30
+        self, prompt: list[int], when: threading.Event, patience_s: float = PATIENCE_S
     ) -> bool:
         """Send a request and hang up, without reading, when `when` is set. False if it never is."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         body = {"model": self.model, "prompt": prompt, "max_tokens": 8, "stream": True}
         connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -181,6 +259,31 @@ class Engine(VllmServer):
         reached = when.wait(patience_s)
         connection.close()
         return reached
+
+
+class QuickEngine(Engine):
+    """One that starts with a third of the CPU time. Scheduler and worker are one process, as on a
+    host with one GPU, or two as vLLM has it on a CPU."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        connector: Mapping[str, Any] | None = None,
+        args: list[str],
+        log: Path,
+        separate_worker: bool = False,
+    ) -> None:
+        env = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(separate_worker)),
+            # Without a program of its own no process gets the OpenMP that vLLM binds to cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }
+        on_gpu = num_gpus() > 0  # CUDA and forks do not go together
+        super().__init__(model, connector=connector, args=args, env={} if on_gpu else env, log=log)
+        if not on_gpu:
+            self.command[1] = str(Path(__file__).with_name("forked_vllm.py"))
 
 
 def by_reason(counted: Mapping[str, float], metric: str) -> dict[str, float]:

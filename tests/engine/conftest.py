@@ -1,16 +1,25 @@
 """Real engines and a real server, shared by the tests of this folder.
 
-An engine takes half a minute to start, so each is started once for all tests that can share it.
+The start of an engine costs as much as the tests of a file, so each is started once for all tests
+that can share it, and all of them beside each other.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from busy_scene import FarScene, Scene, far_scene_of, scene_of
-from cluster import ENGINE_ARGS, PATIENT, Cluster, Engine, connector
+from cluster import (
+    PATIENT,
+    ROW_BYTES,
+    SMALL_ARGS,
+    SMALL_POOL_ROWS,
+    Cluster,
+    Engine,
+    QuickEngine,
+    connector,
+    running,
+)
 from gate_proxy import GateProxy
 
 from examples.processes import RemoteServer
@@ -32,49 +41,61 @@ def cluster(logs: Path) -> Iterator[Cluster]:
         cluster.client.close()
 
 
-def _wants_scene(item: pytest.Item) -> bool:
-    """By its arguments, or by the name of a fixture among its parameters."""
-    call = getattr(item, "callspec", None)
-    wanted = [*getattr(item, "fixturenames", ()), *(call.params.values() if call else ())]
-    return "scene" in wanted
+@pytest.fixture(scope="session")
+def engines(
+    request: pytest.FixtureRequest, cluster: Cluster, model: Path, logs: Path
+) -> Iterator[dict[str, Engine]]:
+    """Those of the three fixtures below that some test of this session names."""
+    server = cluster.server.endpoint
+    small = {**PATIENT, "cpu_pool": SMALL_POOL_ROWS * ROW_BYTES}
+    by_proxy = connector(cluster.proxy.endpoint, transport="tcp", **small)
+    by_module = {"kv_connector_module_path": "kv_connector.connector"}
+    by_memory = connector(server, transport="shm", **small) | by_module
+    all_engines = {
+        "engine": QuickEngine(
+            model, connector=by_proxy, args=SMALL_ARGS, log=logs / "engine.log"
+        ),
+        "plain": QuickEngine(model, args=SMALL_ARGS, log=logs / "plain.log"),
+        "uncached": QuickEngine(
+            model, connector=by_memory, args=[*SMALL_ARGS, "--no-enable-prefix-caching"],
+            log=logs / "uncached.log", separate_worker=True,
+        ),
+    }  # fmt: skip
+    named = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    wanted = {name: engine for name, engine in all_engines.items() if name in named}
+    with running(*wanted.values()):
+        yield wanted
 
 
 @pytest.fixture(scope="session")
-def starting_scene(
-    request: pytest.FixtureRequest, model: Path, logs: Path
-) -> "Iterator[Future[Scene]]":
-    """The scene of this session, if any test of it is there: it starts beside the engine that
-    asks first. A start is mostly one thread's imports, and two take little longer than one."""
-    if not any(_wants_scene(item) for item in request.session.items):
-        yield Future()
-        return
-    with ExitStack() as stack, ThreadPoolExecutor(1) as starter:
-        started = starter.submit(stack.enter_context, scene_of(model, logs))
-        yield started
-        started.result()  # what is not there yet cannot be ended
+def engine(engines: dict[str, Engine]) -> Engine:
+    """The ordinary engine: its own prefix cache on, a small pool, the server over TCP so that a
+    test can hold what comes from it."""
+    return engines["engine"]
 
 
 @pytest.fixture(scope="session")
-def engine(cluster: Cluster, starting_scene: object, model: Path, logs: Path) -> Iterator[Engine]:
-    """The ordinary engine: its own prefix cache on, a small pool, the server below, over TCP so
-    that a test can hold what comes from it."""
-    with Engine(
-        model,
-        connector=connector(cluster.proxy.endpoint, transport="tcp", **PATIENT),
-        args=ENGINE_ARGS,
-        log=logs / "engine.log",
-    ) as engine:
-        yield engine
+def plain(engines: dict[str, Engine]) -> Engine:
+    """vLLM as it is, without a connector."""
+    return engines["plain"]
 
 
 @pytest.fixture(scope="session")
-def scene(starting_scene: "Future[Scene]") -> Scene:
-    """An engine for queues, and its server."""
-    return starting_scene.result()
+def uncached(engines: dict[str, Engine]) -> Engine:
+    """A second engine on the server, over shared memory, with vLLM's own prefix caching off and its
+    worker in another process. It names the connector by its module, not by the plugin."""
+    return engines["uncached"]
+
+
+@pytest.fixture(scope="session")
+def scene(model: Path, logs: Path) -> Iterator[Scene]:
+    """An engine for queues, and its server. For the whole suite, as the next one."""
+    with scene_of(model, logs) as scene:
+        yield scene
 
 
 @pytest.fixture(scope="session")
 def far_scene(model: Path, logs: Path) -> Iterator[FarScene]:
-    """The same with a network between them that can be spoiled. For the whole suite."""
+    """The same with a network between them that can be spoiled."""
     with far_scene_of(model, logs) as scene:
         yield scene

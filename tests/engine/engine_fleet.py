@@ -11,8 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from busy_scene import counted_of, observer_of
-from cluster import BLOCK, ROW_BYTES, Engine, by_reason, connector
+from busy_scene import counted_of
+from cluster import (
+    BLOCK,
+    PATIENCE_S,
+    POOL_ROWS,
+    ROW_BYTES,
+    Engine,
+    by_reason,
+    connector,
+    observer_of,
+    stats_of,
+    until,
+)
 from gate_proxy import GateProxy
 
 from benchmarks.engine.prompts import keys_of
@@ -46,8 +57,6 @@ LIMITS = {
     "load_timeout_ms": 3_500,
     "wait_budget_ms": int(BUDGET_S * 1000),
 }
-
-PATIENCE_S = 60.0
 
 Holders = list[list[str]]
 """For each row of a prompt, the names of the servers that have it."""
@@ -85,11 +94,11 @@ class Member:
         self.proxy.cut()
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> list[KeyState]:
-        found = self.client.lookup(namespace, keys, timeout_s=20).result()
+        found = self.client.lookup(namespace, keys, timeout_s=PATIENCE_S).result()
         return [KeyState(state) for state in found.states]
 
     def counter(self, name: str) -> int:
-        return self.client.stats(timeout_s=20).result().counters[name]
+        return stats_of(self.client).counters[name]
 
 
 class Servers:
@@ -150,7 +159,7 @@ class Servers:
         """The namespace of the engines, and what they declared of it."""
         found = dict[str, Mapping[str, str]]()
         for member in self.alive.values():
-            known = member.client.stats(fingerprints=True, timeout_s=20).result().namespaces
+            known = member.client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
             found |= {name: seen.fingerprint for name, seen in known.items()}
         ((namespace, fingerprint),) = (
             one for one in found.items() if one[0].startswith(f"{label}@")
@@ -167,8 +176,10 @@ class Servers:
             fleet.declare(namespace, ROW_BYTES, fingerprint)
             until(lambda: all(fleet.are_ready), "the servers take another client")
             anchors = [keys[PARTS.index(part)] for part in PARTS]
-            fleet.lookup(namespace, keys, timeout_s=20, anchors=anchors).result()
-            got = fleet.get(namespace, keys, rows, stall_s=20, timeout_s=20, anchors=anchors)
+            fleet.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
+            got = fleet.get(
+                namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=anchors
+            )
             assert len(got.result().landed) == len(keys)
         finally:
             fleet.close()
@@ -192,15 +203,17 @@ class Servers:
                 return found
             lacking = [holders.count([]) for holders in found]
             assert time.monotonic() < deadline, f"rows on no server: {lacking}"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
 
 class FleetEngine(Engine):
     """An engine on several servers."""
 
-    def tick(self) -> None:
-        """Gauges move, and blocks are offered again, with an engine's steps."""
-        self.ask(prompt_tokens(8, seed=1), 1)
+    def push_out_of_pool(self, seed: int) -> None:
+        """Fill the pool with other prompts and forget the engine's own blocks."""
+        for i in range(3):
+            self.ask(prompt_tokens(POOL_ROWS // 2 * BLOCK, seed=10_000 + seed * 10 + i), 1)
+        self.forget()
 
     def ready_servers(self) -> set[str]:
         self.tick()
@@ -232,13 +245,6 @@ class FleetEngine(Engine):
         assert waited <= BUDGET_S + 0.5, "a step of the engine besides"
         assert self.metric("kvferry_hook_errors_total") == 0
         return answer, tokens["server"]
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def usable(holders: Holders, without: str = "") -> int:

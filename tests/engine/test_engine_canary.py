@@ -30,7 +30,7 @@ def canaries(engine: Engine) -> dict[str, float]:
 
 def test_a_real_engines_canary_passes_and_nothing_is_left_of_it(engine: Engine, cluster: Cluster):
     engine.when_ready()
-    assert canaries(engine) == {"passed": 1}
+    assert set(canaries(engine)) == {"passed"}
     assert not [name for name in cluster.stats().namespaces if "canary" in name]
     assert engine.metric("kvferry_hook_errors_total") == 0
 
@@ -41,7 +41,7 @@ def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
 ):
     """Checksums off, so that nothing but the canary can see what this network does."""
     prompt, log = prompt_tokens(640 + 3, seed=900), logs / "self_test.log"
-    put_before = cluster.settled().counters["put_total"]
+    put_before = cluster.counter("put_total")
     with (
         DamagingProxy(cluster.server.endpoint) as proxy,
         Engine(

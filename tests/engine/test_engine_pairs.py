@@ -26,12 +26,6 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(3600)]
 PROMPT = prompt_tokens(640 + 3, seed=970)
 
 
-class PatientEngine(Engine):
-    """For machines with other work."""
-
-    start_timeout_s = 600.0
-
-
 @dataclass(frozen=True)
 class Pair:
     """How the second engine differs from the first."""
@@ -112,13 +106,13 @@ PAIRS: dict[str, Pair] = {
 def test_equal_engines_share_and_different_ones_never(cluster: Cluster, model: Path, logs: Path):
     wanted = os.environ.get("KVFERRY_PAIRS")  # some of them, to look into one
     pairs = {name: pair for name, pair in PAIRS.items() if not wanted or name in wanted.split(";")}
-    with PatientEngine(
+    with Engine(
         model, connector=connector(cluster.server.endpoint, **PATIENT), args=ENGINE_ARGS,
         log=logs / "first.log",
     ) as first:  # fmt: skip
         first.when_ready()
         expected = first.ask(PROMPT)
-        cluster.settled()
+        first.settle()
     table, wrong = logs / "pairs.txt", []
     table.write_text(line("what differs", "shared", "tokens from the server"))
     for number, (name, pair) in enumerate(pairs.items()):
@@ -151,7 +145,7 @@ def second(pair: Pair, cluster: Cluster, model: Path, logs: Path, name: str) -> 
         pair.change(folder)
     args = [arg.replace("ADAPTER", str(folder / "adapter")) for arg in pair.args]
     settings = connector(cluster.server.endpoint, **PATIENT, **pair.settings)
-    with PatientEngine(
+    with Engine(
         folder, connector=settings, args=[*ENGINE_ARGS, *args],
         log=logs / f"{name}.log",
     ) as engine:  # fmt: skip

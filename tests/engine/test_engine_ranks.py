@@ -18,8 +18,6 @@ HERE = Path(__file__).resolve().parent
 class TwoRanks(Engine):
     """With a core for each rank."""
 
-    start_timeout_s = 600.0
-
     def __init__(self, model: Path, settings: dict[str, Any], log: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -41,8 +39,7 @@ def test_the_canaries_of_both_ranks_pass_and_their_rows_come_back(
         engine.when_ready()
         assert canaries(engine) == {"passed": 2}
         cold = engine.ask(prompt)
-        cluster.settled()
-        engine.push_out_of_pool(seed=95)
+        engine.leave_to_server()
         answer, tokens = engine.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
         assert answer.agrees_with(cold)
@@ -55,7 +52,7 @@ def test_a_damaged_load_of_one_rank_keeps_the_engine_from_the_server(
     log = logs / "bad-rank.log"
     settings = connector(cluster.server.endpoint, **PATIENT)
     settings |= {"kv_connector": "OneBadRank", "kv_connector_module_path": "one_bad_rank"}
-    put_before = cluster.settled().counters["put_created"]
+    put_before = cluster.counter("put_created")
     with TwoRanks(model, settings, log) as engine:
         prompt = prompt_tokens(320 + 3, seed=960)
         cold = engine.ask(prompt)

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cluster import BLOCK, ENGINE_ARGS, ROW_BYTES, Engine, bare_tier, running
+from cluster import (
+    BLOCK,
+    ENGINE_ARGS,
+    PATIENCE_S,
+    ROW_BYTES,
+    Engine,
+    bare_tier,
+    running,
+    stats_of,
+    until,
+)
 from engine_fleet import (
     LARGE_POOL,
     LIMITS,
     NAMES,
     PARTS,
-    PATIENCE_S,
     PROMPT_TOKENS,
     ROWS,
     RUNS,
@@ -26,7 +35,6 @@ from engine_fleet import (
     last_usable,
     prompt_cut_by_a_loss,
     three_runs,
-    until,
     usable,
     victim_of,
 )
@@ -240,8 +248,7 @@ def test_a_killed_server_that_comes_back_with_its_disk_is_given_nothing(
 
 
 def at_rest(member: Member) -> bool:
-    stats = member.client.stats(timeout_s=20).result()
-    return not any(tier.pending for tier in stats.tiers.values())
+    return not any(tier.pending for tier in stats_of(member.client).tiers.values())
 
 
 def test_a_server_that_joins_takes_runs_and_nothing_of_the_others_is_lost(

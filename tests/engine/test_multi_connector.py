@@ -39,8 +39,7 @@ def test_both_connectors_work_in_either_order(
     with Engine(model, connector=multi(*order), args=ENGINE_ARGS, env=env, log=log) as engine:
         engine.when_ready()
         cold = engine.ask(prompt)
-        engine.push_out_of_pool(seed=40 + len(first))
-        cluster.settled()
+        engine.leave_to_server()
         answer, tokens = engine.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
         assert answer.agrees_with(cold)

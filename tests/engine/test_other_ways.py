@@ -59,9 +59,8 @@ def test_the_tier_serves_vllms_own_connector(ways: Ways, cluster: Cluster):
     assert offload_files() <= ways.files_before, "a pool keeps its name"
     bare.when_ready()
     cold = bare.ask(prompt)
-    bare.push_out_of_pool(seed=30)
-    stats = cluster.settled()
-    assert any(name.startswith("bare-tier-test@") for name in stats.namespaces)
+    bare.leave_to_server()
+    assert any(name.startswith("bare-tier-test@") for name in cluster.stats().namespaces)
     answer, tokens = bare.ask_from(prompt)
     assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
     assert answer.agrees_with(cold)

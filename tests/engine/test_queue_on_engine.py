@@ -2,7 +2,9 @@
 
 Steps are as they come and stretched. The pool has room for seven of the prompts, so they are loaded
 in turn, and what is loaded too soon would be evicted by the next. The server is healthy, or stops,
-or the network between the two swallows everything or delays it by seconds.
+or the network between the two swallows everything or delays it by seconds. How many prompts meet a
+default limit is up to the host, and so is a queue's length in seconds: these are for the whole
+suite. What a queue on patient limits gets is in `test_exactness`.
 """
 
 import signal
@@ -13,12 +15,24 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from busy_scene import AT_A_TIME, ROWS, FarScene, Scene, counted_of, longest
-from cluster import ATTEMPTS, BLOCK, LATE, MISSED, by_reason
+from busy_scene import (
+    AT_A_TIME,
+    ATTEMPTS,
+    LATE,
+    MISSED,
+    ROWS,
+    FarScene,
+    Scene,
+    counted_of,
+    longest,
+)
+from cluster import BLOCK, by_reason
 from faults import BOTH, Faults
 
 from benchmarks.engine.slow_engine import SlowEngine
 from examples.engine import Completion
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
 
 LONG_ANSWER_TOKENS = 120
 
@@ -59,11 +73,7 @@ def check_hits_return(scene: Scene) -> None:
     raise AssertionError(f"hits do not return: {reasons}")
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("step_ms", "prompts"),
-    [(0, 32), pytest.param(50, 32, marks=pytest.mark.whole), (500, 8)],
-)
+@pytest.mark.parametrize(("step_ms", "prompts"), [(0, 32), (50, 32), (500, 8)])
 def test_all_that_the_server_holds_comes_from_it(scene: Scene, step_ms: float, prompts: int):
     seeds = PROMPTS[:prompts]
 
@@ -77,7 +87,6 @@ def test_all_that_the_server_holds_comes_from_it(scene: Scene, step_ms: float, p
     check_shares(scene, seeds, ask)
 
 
-@pytest.mark.timeout(600)
 def test_preempted_prompts_come_from_the_server_and_their_answers_are_right(scene: Scene):
     seeds = range(2_000, 2_010)
     scene.learn(seeds, LONG_ANSWER_TOKENS)
@@ -120,10 +129,7 @@ LOAD_S = 2.0
 STEPS = "vllm:inter_token_latency_seconds"
 
 
-EVERY_OUTAGE = [
-    ("scene", "stopped"),
-    *(pytest.param("far_scene", name, marks=pytest.mark.whole) for name in OUTAGES),
-]
+EVERY_OUTAGE = [("scene", "stopped"), ("far_scene", "black hole"), ("far_scene", "2 s away")]
 
 
 @contextmanager
@@ -192,7 +198,6 @@ def check_waits(name: str, run: Run, computed: Run, load_s: float = 0.0) -> None
     assert later_s <= LOOKUP_S + load_s + max(1.0, slower) * queue_s
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("where", "name"), EVERY_OUTAGE)
 def test_a_server_that_is_away_delays_no_request_of_a_queue_for_longer_than_its_limits(
     request: pytest.FixtureRequest, where: str, name: str
@@ -237,7 +242,6 @@ def go_away_in_the_middle(scene: Scene, name: str) -> tuple[float, float]:
     return lost, counted["from server"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("where", "name"), EVERY_OUTAGE)
 def test_a_server_that_goes_away_in_the_middle_of_a_queue_delays_no_request_beyond_its_load(
     request: pytest.FixtureRequest, where: str, name: str
@@ -256,7 +260,6 @@ def test_a_server_that_goes_away_in_the_middle_of_a_queue_delays_no_request_beyo
     assert tokens >= 0.99 * (len(PROMPTS) - lost) * ROWS * BLOCK
 
 
-@pytest.mark.timeout(600)
 def test_a_queue_that_came_while_the_server_stood_still_for_a_moment_is_served_by_it(scene: Scene):
     """Every lookup of the queue is late. What the engine has not admitted when the server goes on
     comes from it, but for the prompts of the steps until the first reply."""

@@ -26,8 +26,7 @@ def test_a_prompt_is_told_from_level_to_level(engine: Engine, cluster: Cluster):
     found[ENGINE] = target.ask(prompt)
     engine.forget()
     found[POOL] = target.ask(prompt)
-    engine.push_out_of_pool(seed=50)
-    cluster.settled()
+    engine.leave_to_server()
     found[MEMORY] = target.ask(prompt)
     for level, (answer, tokens) in found.items():
         expected = {COMPUTED: QUESTION, level: LENGTH}

@@ -22,7 +22,7 @@ def test_an_engine_killed_and_started_before_its_server_finds_its_blocks_when_th
     prompts = [prompt_tokens(1200, seed=700 + i) for i in range(2)]
     engine.when_ready()
     cold = [engine.ask(prompt) for prompt in prompts]
-    cluster.settled()
+    engine.settle()
     engine.stop(kill=True)
     port, log = free_port(), logs / "restarted.log"
     with Engine(
