@@ -1,15 +1,13 @@
 """Two real servers above one real object store: one writes packs, and the other finds them through
 a proxy with faults."""
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, eventually, num_threads, open_files, resident_bytes
-from oracle import MEDIUM, key
+from oracle import MEDIUM
 from s3 import S3
 from store_proxy import StoreProxy
 
@@ -25,11 +23,6 @@ PACK_ROWS = 8
 PACKS = ROWS // PACK_ROWS
 ROW_TOKENS = 1024 // PACK_ROWS
 ALL_THERE = bytes([KeyState.READABLE]) * ROWS
-
-PAUSE_S = 0.002
-"""Between two lookups of a probe: an emulated store is slow, and each new pack costs it a call."""
-
-PATIENCE_S = 30.0
 
 
 def prompt(first: int) -> range:
@@ -108,18 +101,18 @@ class Scene:
             assert put(self.other, one) == "stored"
         eventually(
             lambda: self.counter(self.writer, "packs_written") >= before + count * PACKS,
-            "the packs are written", PATIENCE_S,
-        )  # fmt: skip
+            "the packs are written",
+        )
         return prompts
 
     def learned(self, prompts: Sequence[range]) -> None:
         """Have the server know the packs of `prompts`, without their rows."""
         for one in prompts:
-            eventually(lambda: states(self.client, one) == ALL_THERE, "it is found", PATIENCE_S)  # noqa: B023
+            eventually(lambda: states(self.client, one) == ALL_THERE, "it is found")  # noqa: B023
 
     def reads(self, one: range) -> str:
         """How a get of `one` from the server ends."""
-        return self.client.finish(self.client.get(MEDIUM, one, timeout_s=8.0))
+        return self.client.finish(self.client.get(MEDIUM, one))
 
     def counter(self, server: ChaosServer, name: str) -> int:
         return server.stats().counters[f"bucket_{name}"]
@@ -128,34 +121,21 @@ class Scene:
         """Those of the server behind the proxy."""
         return self.server.stats().counters
 
-    def probe(self, count: int, known: Sequence[range]) -> list[float]:
-        """The seconds of `count` lookups, in turn of a prompt in memory, of one of `known` and of
-        one that no server has."""
+    def look_around(self, count: int, known: Sequence[range]) -> None:
+        """`count` lookups that end, in turn of a prompt in memory, which is found, of one of
+        `known` and of one that no server has."""
         self.client.finish(self.client.touch(MEDIUM, self.in_memory))  # it stays there
-        times = []
         for number in range(count):
             kind = number % 4
-            if kind == 3:
-                asked = self.new_prompt()
+            if kind == 0:
+                assert states(self.client, self.in_memory) == ALL_THERE
             else:
-                asked = known[number % len(known)] if kind else self.in_memory
-            keys, chain = [key(MEDIUM, n) for n in asked], chain_of(asked)
-            began = time.perf_counter()
-            lookup = self.client.client.lookup(MEDIUM.name, keys, timeout_s=PATIENCE_S, chain=chain)
-            found = lookup.result(PATIENCE_S)
-            times.append(time.perf_counter() - began)
-            assert kind or found.states == ALL_THERE, "memory is not touched by the fault"
-            time.sleep(PAUSE_S)
-        return times
+                states(self.client, known[number % len(known)] if kind < 3 else self.new_prompt())
 
     def close(self) -> None:
         for client in (self.client, self.other):
             client.check()
             client.close()
-
-
-def percentile_99(times: Sequence[float]) -> float:
-    return statistics.quantiles(times, n=100, method="inclusive")[98]
 
 
 def _client(server: ChaosServer) -> ChaosClient:
@@ -179,12 +159,3 @@ def bucket_scene(store: S3, seed: int) -> Iterator[Scene]:
             scene = Scene(store, proxy, writer, server)
             yield scene
             scene.close()
-
-
-def never_more(limit: float, attempt: Callable[[], float], attempts: int = 3) -> None:
-    """One of `attempts` calls of `attempt` returns less than `limit`: a busy host withholds the
-    processor from one side of a comparison at times."""
-    got: list[float] = []
-    while not got or got[-1] >= limit:
-        assert len(got) < attempts, f"never below {limit:g}: {got}"
-        got.append(attempt())

@@ -10,8 +10,6 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from email.utils import format_datetime, parsedate_to_datetime
 from enum import StrEnum, auto
 from typing import NamedTuple
 
@@ -44,13 +42,7 @@ class StoreFaults:
     only: str = ""
     """A pattern of `METHOD target`."""
 
-    delay_s: float = 0.0
-    """Before each answer."""
-
     damage: Damage | None = None
-    skew_s: float = 0.0
-    """Added to all dates of answers."""
-
     catch_put: float = 0.0
     """A PUT stands still after this share of its body."""
 
@@ -140,11 +132,6 @@ class HttpProxy:
             raise _Cut
         else:
             answer = await self._forward(request, reader, method, faults)
-        if faults.delay_s:
-            self._counts["delayed"] += 1
-            await asyncio.sleep(faults.delay_s)
-        if faults.skew_s:
-            answer = self._skewed(answer, faults.skew_s)
         if method == "GET" and "?" not in target and answer.status in (200, 206):
             wanted = request.headers.get("range", "")
             if faults.damage is not None:
@@ -216,29 +203,6 @@ class HttpProxy:
                 answer = _agreeing(answer)
         self._counts[damage] += 1
         return answer
-
-    def _skewed(self, answer: Message, skew_s: float) -> Message:
-        skew = timedelta(seconds=skew_s)
-        headers = dict(answer.headers)
-        for name in ("date", "last-modified"):
-            if name in headers:
-                date = parsedate_to_datetime(headers[name]) + skew
-                headers[name] = format_datetime(date, usegmt=True)
-                self._counts["skewed"] += 1
-        body = answer.body
-        if "xml" in headers.get("content-type", ""):
-            body = re.sub(
-                rb"(?<=<LastModified>)[^<]+",
-                lambda found: _shifted(found[0].decode(), skew).encode(),
-                body,
-            )
-            headers["content-length"] = str(len(body))
-        return Message(answer.start, headers, body)
-
-
-def _shifted(date: str, skew: timedelta) -> str:
-    shifted = datetime.fromisoformat(date.replace("Z", "+00:00")) + skew
-    return shifted.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _agreeing(answer: Message) -> Message:

@@ -4,7 +4,6 @@ import pytest
 from bucket_scene import (
     ALL_THERE,
     PACKS,
-    PATIENCE_S,
     ROWS,
     behind,
     bucket_server,
@@ -42,7 +41,7 @@ def test_a_put_that_a_kill_cuts_is_never_read_and_the_next_server_offers_its_pac
                 proxy.set(StoreFaults(catch_put=rng.uniform(0.01, 1.0)))
                 before = proxy.counts()["caught"]
                 fill(server, prompts)
-                eventually(lambda: proxy.counts()["caught"] > before, "a PUT is cut", PATIENCE_S)  # noqa: B023
+                eventually(lambda: proxy.counts()["caught"] > before, "a PUT is cut")  # noqa: B023
                 cut += proxy.counts()["caught"] - before
                 server.kill()
                 proxy.clear()
@@ -52,7 +51,7 @@ def test_a_put_that_a_kill_cuts_is_never_read_and_the_next_server_offers_its_pac
                 offer_again(server, prompts, num_packs=(number + 1) * PROMPTS * PACKS)
                 eventually(
                     lambda: look_at(objects) == {"whole": (number + 1) * PROMPTS * PACKS},  # noqa: B023
-                    "all packs are in the bucket", PATIENCE_S,
+                    "all packs are in the bucket",
                 )  # fmt: skip
             read_all(witness, prompts)
             assert len(packs_of(objects)) == KILLS * PROMPTS * PACKS
@@ -68,9 +67,7 @@ def fill(server, prompts) -> None:
         for one in prompts:
             assert put(client, one) == "stored"
         wanted = before + ROWS * len(prompts)
-        eventually(
-            lambda: server.stats().tiers["disk"].blocks == wanted, "rows are on disk", PATIENCE_S
-        )
+        eventually(lambda: server.stats().tiers["disk"].blocks == wanted, "rows are on disk")
 
 
 def read_all(server, prompts) -> None:
@@ -89,9 +86,8 @@ def offer_again(server, prompts, num_packs: int) -> None:
         for one in prompts:
             eventually(
                 lambda: states(client, one) == ALL_THERE,  # noqa: B023
-                f"its rows are on disk: {chain_of(one)}", PATIENCE_S,
+                f"its rows are on disk: {chain_of(one)}",
             )  # fmt: skip
         eventually(
-            lambda: server.stats().counters["bucket_names"] == num_packs, "it has written them",
-            PATIENCE_S,
-        )  # fmt: skip
+            lambda: server.stats().counters["bucket_names"] == num_packs, "it has written them"
+        )

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from bucket_helpers import folder_url
-from bucket_scene import PATIENCE_S, ROWS, bucket_server, prompt, put, states
+from bucket_scene import ROWS, bucket_server, prompt, put, states
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, eventually
 from oracle import MEDIUM
@@ -73,7 +73,7 @@ def test_no_pack_is_torn_no_name_is_left_and_the_budget_is_kept(
             client.check()
             client.close()
         for writer in writers:
-            writer.wait_until_at_rest(PATIENCE_S)
+            writer.wait_until_at_rest()
         one_more_sweep(remover)
         left = packs_of(objects)
         assert 0 < sum(left.values()) <= BUDGET
@@ -96,9 +96,7 @@ def one_step(client: ChaosClient, one: range) -> str:
 def one_more_sweep(server: ChaosServer) -> None:
     """Return when a sweep that begins now has ended."""
     before = server.stats().counters["bucket_sweeps"]
-    eventually(
-        lambda: server.stats().counters["bucket_sweeps"] >= before + 2, "it sweeps", PATIENCE_S
-    )
+    eventually(lambda: server.stats().counters["bucket_sweeps"] >= before + 2, "it sweeps")
 
 
 def show(capsys, writers, remover, seen, words, peak) -> None:
