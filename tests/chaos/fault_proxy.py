@@ -118,6 +118,11 @@ class FaultProxy:
         """Lanes included."""
         return len(self._pipes) // 2
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Those that were read and not yet sent on: they are slow, or no peer takes them."""
+        return sum(pipe.queued_bytes for pipe in [*self._pipes.values()])
+
     def close(self) -> None:
         """End every connection and the thread. Safe to repeat."""
         self._closing = True

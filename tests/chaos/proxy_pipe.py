@@ -13,7 +13,7 @@ from lane_wire import LaneParser
 from tampering import Cut
 from zmtp import Parser
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 # What waits to be sent on in one direction; beyond it the sender feels that we do not read.
 _MOST_QUEUED_BYTES = 1 << 20
