@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Self
 
 from chaos_server import PATIENCE_S, eventually
@@ -24,6 +25,7 @@ from remote_server.client import (
     SharedRegion,
 )
 from remote_server.client.lane_opening import why_slow
+from remote_server.client.session import ONE_STALL_S
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -33,8 +35,11 @@ from remote_server.errors import (
 )
 from remote_server.protocol import Stretch
 
-SLACK_S = 5.0
+SLACK_S = 60.0
 """What a busy machine may add to a deadline before a request counts as hung."""
+
+REQUEST_S = 60.0
+"""The deadline of a request that a test does not make late on purpose."""
 
 PIECE_BYTES = 1 << 20
 """The rows of one request: enough for the largest in the random run."""
@@ -163,8 +168,8 @@ class ChaosClient:
         self._memory = SharedRegion(num_pieces * PIECE_BYTES)
         self._free = deque(range(num_pieces))
         poison([self._piece(number) for number in self._free])
-        config = ClientConfig(endpoint, **{**_way_of(transport), **QUICK, **settings})  # type: ignore[arg-type]
-        self.client = self._connect(config, clock)
+        self.config = ClientConfig(endpoint, **{**_way_of(transport), **QUICK, **settings})  # type: ignore[arg-type]
+        self.client = self._connect(self.config, clock)
         self.client.register(self._memory.view, self._memory.fd)
         for namespace in namespaces:
             self.client.declare(namespace.name, namespace.block_bytes)
@@ -198,7 +203,7 @@ class ChaosClient:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def lookup(
-        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0,
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = REQUEST_S,
         chain: Sequence[Stretch] = (),
     ) -> Request:  # fmt: skip
         future = self.client.lookup(
@@ -207,20 +212,20 @@ class ChaosClient:
         )  # fmt: skip
         return Request("lookup", future, time.monotonic() + timeout_s, ns, numbers)
 
-    def touch(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
+    def touch(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = REQUEST_S) -> Request:
         future = self.client.touch(ns.name, _keys(ns, numbers), timeout_s=timeout_s)
         return Request("touch", future, time.monotonic() + timeout_s, ns, numbers)
 
-    def stats(self, timeout_s: float = 2.0) -> Request:
+    def stats(self, timeout_s: float = REQUEST_S) -> Request:
         future = self.client.stats(timeout_s=timeout_s)
         return Request("stats", future, time.monotonic() + timeout_s)
 
-    def clear(self, ns: Namespace, timeout_s: float = 2.0) -> Request:
+    def clear(self, ns: Namespace, timeout_s: float = REQUEST_S) -> Request:
         future = self.client.clear(ns.name, timeout_s=timeout_s)
         return Request("clear", future, time.monotonic() + timeout_s)
 
     def put(
-        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0, *,
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = REQUEST_S, *,
         force: bool = False, deferred: bool = False, chain: Sequence[Stretch] = (),
     ) -> Request:  # fmt: skip
         piece, rows = self._take(ns, len(numbers))
@@ -235,7 +240,7 @@ class ChaosClient:
         return Request(op, future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
 
     def get(
-        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0,
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = REQUEST_S,
         stall_s: float | None = None,
     ) -> Request:  # fmt: skip
         piece, rows = self._take(ns, len(numbers))
@@ -304,6 +309,28 @@ class ChaosClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def most_late(client: ChaosClient, timeout_s: float) -> int:
+    """How many requests of `client`, one after another with `timeout_s` each, may have waited for
+    a server that does not answer: its breaker opens after so many in a row and after so long."""
+    in_a_row = max(client.config.breaker_timeouts, ceil(ONE_STALL_S / timeout_s))
+    return (in_a_row + 1) * (client.client.counters()["breaker_opened"] + 1)
+
+
+def retried(client: ChaosClient, word: str, begin: Callable[[float], Request]) -> None:
+    """Make a request until one ends with `word`, with twice the patience after each that was late:
+    a connection that lost a part of a message is replaced only then."""
+    timeout_s = 0.2
+
+    def ended() -> bool:
+        nonlocal timeout_s
+        last = client.finish(begin(timeout_s))
+        timeout_s *= 2 if last == "late" else 1
+        return last == word
+
+    client.wait_until_ready()
+    eventually(ended, f"a request ends as {word}")
 
 
 def _keys(namespace: Namespace, numbers: Sequence[int]) -> list[bytes]:

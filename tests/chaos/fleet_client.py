@@ -23,16 +23,26 @@ ROW_TOKENS = 256
 ROWS = 32
 PROMPTS = Namespace("prompts", 4 * KiB, 10_000 * ROWS, ROWS)
 
-LOOKUP_S = 0.3
-"""Deadline of a lookup: what a request may wait for. More than an engine's, because tests run
-beside other work, and a healthy server must not be late."""
-
-GET_S, STALL_S, PUT_S = 2.0, 0.3, 1.0
 MOST_PUTS = 6
 """Under way at a time."""
 
 WAITED = 0.9
 """Of its deadline: a lookup that took longer waited for a server in vain."""
+
+
+class Limits(NamedTuple):
+    """What the requests for one prompt may wait for."""
+
+    lookup_s: float
+    get_s: float
+    stall_s: float
+    put_s: float
+
+
+ENGINE = Limits(0.3, 2.0, 0.3, 1.0)
+"""About those of an engine. A server that is busy may be late."""
+
+PATIENT = Limits(60.0, 60.0, 60.0, 60.0)
 
 
 class Served(NamedTuple):
@@ -47,10 +57,8 @@ class Served(NamedTuple):
     """How its lookup ended."""
 
     lookup_s: float
-
-    @property
-    def waited(self) -> bool:
-        return self.lookup_s >= WAITED * LOOKUP_S
+    waited: bool
+    """For its deadline, or most of it."""
 
 
 def rows_of(prompt: int) -> range:
@@ -98,11 +106,6 @@ class FleetClient(ChaosClient):
         return cast(Fleet, self.client)
 
     @property
-    def current_names(self) -> set[str]:
-        """The servers that its list names now."""
-        return {one.name for one in self.fleet.membership.view.list.members}
-
-    @property
     def complete(self) -> bool:
         """Whether it uses every server, and over the transport that it prefers. Lanes are opened
         for the transfer after the first."""
@@ -120,33 +123,27 @@ class FleetClient(ChaosClient):
         clients = self.fleet.clients.items()
         return {name: client.counters()["breaker_opened"] for name, client in clients}
 
-    def serve(self, prompt: int) -> Served:
+    def serve(self, prompt: int, limits: Limits = PATIENT) -> Served:
         """Load what the servers have of a prompt's beginning, and put the rest. As an engine does,
         it does not wait for the put, but for an earlier one when there are many."""
         while self._puts and (len(self._puts) == MOST_PUTS or self._puts[0].future.done()):
             self.finish(self._puts.popleft())
         numbers, began, hits = rows_of(prompt), time.monotonic(), 0
-        asked = self.lookup(PROMPTS, numbers, LOOKUP_S, chain=chain_of(numbers))
+        asked = self.lookup(PROMPTS, numbers, limits.lookup_s, chain=chain_of(numbers))
         word = self.finish(asked)
         prefix = asked.future.result().prefix if word == "answered" else 0
         if prefix:
-            get = self.get(PROMPTS, numbers[:prefix], GET_S, STALL_S)
+            get = self.get(PROMPTS, numbers[:prefix], limits.get_s, limits.stall_s)
             self.finish(get)
             landed = {*get.future.result().landed}
             hits = next((row for row in range(prefix) if row not in landed), prefix)
         if rest := numbers[hits:]:
-            put = self.put(PROMPTS, rest, PUT_S, deferred=True, chain=chain_of(rest))
+            put = self.put(PROMPTS, rest, limits.put_s, deferred=True, chain=chain_of(rest))
             self._puts.append(put)
-        return Served(prompt, began, hits, word, asked.ended - asked.began)
+        took = asked.ended - asked.began
+        return Served(prompt, began, hits, word, took, took >= WAITED * limits.lookup_s)
 
     def finish_puts(self) -> None:
         """None is under way after this."""
         while self._puts:
             self.finish(self._puts.popleft())
-
-    def states(self, prompt: int, timeout_s: float = 5.0) -> bytes:
-        """The state of each of its rows, by one lookup with patience."""
-        asked = self.lookup(PROMPTS, rows_of(prompt), timeout_s)
-        assert self.finish(asked) == "answered"
-        found: bytes = asked.future.result().states
-        return found

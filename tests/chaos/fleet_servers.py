@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from actors import SETTLE_S
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer
 from crew import Held, no_more_than, steady
@@ -38,7 +39,6 @@ class NamedServer:
         args = ["--name", name, *args]
         self.server = stack.enter_context(ChaosServer(memory, folder, args=args, env=env))
         self.proxy = stack.enter_context(FaultProxy(self.server.endpoint, seed=len(name)))
-        self.restarts = 0
 
     @property
     def address(self) -> str:
@@ -71,7 +71,6 @@ class NamedServer:
             shutil.rmtree(self.disk)
             self.disk.mkdir()
         if kind.startswith("kill"):
-            self.restarts += 1
             self.server.restart()
             self.proxy.target = self.server.endpoint
         self.server.thaw()
@@ -87,7 +86,7 @@ class NamedServer:
                 client.wait_until_ready()
                 assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
                 assert client.finish(client.get(LARGE, [0])) == "hit"
-        self.server.wait_until_at_rest(20.0)
+        self.server.wait_until_at_rest()
 
 
 class FleetServers:
@@ -137,19 +136,12 @@ class FleetServers:
     def all(self) -> list[NamedServer]:
         return [*self.by_name.values()]
 
-    def addresses(self, *names: str) -> list[str]:
-        return [self[name].address for name in names or self.by_name]
-
-    def write_list(self, *names: str, file: str = "servers") -> str:
-        """A `file://` list of these servers, or of all; it is replaced by a rename."""
-        new = self._folder / f"{file}.new"
-        new.write_text("".join(f"{address}\n" for address in self.addresses(*names)))
-        new.rename(self._folder / file)
-        return f"file://{self._folder / file}"
+    def addresses(self) -> list[str]:
+        return [one.address for one in self.all]
 
     def wait_until_at_rest(self) -> dict[str, StatsReply]:
         """Nothing is pinned, leased or being written anywhere."""
-        return {one.name: one.server.wait_until_at_rest(20.0) for one in self.all}
+        return {one.name: one.server.wait_until_at_rest() for one in self.all}
 
     def check_nothing_is_held(self) -> None:
         """Once all clients have left: no region, no file or thread more than before they came."""
@@ -166,7 +158,7 @@ def shared_files() -> set[str]:
 
 
 @contextmanager
-def nothing_left(patience_s: float = 20.0) -> Iterator[None]:
+def nothing_left(patience_s: float = SETTLE_S) -> Iterator[None]:
     """This process has no more files and threads after the block."""
     before = Held.by(os.getpid())
     yield
