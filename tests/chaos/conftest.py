@@ -48,7 +48,7 @@ def server():
         yield server
         server.thaw()
         if server.alive():
-            server.wait_until_at_rest(20.0)
+            server.wait_until_at_rest()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def renewed_server(lasting_server):
     yield lasting_server
     lasting_server.thaw()
     if lasting_server.alive():
-        lasting_server.wait_until_at_rest(20.0)
+        lasting_server.wait_until_at_rest()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from chaos_client import Hung, WrongBytes
 from crew import Crew, CrewPlan, Memory, Progress, Tally
 from sky import Sky
 
-_GRACE_S = 15.0
+_GRACE_S = 60.0
 _KINDS = {kind.__name__: kind for kind in (WrongBytes, Hung)}
 
 

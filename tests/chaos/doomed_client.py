@@ -5,8 +5,8 @@
 Prints "ready", begins the request when it reads a line, and waits for its end, which never comes.
 """
 
+import signal
 import sys
-import time
 
 from chaos_client import ChaosClient
 from phases import PHASES
@@ -21,7 +21,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     phase.begin(client, timeout_s=300).wait()
-    time.sleep(300)
+    signal.pause()
 
 
 if __name__ == "__main__":

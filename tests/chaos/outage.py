@@ -340,7 +340,7 @@ class Scene:
             if tokens["server"]:
                 return time.monotonic() - began
             came_from.append(tokens)
-            time.sleep(0.3)  # what the network had delayed is still coming
+            eventually(lambda: not self.proxy.waiting_bytes, "what the network had delayed is here")
         raise AssertionError(
             f"it is there and nothing comes from it: {came_from}; {before.grown(self.engine)}"
         )

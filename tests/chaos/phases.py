@@ -3,8 +3,10 @@
 A phase is chosen by holding that message in the fault proxy, so nothing depends on timing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from chaos_client import ChaosClient, Request
 from fault_proxy import FaultProxy
 from faults import TO_CLIENT, TO_SERVER, Direction
@@ -71,3 +73,13 @@ PHASES = [
     Phase("shm", "get", TO_CLIENT, "got"),
     Phase("shm", "get", TO_SERVER, "release"),
 ]
+
+
+def some(phases: Sequence[Phase], *quick: str) -> list[object]:
+    """Parameters of a test: `phases` in the whole run, and those called `quick` in each."""
+    names = [str(phase) for phase in phases]
+    assert {*quick} <= {*names}, quick
+    return [
+        pytest.param(phase, id=name, marks=() if name in quick else pytest.mark.whole)
+        for name, phase in zip(names, phases, strict=True)
+    ]

@@ -44,7 +44,7 @@ MOST_BESIDE_MEMORY = 128 * MiB
 REST_S = SETTLE_S + STALL_S
 """A lane on which the last block was lost keeps the slots of its put until it counts as stalled."""
 
-_POLL_S = 0.1
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ class Run:
                 weather.start()
                 stack.callback(weather.stop)
             while not self._done and time.monotonic() < ends and not weather.errors:
-                self._done = self._stop.wait(_POLL_S) or self._is_enough()
+                time.sleep(_POLL_S)
+                self._done = self._stop.is_set() or self._is_enough()
                 watch(self)
 
     def _is_enough(self) -> bool:

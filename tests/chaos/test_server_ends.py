@@ -3,8 +3,9 @@
 import time
 
 import pytest
+from chaos_client import most_late
 from oracle import LARGE, MEDIUM, SMALL
-from phases import BLOCKS, PHASES
+from phases import BLOCKS, PHASES, some
 
 WHERE = [pytest.param(None, id="somewhere")] + [
     pytest.param(fraction, id=name, marks=pytest.mark.whole)
@@ -32,7 +33,11 @@ def works_again(client, proxy, server):
     assert client.finish(client.get(LARGE, numbers)) == "hit"
 
 
-@pytest.mark.parametrize("phase", PHASES, ids=str)
+@pytest.mark.parametrize(
+    "phase",
+    some(PHASES, "tcp-get-blocks-2", "lanes-put-lane-2", "lanes-get-lane", "shm-put-put",
+         "shm-get-got"),
+)  # fmt: skip
 def test_a_request_ends_at_once_when_its_server_is_killed(
     phase, fraction, server, proxy, make_client, rng
 ):
@@ -41,8 +46,8 @@ def test_a_request_ends_at_once_when_its_server_is_killed(
     phase.prepare(client)
     caught = phase.catch(proxy, fraction)
     request = phase.begin(client, timeout_s=300)
-    request.ends_by = time.monotonic() + 5
     caught.wait()
+    request.ends_by = time.monotonic()
     server.kill()
     caught.release(deliver=rng.random() < 0.5)
     client.finish(request)
@@ -52,7 +57,11 @@ def test_a_request_ends_at_once_when_its_server_is_killed(
     assert client.finish(client.get(LARGE, BLOCKS)) == "miss", "the new server has nothing"
 
 
-@pytest.mark.parametrize("phase", PHASES, ids=str)
+@pytest.mark.parametrize(
+    "phase",
+    some(PHASES, "tcp-put-put", "tcp-get-blocks", "lanes-put-lane", "lanes-get-lane-2",
+         "shm-put-put", "shm-get-got", "shm-get-release"),
+)  # fmt: skip
 def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_bytes_go_nowhere(
     phase, fraction, server, proxy, make_client
 ):
@@ -73,15 +82,14 @@ def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_by
     assert client.finish(client.get(LARGE, BLOCKS)) in ("hit", "miss", "part hit")
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])
-def test_after_a_restart_nothing_is_remembered_and_everything_works(
-    full, server, proxy, transport, make_client
+@pytest.mark.whole
+def test_after_a_restart_of_a_full_server_nothing_is_remembered(
+    server, proxy, transport, make_client
 ):
     client = make_client(transport)
-    if full:
-        for first in range(0, MEDIUM.num_keys, 16):  # 37 MiB, into 32
-            client.finish(client.put(MEDIUM, range(first, first + 16)))
-        assert server.stats().counters["evicted"] > 0
+    for first in range(0, MEDIUM.num_keys, 16):  # 37 MiB, into 32
+        client.finish(client.put(MEDIUM, range(first, first + 16)))
+    assert server.stats().counters["evicted"] > 0
     server.kill()
     assert client.finish(client.get(MEDIUM, [590])) == "unavailable"
     server.restart()
@@ -93,14 +101,13 @@ def test_while_the_server_is_away_requests_are_turned_away_and_not_kept_waiting(
     server, proxy, transport, make_client
 ):
     """Of many, only those pay with their deadline that find out that it is gone."""
-    client = make_client(transport)
+    client, timeout_s = make_client(transport), 0.05
     server.freeze()
     words = []
-    for _ in range(100):
-        words.append(client.finish(client.lookup(SMALL, [1], timeout_s=0.05)))
-        words.append(client.finish(client.get(SMALL, [1], timeout_s=0.05)))
-    late = words.count("late")
-    assert late <= 5, f"{late} of {len(words)} waited: 0.2 s open the breaker, which 4 fill"
-    assert words.count("unavailable") == len(words) - late
+    for _ in range(50):
+        words.append(client.finish(client.lookup(SMALL, [1], timeout_s)))
+        words.append(client.finish(client.get(SMALL, [1], timeout_s)))
+    assert words.count("late") <= most_late(client, timeout_s), words
+    assert set(words) == {"late", "unavailable"}
     server.thaw()
     works_again(client, proxy, server)

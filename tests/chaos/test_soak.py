@@ -1,4 +1,4 @@
-"""The long run's oracle detects each kind of failure, and a short run has none."""
+"""The long run's oracle detects each kind of failure."""
 
 import contextlib
 import os
@@ -13,27 +13,29 @@ import pytest
 import soak
 from actors import Habits
 from chaos_client import Hung, WrongBytes
-from chaos_server import eventually
+from chaos_server import PATIENCE_S, eventually
 from crew import Crew, CrewPlan
 from oracle import PAGES, SMALL_NAMESPACES, content, key
 from random_run import Plan, Report, Run
 from sky import Sky
-from weather import UNDYING
 
 from remote_server.client import ClientConfig, RemoteClient
 
 HABITS = Habits(SMALL_NAMESPACES)
-NUM_OPERATIONS = 400
-PATIENCE_S = 10.0
+NUM_OPERATIONS = 50
+REPOSITORY = Path(soak.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def run(seed):
+    """Without faults: those are in `test_random_run.py`."""
     plan = Plan(
         seed, operations=NUM_OPERATIONS, transports=("lanes", "shm"), habits=HABITS,
-        memory="16MiB", disk_bytes="32MiB", server_faults=UNDYING,
+        memory="16MiB", disk_bytes="32MiB", calm=True,
     )  # fmt: skip
     with Run(plan) as run:
+        run.round()
+        run.check()
         yield run
 
 
@@ -48,9 +50,9 @@ def observing(run):
 
 
 @pytest.fixture
-def crew(run, seed, transport):
+def crew(run, seed):
     """One client without faults, beside those of the run."""
-    plan = CrewPlan(1, seed, (transport,), HABITS, calm=True)
+    plan = CrewPlan(1, seed, ("shm",), HABITS, calm=True)
     with contextlib.closing(Crew(plan, run.server.endpoint, Sky())) as crew:
         crew.warm_up()
         yield crew
@@ -63,34 +65,29 @@ def work_until_it_fails(crew: Crew) -> None:
     eventually(lambda: crew.progress() is None, "it goes on as if nothing was wrong")
 
 
-def test_a_few_hundred_operations_under_faults_are_right_and_leave_nothing(run):
-    run.round()
-    run.check()
+def test_the_record_of_a_run_counts_its_operations(run):
     report = run.report
-    assert report.tally.operations == report.totals.outcomes.total() >= NUM_OPERATIONS
-    assert 0 < report.tally.faulted <= report.tally.operations
-    assert report.totals.blocks["hit"] and report.tally.faults.total()
     record = soak.record(report, None)
+    assert record["operations"] == report.totals.outcomes.total() >= NUM_OPERATIONS
     assert sum(record["operations_by_kind"].values()) == record["operations"]
     assert (record["wrong_blocks"], record["hangs"], record["left_over"]) == (0, 0, 0)
 
 
-def test_a_pin_that_stays_is_detected(run):
+def test_what_stays_is_detected(run):
     keys = [key(PAGES, 0)]
     row = memoryview(bytearray(content(PAGES, 0)))
     with observing(run) as observer:
         assert observer.put(PAGES.name, keys, [row], deferred=False).result(PATIENCE_S).total == 1
         assert observer.keep(PAGES.name, keys).result(PATIENCE_S).kept == 1
+    for one in run.crews:
+        one.settle()
     with pytest.raises(AssertionError, match="pins and leases"):
-        run.check(patience_s=0.3)
+        run.check(patience_s=0)
     with observing(run) as observer:
         observer.keep(PAGES.name, keys, keep=False).result(PATIENCE_S)
     run.check()
-
-
-def test_a_file_that_stays_open_is_detected(run):
     with open(os.devnull), pytest.raises(AssertionError, match="crew 0 has"):
-        run.check(patience_s=0.3)
+        run.check(patience_s=0)
     run.check()
 
 
@@ -139,19 +136,16 @@ def test_the_makefile_starts_it(target):
     """Its imports were found here, where pytest gives the path, and not there."""
     command = ["make", "--silent", "--old-file=.venv/.ready", target, "ARGS=--help"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ran = subprocess.run(
-        command, cwd=Path(soak.__file__).parents[2], env=environment, capture_output=True, text=True
-    )
+    ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert ran.stdout.startswith("usage: "), ran.stderr
 
 
 @pytest.mark.whole
 def test_ctrl_c_prints_the_result_so_far_and_ends_every_process():
     command = [sys.executable, str(Path(soak.__file__)), "--operations", "1000000000"]
-    repository = str(Path(soak.__file__).parents[2])
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": repository}, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
     )  # fmt: skip
     with process:
         for _ in range(2):

@@ -73,7 +73,7 @@ def connected(endpoint: str, receive_bytes: int | None = None) -> socket.socket:
     peer = socket.socket()
     if receive_bytes is not None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    peer.settimeout(20)
+    peer.settimeout(60)
     peer.connect((host, int(port)))
     peer.sendall(GREETING + command_of(READY))
     return peer
