@@ -26,6 +26,31 @@ from held import FaultPoints, install, no_pause
 from remote_server.client import ClientConfig, IoThread, RemoteClient, lane_link
 
 
+class PatientClient(RemoteClient):
+    """Its requests have as much time as a busy host needs, unless the test gives them less."""
+
+    def lookup(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().lookup(*given, timeout_s=timeout_s, **how)
+
+    def put(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().put(*given, timeout_s=timeout_s, **how)
+
+    def get(self, *given, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, **how):
+        return super().get(*given, stall_s=stall_s, timeout_s=timeout_s, **how)
+
+    def touch(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().touch(*given, timeout_s=timeout_s, **how)
+
+    def stats(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().stats(*given, timeout_s=timeout_s, **how)
+
+    def clear(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().clear(*given, timeout_s=timeout_s, **how)
+
+    def keep(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().keep(*given, timeout_s=timeout_s, **how)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -101,7 +126,7 @@ def more_settings() -> dict[str, object]:
     return {}
 
 
-@pytest.fixture(params=["own", "shared"])
+@pytest.fixture(params=["own", pytest.param("shared", marks=pytest.mark.whole)])
 def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
     """A thread for each client, or one that a client of another server shares. Whatever the test
     did, that client works afterwards, and no thread remains."""
@@ -112,7 +137,12 @@ def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
             yield io
 
 
-@pytest.fixture(params=["own", "shared", "on demand"])
+WHOLE = pytest.mark.whole
+
+
+@pytest.fixture(
+    params=["on demand", pytest.param("own", marks=WHOLE), pytest.param("shared", marks=WHOLE)]
+)
 def any_connections(
     request: pytest.FixtureRequest, more_settings: dict[str, object]
 ) -> Iterator[IoThread | None]:
@@ -121,7 +151,7 @@ def any_connections(
         yield None
         return
     if request.param == "on demand":
-        more_settings["idle_close_s"] = 60.0
+        more_settings["idle_close_s"] = 3600.0
     with shared_io_thread() as io:
         yield io
 
@@ -149,7 +179,8 @@ def make_client(
     io_thread: IoThread | None,
     more_settings: dict[str, object],
 ) -> Iterator[Callable[..., RemoteClient]]:
-    """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared.
+    """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared. Without `clock`
+    they are patient.
 
     Whatever the test did to them, their books must balance afterwards and they must close.
     """
@@ -160,11 +191,15 @@ def make_client(
         clock: Clock | None = None, **settings: object,
     ) -> RemoteClient:  # fmt: skip
         quick = {"reconnect_s": 0.01, "longest_reconnect_s": 0.02, "breaker_backoff_s": 0.02}
+        kind = RemoteClient
+        if clock is None:
+            kind = PatientClient
+            quick["hello_timeout_s"] = PATIENCE_S
         if isinstance(Memory.source, Shared):
             quick["transport"] = "shm"
         config = ClientConfig(endpoint, **{**quick, **more_settings, **settings})
         before = io_threads()
-        client = RemoteClient(config, clock=clock or time.monotonic, io=io_thread)
+        client = kind(config, clock=clock or time.monotonic, io=io_thread)
         if clock:
             clock.clients.append(client)
         threads = io_threads() - before

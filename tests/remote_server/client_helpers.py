@@ -192,7 +192,7 @@ def assert_works(client, fake):
     """What the fake holds is got whole."""
     keys = hold_blocks(fake, range(3))
     rows = empty_rows(3)
-    got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    got = client.get(NAMESPACE, keys, rows, stall_s=PATIENCE_S).result(PATIENCE_S)
     assert got.landed == [0, 1, 2]
     assert all(row == block(number) for number, row in enumerate(rows))
 

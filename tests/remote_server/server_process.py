@@ -44,6 +44,7 @@ class ServerProcess:
     def frozen(self) -> Iterator[None]:
         """Its process stands still until this block ends."""
         self._popen.send_signal(signal.SIGSTOP)
+        os.waitpid(self._popen.pid, os.WUNTRACED)  # until it does
         try:
             yield
         finally:

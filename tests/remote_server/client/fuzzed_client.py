@@ -107,16 +107,18 @@ class FuzzedClient:
                 rows = [memory[-512:-256], memory[-256:]]
                 for number, row in enumerate(rows):
                     row[:] = bytes([number]) * 256
-                put = client.put(NAMESPACE, PROBES, rows, timeout_s=1).result(PATIENCE_S)
+                put = client.put(NAMESPACE, PROBES, rows, timeout_s=PATIENCE_S).result()
                 if put.total != 2:
                     return False
                 for row in rows:
                     row[:] = bytes(256)
-                got = client.get(NAMESPACE, PROBES, rows, stall_s=0.5).result(PATIENCE_S)
+                got = client.get(
+                    NAMESPACE, PROBES, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+                ).result()
                 if got.outcomes != [GetOutcome.HIT] * 2:
                     return False
                 assert [row[0] for row in rows] == [0, 1]
-            if client.lookup(NAMESPACE, PROBES, timeout_s=0.5).result(PATIENCE_S).prefix != 2:
+            if client.lookup(NAMESPACE, PROBES, timeout_s=PATIENCE_S).result().prefix != 2:
                 return False
         except KVFerryError:
             return False

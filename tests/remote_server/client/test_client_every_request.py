@@ -1,4 +1,5 @@
 """Every kind of request a client makes: too late, refused, cut off. It ends alone, and is counted.
+Over TCP; what puts and gets do over each transport is in `test_channel_conformance.py`.
 
 `KINDS` is compared with the client and with the protocol: a new kind of request fails here until
 it is in it.
@@ -14,7 +15,6 @@ import pytest
 from client_helpers import NAMESPACE, block, empty_rows, hold_blocks, key, rows_of
 from fake_server import PATIENCE_S, FakeServer, eventually
 from fault_proxy import FaultProxy
-from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
@@ -36,26 +36,20 @@ from remote_server.protocol import (
 
 pytestmark = pytest.mark.real_time
 
-pytest_plugins = ["client_fixtures", "shared_fixtures"]
+pytest_plugins = ["client_fixtures"]
 
 KEYS = [key(1)]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a request is made, and the message it takes over each transport."""
+    """How a request is made, and its message."""
 
     begin: Callable[[RemoteClient, Any], "Future[Any] | None"]
     """No future: the client makes it by itself."""
 
-    tcp: type
-    shm: type | None = None
-    deadline_s: float = 1.0
-
-    def message(self, transport: str) -> type:
-        message = self.shm if transport == "shm" else self.tcp
-        assert message is not None
-        return message
+    message: type
+    deadline_s: float = 60.0
 
 
 def _hello(client, _):
@@ -74,27 +68,21 @@ def _verify(client, fake):
 
 
 KINDS = {
-    Op.HELLO: Kind(_hello, Hello),
-    Op.LOOKUP: Kind(lambda client, _: client.lookup(NAMESPACE, KEYS, timeout_s=1), Lookup),
-    Op.TOUCH: Kind(lambda client, _: client.touch(NAMESPACE, KEYS, timeout_s=1), Touch),
-    Op.STATS: Kind(lambda client, _: client.stats(timeout_s=1), Stats),
-    Op.CLEAR: Kind(lambda client, _: client.clear(timeout_s=1), Clear),
-    Op.KEEP: Kind(lambda client, _: client.keep(NAMESPACE, KEYS, timeout_s=1), Keep),
+    Op.HELLO: Kind(_hello, Hello, deadline_s=1.0),
+    Op.LOOKUP: Kind(lambda client, _: client.lookup(NAMESPACE, KEYS, timeout_s=60), Lookup),
+    Op.TOUCH: Kind(lambda client, _: client.touch(NAMESPACE, KEYS, timeout_s=60), Touch),
+    Op.STATS: Kind(lambda client, _: client.stats(timeout_s=60), Stats),
+    Op.CLEAR: Kind(lambda client, _: client.clear(timeout_s=60), Clear),
+    Op.KEEP: Kind(lambda client, _: client.keep(NAMESPACE, KEYS, timeout_s=60), Keep),
     Op.VERIFY: Kind(_verify, Verify, deadline_s=5.0),
     Op.PUT: Kind(
-        lambda client, _: client.put(NAMESPACE, KEYS, rows_of(range(1)), timeout_s=1),
-        Put,
-        SharedPut,
+        lambda client, _: client.put(NAMESPACE, KEYS, rows_of(range(1)), timeout_s=60), Put
     ),
     Op.GET: Kind(
-        lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=60, timeout_s=1),
+        lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=600, timeout_s=60),
         Get,
-        SharedGet,
     ),
 }
-
-WAYS = [(op, "tcp") for op in KINDS]
-WAYS += [(op, way) for op, kind in KINDS.items() if kind.shm for way in ("shm", "lanes")]
 
 
 def test_every_kind_of_request_is_here():
@@ -105,32 +93,14 @@ def test_every_kind_of_request_is_here():
         if not name.startswith("_") and "Future" in str(inspect.signature(method).return_annotation)
     }
     assert methods == {*Op} - {Op.HELLO, Op.VERIFY}, "those two are made without being asked for"
-    messages = {kind.tcp for kind in KINDS.values()}
+    messages = {kind.message for kind in KINDS.values()}
     others = {Release, OpenLane}
     assert messages == {*get_args(protocol.Request)} - others, "no reply; of no caller"
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way))
-def way(request):
+@pytest.fixture(params=KINDS)
+def op(request):
     return request.param
-
-
-@pytest.fixture
-def far():
-    with FakeServer() as far:
-        yield far
-
-
-@pytest.fixture
-def fake(way, request, more_settings, monkeypatch):
-    """Of the kind that is on this host, where the way is shared memory."""
-    if way[1] == "lanes":
-        more_settings["lanes"] = 2
-        monkeypatch.setattr(FakeServer, "max_lanes", 2)
-    if way[1] == "shm":
-        request.getfixturevalue("shared")
-        return request.getfixturevalue("near")
-    return request.getfixturevalue("far")
 
 
 @pytest.fixture
@@ -148,10 +118,9 @@ def client(fake, proxy, make_client, clock):
 class Begun:
     """A request under way, beside another that waits for its answer."""
 
-    def __init__(self, way, client, fake) -> None:
-        op, transport = way
+    def __init__(self, op, client, fake) -> None:
         self.op, self.kind, self.client, self.fake = op, KINDS[op], client, fake
-        self.message = self.kind.message(transport)
+        self.message = self.kind.message
         other = Touch if op is Op.STATS else Stats
         fake.silence(other)
         self.bystander = (
@@ -205,8 +174,8 @@ def works(client, fake, clock):
     assert client.queued_bytes == 0
 
 
-def test_too_late_it_ends_alone_and_is_counted(way, client, fake, clock):
-    begun = Begun(way, client, fake)
+def test_too_late_it_ends_alone_and_is_counted(op, client, fake, clock):
+    begun = Begun(op, client, fake)
     begun.begin(lambda asked: None)
     client.check()  # the loop has had its turn: what was sent counts as sent
     clock.advance(begun.kind.deadline_s + 0.01)
@@ -219,8 +188,8 @@ def test_too_late_it_ends_alone_and_is_counted(way, client, fake, clock):
     assert timeouts == {op: int(op is begun.op) for op in Op}
 
 
-def test_refused_it_ends_alone_and_is_counted(way, client, fake, clock):
-    begun = Begun(way, client, fake)
+def test_refused_it_ends_alone_and_is_counted(op, client, fake, clock):
+    begun = Begun(op, client, fake)
     begun.begin(fake.refuse("internal"))
     eventually(lambda: client.counters()["refused"] == 1, "it is counted")
     begun.ended(RequestRefused)
@@ -229,8 +198,8 @@ def test_refused_it_ends_alone_and_is_counted(way, client, fake, clock):
     assert client.counters()["refused"] == 1
 
 
-def test_cut_off_by_a_reset_it_ends_at_once(way, client, fake, proxy, clock):
-    begun = Begun(way, client, fake)
+def test_cut_off_by_a_reset_it_ends_at_once(op, client, fake, proxy, clock):
+    begun = Begun(op, client, fake)
     begun.begin(lambda asked: None)
     proxy.reset_connections()
     eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")
@@ -238,10 +207,10 @@ def test_cut_off_by_a_reset_it_ends_at_once(way, client, fake, proxy, clock):
     works(client, fake, clock)
 
 
-def test_when_its_server_goes_away_it_ends_at_once(way, client, fake, proxy, clock):
-    begun = Begun(way, client, fake)
+def test_when_its_server_goes_away_it_ends_at_once(op, client, fake, proxy, clock):
+    begun = Begun(op, client, fake)
     begun.begin(lambda asked: None)
-    with FakeServer(epoch="epoch-2", near=fake.near) as next_fake:
+    with FakeServer(epoch="epoch-2") as next_fake:
         proxy.target = next_fake.endpoint
         fake.close()
         eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")

@@ -9,11 +9,13 @@ import pytest
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
+    Clock,
     assert_unavailable,
     empty_rows,
     hold_blocks,
     key,
     rows_of,
+    turn,
 )
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 
@@ -43,12 +45,6 @@ def answer_with(fake: FakeServer, kind: type, **fields: Any) -> None:
             fake.send_raw(asked, *frames)
 
     fake.rules[kind] = rule
-
-
-def test_a_hello_has_the_name_and_the_digest(fake: FakeServer, make_client: MakeClient):
-    make_client(fake.endpoint, **FLEET)
-    (hello,) = fake.all_asked(Hello)
-    assert (hello.message.server, hello.message.fleet) == ("kvferry-3", "0123456789abcdef")
 
 
 def test_a_name_alone_asks_for_no_load(fake: FakeServer, make_client: MakeClient):
@@ -99,11 +95,14 @@ def test_the_load_is_the_one_that_came_last(fake: FakeServer, make_client: MakeC
         assert client.load == load
 
 
-def test_a_late_reply_has_news_of_the_load(fake: FakeServer, make_client: MakeClient):
-    client = make_client(fake.endpoint, **FLEET)
+def test_a_late_reply_has_news_of_the_load(fake: FakeServer, make_client: MakeClient, clock: Clock):
+    client = make_client(fake.endpoint, clock=clock, **FLEET)
     fake.silence(Lookup)
-    late = client.lookup(NAMESPACE, [key(0)], timeout_s=0.01).exception(PATIENCE_S)
-    assert isinstance(late, DeadlineExceeded)
+    late = client.lookup(NAMESPACE, [key(0)])
+    fake.wait_for(Lookup)
+    turn(client)
+    clock.advance(0.06)
+    assert isinstance(late.exception(PATIENCE_S), DeadlineExceeded)
     (asked,) = fake.all_asked(Lookup)
     fake.do(lambda: fake.send(asked, protocol.Found(
         request_id=asked.message.request_id, epoch=fake.epoch, prefix=0, states=b"\0", load=LOAD,
@@ -119,12 +118,6 @@ def test_hot_keys_are_indices_of_the_whole_get(fake: FakeServer, make_client: Ma
     done = client.get(NAMESPACE, keys, empty_rows(6)).result(PATIENCE_S)
     assert len(fake.all_asked(Get)) == 3
     assert done.landed == [*range(6)] and done.hot == [1, 3, 5]
-
-
-def test_a_get_without_hot_keys_has_none(fake: FakeServer, make_client: MakeClient):
-    hold_blocks(fake, range(1))
-    client = make_client(fake.endpoint, **FLEET)
-    assert client.get(NAMESPACE, [key(0)], empty_rows(1)).result(PATIENCE_S).hot == []
 
 
 def refuse_the_name(fake: FakeServer) -> None:
@@ -145,7 +138,8 @@ def test_a_server_of_another_name_is_logged_once_and_not_used(
     refuse_the_name(fake)
     client = make_client(fake.endpoint, **FLEET, wait=False)
     client.declare("another", BLOCK_BYTES)
-    fake.wait_for(Hello, 2)
+    hello, _ = fake.wait_for(Hello, number=2)
+    assert (hello.message.server, hello.message.fleet) == ("kvferry-3", "0123456789abcdef")
     eventually(lambda: caplog.messages)
     assert_unavailable(client)
     assert not client.ready and not fake.all_asked(Lookup)
@@ -154,18 +148,8 @@ def test_a_server_of_another_name_is_logged_once_and_not_used(
         "'kvferry-3': correct the list, or start the server with --name kvferry-3; every block is "
         "a miss until then"
     ]
-
-
-def test_it_is_used_once_it_has_the_right_name(fake: FakeServer, make_client: MakeClient):
-    refuse_the_name(fake)
-    client = make_client(fake.endpoint, **FLEET, wait=False)
-    fake.wait_for(Hello)
-    fake.behave()
     fake.close()
     with FakeServer(fake.endpoint, epoch="epoch-2"):
-        eventually(lambda: client.ready)
-
-
-def test_a_name_that_cannot_be_sent_is_an_error_at_once(fake: FakeServer, make_client: MakeClient):
+        eventually(lambda: client.ready, "it is used once it has the right name")
     with pytest.raises(ConfigError, match="surrogates not allowed"):
         make_client(fake.endpoint, server_name="\ud800")

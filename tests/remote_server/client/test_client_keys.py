@@ -2,7 +2,7 @@
 
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, Memory, block, key
-from fake_server import eventually
+from fake_server import PATIENCE_S, eventually
 from tenancy import tenancy
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
@@ -40,15 +40,15 @@ def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memor
     server = tenancy.start(memory=64 << 20)
     client = connect(make_client, tenancy, "a")
     keys = [key(number) for number in range(20)]
-    put = client.put(NAMESPACE, keys, filled(range(20)), deferred=False, timeout_s=20).result(20)
+    put = client.put(NAMESPACE, keys, filled(range(20)), deferred=False).result(PATIENCE_S)
     assert put.created == 20
     target = rows(20)
-    got = client.get(NAMESPACE, keys, target, timeout_s=20, stall_s=20).result(20)
+    got = client.get(NAMESPACE, keys, target).result(PATIENCE_S)
     assert got.landed == [*range(20)]
     assert [bytes(row) for row in target] == [bytes(block(number)) for number in range(20)]
     assert (client.counters()["shm_bytes_in"] > 0) is (transport == "shm")
     other = connect(make_client, tenancy, "b")
-    missed = other.get(NAMESPACE, keys, rows(20), timeout_s=20, stall_s=20).result(20)
+    missed = other.get(NAMESPACE, keys, rows(20)).result(PATIENCE_S)
     assert missed.outcomes == [GetOutcome.MISS] * 20
     assert server.tenants["b"].store.counters["bytes_in"] == 0
 
@@ -60,9 +60,9 @@ def test_a_frame_of_the_largest_size_passes_encrypted(tenancy, make_client):
     tenancy.start(memory=1 << 30)
     client = connect(make_client, tenancy, "a", block_bytes=size)
     row = memoryview(bytearray(size))
-    assert client.put(NAMESPACE, [key(1)], [row], deferred=False, timeout_s=20).result(20).created
+    assert client.put(NAMESPACE, [key(1)], [row], deferred=False).result(PATIENCE_S).created
     into = memoryview(bytearray(b"\1") * size)
-    got = client.get(NAMESPACE, [key(1)], [into], timeout_s=20, stall_s=20).result(20)
+    got = client.get(NAMESPACE, [key(1)], [into]).result(PATIENCE_S)
     assert got.landed == [0]
     assert into == row
 
@@ -71,12 +71,12 @@ def told(client: RemoteClient, reason: str) -> None:
     """`client` reports it, at once and for every request, and never gets in."""
 
     def says_so() -> bool:
-        error = client.lookup(NAMESPACE, [key(1)], timeout_s=0.05).exception(20)
+        error = client.lookup(NAMESPACE, [key(1)], timeout_s=60).exception(PATIENCE_S)
         assert isinstance(error, ServerUnavailable)
         return reason in str(error)
 
     eventually(says_so)
-    put = client.put(NAMESPACE, [key(1)], filled([1]), timeout_s=60).result(20)
+    put = client.put(NAMESPACE, [key(1)], filled([1]), timeout_s=60).result(PATIENCE_S)
     assert isinstance(put.error, ServerUnavailable)
     assert not client.ready
 
@@ -136,7 +136,7 @@ def test_a_key_that_becomes_known_lets_a_waiting_client_in(tenancy, make_client)
     client = connect(make_client, tenancy, "a-late", wait=False)
     told(client, "does not know our key")
     tenancy.write(a=f'keys = ["{tenancy.public_key("a")}", "{tenancy.public_key("a-late")}"]')
-    eventually(lambda: client.ready, 10)
+    eventually(lambda: client.ready)
 
 
 def test_a_namespace_that_the_key_does_not_allow_is_never_ready_and_says_so(tenancy, make_client):
@@ -145,7 +145,7 @@ def test_a_namespace_that_the_key_does_not_allow_is_never_ready_and_says_so(tena
     client = connect(make_client, tenancy, "a", wait=False)
 
     def refused() -> bool:
-        error = client.lookup(NAMESPACE, [key(1)]).exception(20)
+        error = client.lookup(NAMESPACE, [key(1)]).exception(PATIENCE_S)
         return "your key does not allow the namespace" in str(error)
 
     eventually(refused)

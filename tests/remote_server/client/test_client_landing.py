@@ -1,7 +1,5 @@
 """Blocks that are not what they should be: noticed, counted, and never outside their row."""
 
-import random
-
 import pytest
 from client_helpers import (
     BLOCK_BYTES,
@@ -10,6 +8,7 @@ from client_helpers import (
     block,
     empty_rows,
     hold_blocks,
+    turn,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 from msgspec.structs import replace
@@ -35,8 +34,9 @@ HIT, MISS, CORRUPT, LATE = (
 )  # fmt: skip
 
 
-def get_three(client, fake, tell, stall_s=5.0):
+def get_three(client, fake, tell, until=lambda: None):
     """A get of three blocks, answered with the summary and whatever `tell` makes of the blocks.
+    Its result, after `until`.
 
     `tell(header, frames)` returns messages, each a list of header and frames.
     """
@@ -50,7 +50,9 @@ def get_three(client, fake, tell, stall_s=5.0):
 
     fake.rules[Get] = answer
     rows = empty_rows(3)
-    got = client.get(NAMESPACE, keys, rows, stall_s=stall_s).result(PATIENCE_S)
+    future = client.get(NAMESPACE, keys, rows)
+    until()
+    got = future.result(PATIENCE_S)
     for index in got.landed:
         assert rows[index] == block(index), "announced and wrong"
     return got, rows, keys
@@ -75,43 +77,21 @@ LIES = {
         ],
         [HIT, CORRUPT, CORRUPT], "checksum_failures",
     ),
-    "a wrong checksum": (
-        lambda header, f: [[replace(header, checksums=[1, *header.checksums[1:]]), *f]],
-        [CORRUPT, HIT, HIT], "checksum_failures",
-    ),
     "a short frame": (
         lambda header, f: [[header, f[0], f[1][:-1], f[2]]],
-        [HIT, CORRUPT, HIT], "short_blocks",
-    ),
-    "an empty frame": (
-        lambda header, f: [[header, f[0], b"", f[2]]],
         [HIT, CORRUPT, HIT], "short_blocks",
     ),
     "a long frame": (
         lambda header, f: [[header, f[0], f[1] + b"more", f[2]]],
         [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
-    "a very long frame": (
-        lambda header, f: [[header, f[0], f[1] * 100, f[2]]],
-        [HIT, CORRUPT, HIT], "wrong_lengths",
-    ),
     "a length that is not the row's": (
         lambda header, f: [[replace(header, lengths=[BLOCK_BYTES, 5, BLOCK_BYTES]), *f]],
-        [HIT, CORRUPT, HIT], "wrong_lengths",
-    ),
-    "a block shorter than its row, honestly": (
-        lambda header, f: [
-            [replace(header, lengths=[BLOCK_BYTES, 5, BLOCK_BYTES]), f[0], f[1][:5], f[2]]
-        ],
         [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
     "frames missing": (
         lambda header, f: [[header, f[0]]],
         [HIT, CORRUPT, CORRUPT], "short_blocks",
-    ),
-    "no frames at all": (
-        lambda header, f: [[header]],
-        [CORRUPT, CORRUPT, CORRUPT], "short_blocks",
     ),
 }  # fmt: skip
 
@@ -133,10 +113,6 @@ def test_a_block_that_is_not_what_was_asked_for_is_corrupt(client, fake, lie):
 HEADERS = {
     "an index outside": (
         lambda header, f: [[replace(header, indices=[0, 1, 7]), *f]], [HIT, HIT, MISS],
-        "misplaced_blocks",
-    ),
-    "an index far outside": (
-        lambda header, f: [[replace(header, indices=[0, 1, 2**62]), *f]], [HIT, HIT, MISS],
         "misplaced_blocks",
     ),
     "an index twice": (
@@ -188,16 +164,21 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("lie", HEADERS)
-def test_a_header_may_say_what_it_likes(client, fake, lie):
+def test_a_header_may_say_what_it_likes(timed, fake, clock, lie):
     tell, outcomes, counter = HEADERS[lie]
-    got, rows, _ = get_three(client, fake, tell, stall_s=0.1 if LATE in outcomes else 5.0)
+
+    def until_noticed():
+        eventually(lambda: timed.counters()[counter])
+        turn(timed)
+        clock.advance(0.06 if LATE in outcomes else 0)
+
+    got, rows, _ = get_three(timed, fake, tell, until_noticed)
     assert got.outcomes == outcomes
-    eventually(lambda: client.counters()[counter])
     landed = tuple(i for i, outcome in enumerate(outcomes) if outcome in (HIT, CORRUPT))
     assert_untouched(rows, but=landed)
     fake.behave()
     keys = hold_blocks(fake, range(3))
-    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).outcomes == [HIT] * 3
+    assert timed.get(NAMESPACE, keys, rows).result(PATIENCE_S).outcomes == [HIT] * 3
 
 
 def test_packed_blocks_are_checked_one_by_one(client, fake):
@@ -247,11 +228,8 @@ def test_checksums_are_not_looked_at_when_integrity_is_off(fake, make_client):
         fake.send(asked, replace(header, checksums=[0, 0, 0]), *frames)
 
     fake.rules[Get] = answer
-    assert client.get(NAMESPACE, keys, empty_rows(3), stall_s=5).result(PATIENCE_S).landed == [
-        0,
-        1,
-        2,
-    ]
+    got = client.get(NAMESPACE, keys, empty_rows(3)).result(PATIENCE_S)
+    assert got.landed == [0, 1, 2]
 
 
 def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
@@ -264,86 +242,10 @@ def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
         fake.send(asked, Found(prefix=1, states=b"\1", **about))
 
     fake.rules[protocol.Lookup] = answer
-    found = client.lookup(NAMESPACE, [b"k"], timeout_s=1).result(PATIENCE_S)
+    found = client.lookup(NAMESPACE, [b"k"]).result(PATIENCE_S)
     assert found.states == b"\1"
     assert found.prefix == 0, "a prefix never outruns its states"
     assert client.counters()["protocol_errors"] == 4
-
-
-def _garbage(rng, asked, fake):
-    """One bad reply: an honest one with something broken, or noise."""
-    positions = list(range(len(asked.message.keys)))
-    header, *frames = fake.blocks_for(asked, positions, more=True)
-    kind = rng.randrange(10)
-    if kind == 0:
-        return [rng.randbytes(rng.randrange(20)) for _ in range(rng.randrange(1, 5))]
-    if kind == 1:
-        return [protocol.MAGIC, rng.randbytes(rng.randrange(200)), *frames]
-    if kind == 2:
-        return [protocol.MAGIC]
-    if kind == 3:
-        encoded = bytearray(protocol.encode(header)[1])
-        encoded[rng.randrange(len(encoded))] ^= 1 << rng.randrange(8)
-        return [protocol.MAGIC, bytes(encoded), *frames]
-    if kind == 4:
-        rng.shuffle(frames)
-        return [*protocol.encode(header), *frames]
-    if kind == 5:
-        header = replace(header, indices=[rng.randrange(-0, 12) for _ in positions])
-    elif kind == 6:
-        header = replace(header, lengths=[rng.randrange(2 * BLOCK_BYTES) for _ in positions])
-    elif kind == 7:
-        header = replace(header, blocks_per_frame=rng.randrange(6))
-    elif kind == 8:
-        frames = [*frames[: rng.randrange(len(frames))], rng.randbytes(rng.randrange(9000))]
-    else:
-        header = replace(header, request_id=header.request_id + rng.randrange(-3, 3))
-    return [*protocol.encode(header), *(flip(f) if rng.random() < 0.5 and f else f for f in frames)]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_500_bad_replies_break_nothing(client, fake, seed):
-    """Whatever comes, a row is HIT with its own bytes or not HIT; its neighbours stay as they are;
-    the client goes on."""
-    rng = random.Random(seed)
-    keys = hold_blocks(fake, range(5))
-
-    def answer(asked):
-        if rng.random() < 0.5:
-            fake.send(asked, fake.summary_for(asked))
-        for _ in range(25):
-            fake.send_raw(asked, *_garbage(rng, asked, fake))
-
-    fake.rules[Get] = answer
-    for _ in range(20):
-        rows = empty_rows(5)
-        got = client.get(NAMESPACE, keys, rows, stall_s=0.02).result(PATIENCE_S)
-        for index in got.landed:
-            assert rows[index] == block(index)
-        assert_untouched(rows, but=(0, 1, 2, 3, 4))
-        eventually(lambda: client.ready)
-    fake.behave()
-
-    def all_is_well():
-        return client.get(NAMESPACE, keys, empty_rows(5)).result(PATIENCE_S).landed == [*range(5)]
-
-    eventually(all_is_well)
-    assert client.counters()["protocol_errors"] > 0
-
-
-def test_noise_on_the_control_connection_breaks_nothing(client, fake):
-    rng = random.Random(1)
-
-    def answer(asked):
-        for _ in range(50):
-            fake.send_raw(asked, *(rng.randbytes(rng.randrange(60)) for _ in range(3)))
-            fake.send_raw(asked, protocol.MAGIC, rng.randbytes(rng.randrange(60)))
-        fake.answer(asked)
-
-    fake.rules[protocol.Lookup] = answer
-    for _ in range(10):
-        client.lookup(NAMESPACE, [b"k"], timeout_s=2).result(PATIENCE_S)
-    assert client.counters()["protocol_errors"] == 1000
 
 
 def test_a_frame_larger_than_the_protocol_allows_costs_the_connection_only(client, fake):
@@ -358,9 +260,9 @@ def test_a_frame_larger_than_the_protocol_allows_costs_the_connection_only(clien
 
     fake.rules[Get] = answer
     rows = empty_rows(1)
-    got = client.get(NAMESPACE, keys, rows, stall_s=2).result(PATIENCE_S)
+    got = client.get(NAMESPACE, keys, rows).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     assert_untouched(rows)
     fake.behave()
     eventually(lambda: client.ready)
-    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0]
+    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0]

@@ -1,7 +1,6 @@
 """Connections on demand: opened by the first transfer, closed when idle, and never waited for."""
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, FakeServer, eventually
 from shared_messages import SharedGet
 
-from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.connection import Connection
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Get, Put
@@ -81,13 +80,13 @@ def a_get(client: RemoteClient, **times: float) -> Any:
 def test_a_connection_is_opened_by_the_first_transfer_of_its_kind_and_kept_while_used(
     sockets: Sockets, timed: RemoteClient, fake: FakeServer, clock: Clock
 ):
-    timed.lookup(NAMESPACE, [key(1)], timeout_s=5).result(PATIENCE_S)
+    timed.lookup(NAMESPACE, [key(1)]).result(PATIENCE_S)
     assert sockets.num_made == 1
     assert a_put(timed).result(PATIENCE_S).created == 1
     assert sockets.num_made == 2
     hold_blocks(fake, range(1))
     for _ in range(5):
-        assert a_get(timed, stall_s=5).result(PATIENCE_S).landed == [0]
+        assert a_get(timed).result(PATIENCE_S).landed == [0]
         turn(timed)
         clock.advance(IDLE_S - 1)
         turn(timed)
@@ -291,29 +290,3 @@ def test_a_transfer_that_waits_for_its_connection_ends_when_the_server_leaves(
 def test_a_time_that_is_none_is_refused(idle_close_s: float):
     with pytest.raises(ConfigError, match="idle_close_s"):
         ClientConfig("tcp://127.0.0.1:1", idle_close_s=idle_close_s)
-
-
-# ── many ─────────────────────────────────────────────────────────────────────────────────
-
-MANY = 25
-
-
-def test_many_clients_have_one_thread_and_three_sockets_each(sockets: Sockets, fake: FakeServer):
-    """Beside our thread libzmq has two: one for its sockets, one that closes them."""
-    config = ClientConfig(fake.endpoint, idle_close_s=IDLE_S)
-    io = IoThread()
-    clients = [RemoteClient(config, io=io)]
-    num_threads = len(os.listdir("/proc/self/task"))
-    clients += [RemoteClient(config, io=io) for _ in range(MANY - 1)]
-    for client in clients:
-        client.declare(NAMESPACE, 4096)
-    eventually(lambda: all(client.ready for client in clients))
-    assert sockets.num_open == MANY
-    row = [memoryview(bytearray(4096))]
-    for client in clients:
-        assert client.put(NAMESPACE, [key(1)], row).result(PATIENCE_S).error is None
-        assert client.get(NAMESPACE, [key(1)], row, stall_s=5).result(PATIENCE_S).landed == [0]
-    assert sockets.num_open == 3 * MANY
-    assert len(os.listdir("/proc/self/task")) == num_threads
-    io.close(PATIENCE_S)
-    assert sockets.num_open == 0

@@ -67,21 +67,6 @@ def test_a_row_that_cannot_be_written_is_refused_for_a_get_only(client):
     assert isinstance(got.error, LocalProtocolError)
 
 
-def test_a_refused_request_says_why(client, fake):
-    for kind in (Lookup, Get, Put):
-        fake.rules[kind] = fake.refuse("too_large")
-    with pytest.raises(RequestRefused) as refusal:
-        client.lookup(NAMESPACE, [key(1)], timeout_s=1).result(PATIENCE_S)
-    assert refusal.value.code == "too_large"
-    got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
-    assert got.outcomes == [GetOutcome.REFUSED]
-    assert isinstance(got.error, RequestRefused)
-    put = client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S)
-    assert isinstance(put.error, RequestRefused)
-    assert client.counters()["refused"] == 3
-    assert client.ready
-
-
 def test_a_refused_batch_ends_its_request_without_sending_the_rest(fake, make_client):
     client = make_client(
         fake.endpoint, batch_bytes=BLOCK_BYTES, put_window_bytes=BLOCK_BYTES,
@@ -95,7 +80,7 @@ def test_a_refused_batch_ends_its_request_without_sending_the_rest(fake, make_cl
 
     fake.rules[Get] = lambda asked: refuse_second(Get)(asked)
     fake.rules[Put] = lambda asked: refuse_second(Put)(asked)
-    got = client.get(NAMESPACE, keys, empty_rows(5), stall_s=5).result(PATIENCE_S)
+    got = client.get(NAMESPACE, keys, empty_rows(5)).result(PATIENCE_S)
     assert got.outcomes == [HIT] + [GetOutcome.REFUSED] * 4
     put = client.put(NAMESPACE, keys, rows_of(range(5))).result(PATIENCE_S)
     assert put.outcomes == [PutOutcome.EXISTED, None, None, None, None]

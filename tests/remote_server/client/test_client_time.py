@@ -1,13 +1,12 @@
 """Deadlines, stalls and late answers: a request ends in time, and its rows are free when it has."""
 
 import threading
-import time
 
 import pytest
+import zmq
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
-    assert_untouched,
     block,
     empty_rows,
     hold_blocks,
@@ -17,23 +16,16 @@ from client_helpers import (
     turn,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
-from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
-from remote_server.client.connection import Connection
 from remote_server.client.get import ABANDON_S
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import (
-    Clear,
     Found,
     Get,
     KeyState,
     Lookup,
     Put,
-    PutOutcome,
-    Stats,
-    Stored,
-    Touch,
 )
 from remote_server.values import MiB
 
@@ -47,30 +39,21 @@ HIT, LATE = GetOutcome.HIT, GetOutcome.LATE
 # ── small requests ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("kind", "op"),
-    [(Lookup, "lookup"), (Touch, "touch"), (Stats, "stats"), (Clear, "clear")],
-)
-def test_a_small_request_ends_at_its_deadline_and_not_before(timed, fake, clock, kind, op):
-    fake.silence(kind)
-    about = () if op in ("stats", "clear") else (NAMESPACE, [key(1)])
-    future = getattr(timed, op)(*about, timeout_s=0.050)
-    (asked,) = fake.wait_for(kind)
-    clock.advance(0.049)
+def test_a_small_request_ends_at_its_deadline_and_not_before(timed, fake, clock):
+    fake.silence(Lookup)
+    future = timed.lookup(NAMESPACE, [key(1)], timeout_s=60)
+    (asked,) = fake.wait_for(Lookup)
+    clock.advance(59.9)
     turn(timed)
     assert not future.done()
-    clock.advance(0.002)
+    clock.advance(0.2)
     assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
-    assert timed.counters()[f"timeouts_{op}"] == 1
+    assert timed.counters()["timeouts_lookup"] == 1
     fake.do(lambda: fake.answer(asked))
     eventually(lambda: timed.counters()["late_replies"] == 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "op"),
-    [(Lookup, "lookup"), (Touch, "touch"), (Stats, "stats"), (Clear, "clear")],
-)
-def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fake, clock, kind, op):
+def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fake, clock):
     """Another thread of an engine holds the interpreter for longer than the whole deadline."""
     holding, go_on = threading.Event(), threading.Event()
 
@@ -78,18 +61,17 @@ def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fak
         holding.set()
         assert go_on.wait(PATIENCE_S)
 
-    fake.silence(kind)
-    timed.lookup(NAMESPACE, [], timeout_s=10).add_done_callback(hold)
+    fake.silence(Lookup)
+    timed.lookup(NAMESPACE, []).add_done_callback(hold)
     assert holding.wait(PATIENCE_S)
-    about = () if op in ("stats", "clear") else (NAMESPACE, [key(1)])
-    future = getattr(timed, op)(*about, timeout_s=0.050)
+    future = timed.lookup(NAMESPACE, [key(1)])
     clock.advance(1.0)
     go_on.set()
-    (asked,) = fake.wait_for(kind)
+    (asked,) = fake.wait_for(Lookup)
     assert not future.done()
     fake.do(lambda: fake.answer(asked))
     assert future.exception(PATIENCE_S) is None
-    assert timed.counters()[f"timeouts_{op}"] == 0
+    assert timed.counters()["timeouts_lookup"] == 0
 
 
 def test_a_late_reply_is_handed_over_and_ends_the_silence_that_opens_the_breaker(
@@ -98,7 +80,7 @@ def test_a_late_reply_is_handed_over_and_ends_the_silence_that_opens_the_breaker
     fake.silence(Lookup)
     late: list[Found] = []
     futures = [timed.lookup(NAMESPACE, [key(n)], on_late=late.append) for n in range(3)]
-    asked = fake.wait_for(Lookup, 3)
+    asked = fake.wait_for(Lookup, number=3)
     turn(timed)
     clock.advance(0.051)
     for future in futures:
@@ -144,13 +126,13 @@ def test_a_silent_server_does_not_use_up_the_lookups_that_may_be_on_the_wire(
     client = make_client(fake.endpoint, clock=clock, max_control_in_flight=2)
     fake.silence(Lookup)
     futures = [client.lookup(NAMESPACE, [key(number)]) for number in range(2)]
-    fake.wait_for(Lookup, 2)
+    fake.wait_for(Lookup, number=2)
     turn(client)
     clock.advance(0.051)
     for future in futures:
         assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
     fake.behave()
-    assert client.lookup(NAMESPACE, [key(1)], timeout_s=5).result(PATIENCE_S).prefix == 0
+    assert client.lookup(NAMESPACE, [key(1)]).result(PATIENCE_S).prefix == 0
 
 
 def test_an_answer_that_is_here_counts_however_late_it_is_read(timed, fake, clock):
@@ -160,7 +142,9 @@ def test_an_answer_that_is_here_counts_however_late_it_is_read(timed, fake, cloc
     (asked,) = fake.wait_for(Lookup)
     with io_thread_held(timed, fake):
         fake.do(lambda: fake.answer(asked))
-        time.sleep(0.02)  # the answer is in our socket by then; if not, the test proves less
+        # The thread that owns the socket waits meanwhile.
+        socket = timed._loop.channels[0].connection._socket
+        eventually(lambda: socket.getsockopt(zmq.EVENTS) & zmq.POLLIN, "the answer is there")
         clock.now += 10
     assert future.result(PATIENCE_S).prefix == 0
 
@@ -168,37 +152,17 @@ def test_an_answer_that_is_here_counts_however_late_it_is_read(timed, fake, cloc
 # ── gets ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_landed_before_a_stall_is_a_hit(timed, fake, clock):
-    keys = hold_blocks(fake, range(4))
-
-    def answer_half(asked):
-        fake.send(asked, fake.summary_for(asked))
-        fake.send(asked, *fake.blocks_for(asked, [0, 2], more=True))
-
-    fake.rules[Get] = answer_half
-    rows = empty_rows(4)
-    future = timed.get(NAMESPACE, keys, rows)
-    eventually(lambda: timed.counters()["blocks_in"] == 2)
-    clock.advance(0.051)
-    got = future.result(PATIENCE_S)
-    assert got.outcomes == [HIT, LATE, HIT, LATE]
-    assert got.landed == [0, 2]
-    assert rows[0] == block(0)
-    assert rows[2] == block(2)
-    assert_untouched(rows, but=(0, 2))
-
-
 def test_a_get_that_keeps_moving_ends_at_its_deadline_only(timed, fake, clock):
     keys = hold_blocks(fake, range(10))
     fake.silence(Get)
-    future = timed.get(NAMESPACE, keys, empty_rows(10), stall_s=0.050, timeout_s=0.200)
+    future = timed.get(NAMESPACE, keys, empty_rows(10), stall_s=15, timeout_s=60)
     (asked,) = fake.wait_for(Get)
     fake.do(lambda: fake.send(asked, fake.summary_for(asked)))
     for number in range(5):
         assert not future.done()
         fake.do(lambda n=number: fake.send(asked, *fake.blocks_for(asked, [n], more=True)))
         eventually(lambda n=number: timed.counters()["blocks_in"] == n + 1)
-        clock.advance(0.041)
+        clock.advance(12.1)
         turn(timed)  # the next block is received after this time
     got = future.result(PATIENCE_S)
     assert got.outcomes == [HIT] * 5 + [LATE] * 5
@@ -206,10 +170,10 @@ def test_a_get_that_keeps_moving_ends_at_its_deadline_only(timed, fake, clock):
 
 
 def _two_gets(client, fake, keys):
-    first = client.get(NAMESPACE, keys[:4], empty_rows(4), stall_s=0.050)
-    fake.wait_for(Get, 1)
-    second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=0.050)
-    return first, second, fake.wait_for(Get, 2)
+    first = client.get(NAMESPACE, keys[:4], empty_rows(4))
+    fake.wait_for(Get)
+    second = client.get(NAMESPACE, keys[4:], empty_rows(4))
+    return first, second, fake.wait_for(Get, number=2)
 
 
 def test_a_get_does_not_stall_while_the_one_before_it_moves(timed, fake, clock):
@@ -259,22 +223,6 @@ def test_a_get_without_room_in_the_window_waits_as_long_as_the_one_that_fills_it
     fake.behave()
     fake.do(lambda: fake.answer(asked))
     assert patient.result(PATIENCE_S).landed == hasty.result(PATIENCE_S).landed == [0, 1, 2, 3]
-
-
-def test_a_late_block_never_touches_a_row(timed, fake, clock):
-    keys = hold_blocks(fake, range(4))
-    fake.silence(Get)
-    rows = empty_rows(4)
-    future = timed.get(NAMESPACE, keys, rows)
-    (asked,) = fake.wait_for(Get)
-    clock.advance(0.051)
-    assert future.result(PATIENCE_S).landed == []
-    fake.do(lambda: fake.answer(asked))
-    eventually(lambda: timed.counters()["late_replies"] == 5)
-    assert_untouched(rows)
-    fake.behave()
-    assert timed.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0, 1, 2, 3]
-    assert timed.counters()["get_resets"] == 0
 
 
 def test_late_blocks_keep_their_share_of_the_window_until_they_have_come(fake, make_client, clock):
@@ -339,9 +287,9 @@ def test_a_new_connection_asks_again_for_what_somebody_still_wants(timed, fake, 
 
 def test_a_put_ends_at_its_deadline_and_not_before(timed, fake, clock):
     fake.silence(Put)
-    future = timed.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=5)
+    future = timed.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
     (asked,) = fake.wait_for(Put)
-    clock.advance(4.9)
+    clock.advance(59.9)
     turn(timed)
     assert not future.done()
     clock.advance(0.2)
@@ -374,7 +322,7 @@ def _is_free(region: bytearray) -> bool:
 def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, clock):
     regions = [block(number, MiB) for number in range(24)]
     rows = [memoryview(region) for region in regions]
-    future = large.put(NAMESPACE, [key(n) for n in range(24)], rows, timeout_s=5)
+    future = large.put(NAMESPACE, [key(n) for n in range(24)], rows, timeout_s=60)
     seen = []
 
     def look(_):
@@ -384,7 +332,7 @@ def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, cloc
 
     future.add_done_callback(look)
     eventually(lambda: large.counters()["bytes_out"] == 24 * MiB)
-    clock.advance(5.1)
+    clock.advance(60.1)
     assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
     eventually(lambda: seen)
     assert seen == [1]
@@ -399,10 +347,10 @@ def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, cloc
 
 def test_other_puts_survive_a_new_connection(large, fake, clock):
     keys = [key(number) for number in range(30)]
-    hasty = large.put(NAMESPACE, keys[:20], rows_of(range(20), MiB), timeout_s=1)
-    patient = large.put(NAMESPACE, keys[20:], rows_of(range(20, 30), MiB), timeout_s=60)
+    hasty = large.put(NAMESPACE, keys[:20], rows_of(range(20), MiB), timeout_s=60)
+    patient = large.put(NAMESPACE, keys[20:], rows_of(range(20, 30), MiB), timeout_s=600)
     eventually(lambda: large.counters()["bytes_out"] == 30 * MiB)
-    clock.advance(1.1)
+    clock.advance(60.1)
     assert hasty.result(PATIENCE_S).error is not None
     assert not patient.done()
     fake.read_again()
@@ -419,16 +367,16 @@ def test_a_new_put_connection_does_not_disturb_gets(large, fake, clock):
     fake.read_again()
     keys = hold_blocks(fake, range(4), MiB)
     fake.silence(Get)
-    got = large.get(NAMESPACE, keys, rows := empty_rows(4, MiB), stall_s=60, timeout_s=60)
+    got = large.get(NAMESPACE, keys, rows := empty_rows(4, MiB), stall_s=600, timeout_s=600)
     (asked,) = fake.wait_for(Get)
     fake.stop_reading()
-    put = large.put(NAMESPACE, keys, rows_of(range(4), MiB) * 6, timeout_s=1)
+    put = large.put(NAMESPACE, keys, rows_of(range(4), MiB) * 6)
     assert put.result(PATIENCE_S).error is not None  # four keys for 24 rows
     put = large.put(
-        NAMESPACE, [key(n) for n in range(100, 124)], rows_of(range(24), MiB), timeout_s=1
+        NAMESPACE, [key(n) for n in range(100, 124)], rows_of(range(24), MiB), timeout_s=60
     )
     eventually(lambda: large.counters()["bytes_out"] == 24 * MiB)
-    clock.advance(1.1)
+    clock.advance(60.1)
     assert isinstance(put.result(PATIENCE_S).error, DeadlineExceeded)
     assert large.counters()["put_resets"] == 1
     assert not got.done()
@@ -438,52 +386,3 @@ def test_a_new_put_connection_does_not_disturb_gets(large, fake, clock):
     fake.do(lambda: fake.answer(asked))
     assert got.result(PATIENCE_S).landed == [0, 1, 2, 3]
     assert all(row == block(number, MiB) for number, row in enumerate(rows))
-
-
-def test_a_put_connection_that_we_replace_does_not_make_the_client_unready(
-    large, fake, clock, monkeypatch
-):
-    seen = []
-    reopen = Connection.reopen
-
-    def reopen_and_look(connection):
-        reopen(connection)
-        seen.append((connection.connected, large.ready))
-
-    monkeypatch.setattr(Connection, "reopen", reopen_and_look)
-    late = large.put(NAMESPACE, [key(n) for n in range(24)], rows_of(range(24), MiB), timeout_s=1)
-    eventually(lambda: large.counters()["bytes_out"] == 24 * MiB)
-    clock.advance(1.1)
-    assert isinstance(late.result(PATIENCE_S).error, DeadlineExceeded)
-    assert seen == [(False, True)]
-    fake.read_again()
-    put = large.put(NAMESPACE, [key(1)], rows_of(range(1), MiB)).result(PATIENCE_S)
-    assert put.total == 1, "it waits for the connection rather than failing"
-
-
-def test_an_answer_does_not_end_a_put_whose_rows_are_still_being_sent(large, fake, clock):
-    """No honest server answers what it has not read; a row is worth not believing it."""
-    fake.read_again()
-    large.put(NAMESPACE, [key(0)], rows_of(range(1), MiB)).result(PATIENCE_S)
-    (first,) = fake.all_asked(Put)
-    fake.stop_reading()
-    keys = [key(number) for number in range(1, 33)]
-    future = large.put(NAMESPACE, keys, rows_of(range(1, 33), MiB), timeout_s=5)
-    eventually(lambda: large.counters()["bytes_out"] == 33 * MiB)
-
-    def answer_all():
-        for request_id in range(first.message.request_id + 1, first.message.request_id + 9):
-            stored = Stored(
-                request_id=request_id, epoch=fake.epoch, total=4, created=4, existed=0, forced=0,
-                duplicate=0, declined={}, outcomes=bytes([PutOutcome.CREATED] * 4),
-            )  # fmt: skip
-            fake.send(first, stored)
-        fake.send(first, replace(stored, request_id=10**9))
-
-    fake.do(answer_all)
-    eventually(lambda: large.counters()["late_replies"] == 1, "the last reply has come")
-    assert not future.done()
-    clock.advance(5.1)
-    put = future.result(PATIENCE_S)
-    assert (put.created, put.error) == (32, None)
-    assert large.counters()["put_resets"] == 1

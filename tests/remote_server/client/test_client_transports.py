@@ -21,18 +21,13 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
-from remote_server.client import GetOutcome, IoThread, RemoteClient
+from remote_server.client import GetOutcome, RemoteClient
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Get, Put, Release, Stored, Touched
 
 pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["client_fixtures"]
-
-
-@pytest.fixture
-def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
-    return own_or_shared
 
 
 MakeClient = Callable[..., RemoteClient]
@@ -71,11 +66,11 @@ def test_a_put_that_never_left_ends_at_its_deadline_without_a_new_connection(
     windows = dict.fromkeys(names, BLOCK_BYTES)
     client = make_client(way.fake.endpoint, clock=clock, **windows)
     way.fake.silence(way.put)
-    first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
-    second = client.put(NAMESPACE, [key(2)], rows_of(range(1)), timeout_s=1)
+    first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=600)
+    second = client.put(NAMESPACE, [key(2)], rows_of(range(1)), timeout_s=60)
     way.fake.wait_for(way.put)
     turn(client)
-    clock.advance(1.1)
+    clock.advance(60.1)
     put = second.result(PATIENCE_S)
     assert isinstance(put.error, DeadlineExceeded)
     assert put.bytes_sent == 0

@@ -3,14 +3,14 @@
 import time
 
 import pytest
-from client_helpers import NAMESPACE, block, key
+from client_helpers import NAMESPACE, Clock, block, key
 from fake_server import PATIENCE_S, eventually
 from mover_helpers import choose
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.requests import Call
 from remote_server.client.shm_link import ShmLink
-from remote_server.native.moves import RUN_HERE_BELOW_BYTES
+from remote_server.native.moves import RUN_HERE_BELOW_BYTES, Moves
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
@@ -18,7 +18,7 @@ from remote_server.values import MiB
 pytestmark = pytest.mark.real_time
 
 LENGTH = 2 * MiB
-NUM_BLOCKS = 16
+NUM_BLOCKS = 8
 MARK = 0xEE
 assert LENGTH > RUN_HERE_BELOW_BYTES, "no thread would copy"
 
@@ -35,13 +35,15 @@ class Scene:
         self.server = server
         self.keys = [key(number) for number in range(NUM_BLOCKS)]
         self.blocks = [block(number, LENGTH) for number in range(NUM_BLOCKS)]
+        self.clock = Clock()
         self.client, self.rows, self.region = self.connect()
         put = self.client.put(NAMESPACE, self.keys, self.blocks, deferred=False)
         assert put.result(PATIENCE_S).created == NUM_BLOCKS
 
     def connect(self) -> tuple[RemoteClient, list[memoryview], SharedRegion]:
         region = SharedRegion(NUM_BLOCKS * LENGTH)
-        client = RemoteClient(ClientConfig(self.server.endpoint))
+        client = RemoteClient(ClientConfig(self.server.endpoint), clock=self.clock)
+        self.clock.clients = [client]
         client.register(region.view, region.fd)
         client.declare(NAMESPACE, LENGTH)
         eventually(lambda: client.ready and client.transport == "shm")
@@ -57,10 +59,13 @@ class Scene:
         for row in self.rows:
             row[:] = bytes([MARK]) * LENGTH
 
-    def get(self, timeout_s: float = PATIENCE_S):
-        return self.client.get(
-            NAMESPACE, self.keys, self.rows, stall_s=timeout_s, timeout_s=timeout_s
-        )
+    @property
+    def moves(self) -> Moves:
+        (moves,) = (one._moves for one in self.client._loop.channels if hasattr(one, "_moves"))
+        return moves
+
+    def get(self):
+        return self.client.get(NAMESPACE, self.keys, self.rows, stall_s=600, timeout_s=60)
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def lose_memory(scene: Scene) -> None:
 
 
 ENDS = {
-    "deadline": lambda scene: None,
+    "deadline": lambda scene: scene.clock.advance(61),
     "cancel": lambda scene: scene.client.cancel_all(PATIENCE_S),
     "close": lambda scene: scene.client.close(PATIENCE_S),
     "memory lost": lose_memory,
@@ -88,12 +93,20 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_no_row_is_written_after_the_get_has_ended(scene, end):
-    """Ended after 0 to 7 ms: before, amid and after the copies."""
-    for delay_ms in range(8):
+def test_no_row_is_written_after_the_get_has_ended(scene, end, monkeypatch):
+    """Ended before its copies and amid them."""
+    for number in range(4):
         scene.mark_rows()
-        future = scene.get(max(delay_ms / 1e3, 1e-4) if end == "deadline" else PATIENCE_S)
-        time.sleep(delay_ms / 1e3)
+        moves, begun = scene.moves, []
+        submit = moves.submit
+
+        def submit_and_note(*job, submit=submit, begun=begun):
+            submit(*job)
+            begun.append(job)
+
+        monkeypatch.setattr(moves, "submit", submit_and_note)
+        future = scene.get()
+        eventually(lambda n=number, f=future, begun=begun: len(begun) >= n or f.done())
         ENDS[end](scene)
         got = future.result(PATIENCE_S)
         for index in got.landed:
@@ -118,12 +131,13 @@ def test_what_is_copied_by_threads_has_the_servers_bytes(scene):
 
 def test_a_get_whose_copy_is_slow_has_not_stalled(scene, monkeypatch):
     """The server has answered: the time of our own copy is not its silence."""
-    (moves,) = (one._moves for one in scene.client._loop.channels if hasattr(one, "_moves"))
-    submit, waiting = moves.submit, []
-    monkeypatch.setattr(moves, "submit", lambda *job: waiting.append(job))
+    submit, waiting = scene.moves.submit, []
+    monkeypatch.setattr(scene.moves, "submit", lambda *job: waiting.append(job))
     future = scene.client.get(NAMESPACE, scene.keys, scene.rows, stall_s=0.05, timeout_s=60)
     eventually(lambda: sum(job.num_bytes for _, job, _ in waiting) == NUM_BLOCKS * LENGTH)
-    time.sleep(0.15)
+    scene.clock.advance(0.15)
+    for _ in range(2):
+        scene.client.stats().result(PATIENCE_S)  # the thread has taken a turn since
     assert not future.done()
     monkeypatch.undo()
     scene.client._loop.mailbox.submit(Call(lambda: [submit(*job) for job in waiting]))

@@ -51,7 +51,7 @@ def client(
 
 def get(client: RemoteClient, numbers: range = range(4)) -> list[GetOutcome]:
     rows = empty_rows(len(numbers))
-    got = client.get(NAMESPACE, [key(n) for n in numbers], rows, stall_s=5).result(PATIENCE_S)
+    got = client.get(NAMESPACE, [key(n) for n in numbers], rows).result(PATIENCE_S)
     for index in got.landed:
         assert rows[index] == block(numbers[index]), "announced and wrong"
     return got.outcomes
@@ -70,7 +70,7 @@ def reasons(client: RemoteClient) -> dict[str, int]:
 
 
 def states(client: RemoteClient) -> list[int]:
-    return list(client.lookup(NAMESPACE, [key(n) for n in range(4)], timeout_s=5).result().states)
+    return list(client.lookup(NAMESPACE, [key(n) for n in range(4)]).result().states)
 
 
 def test_a_bit_that_rots_in_memory_is_found_by_its_reader_and_its_block_removed(
@@ -121,7 +121,7 @@ def test_a_reader_without_checksums_takes_what_it_gets(
     client.put(NAMESPACE, [key(0)], rows_of(range(1)), deferred=False).result(PATIENCE_S)
     in_memory(quiet_server, 0)[7] ^= 1
     rows = empty_rows(1)
-    got = client.get(NAMESPACE, [key(0)], rows, stall_s=5).result(PATIENCE_S)
+    got = client.get(NAMESPACE, [key(0)], rows).result(PATIENCE_S)
     assert got.outcomes == [HIT] and rows[0] != block(0)
     assert reasons(client) == {}
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,13 +12,14 @@ import zmq
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
+    Clock,
     assert_works,
-    block,
     empty_rows,
     hold_blocks,
     io_threads,
     key,
     rows_of,
+    turn,
 )
 from fake_server import PATIENCE_S, FakeServer, eventually
 from server_process import ServerProcess
@@ -100,7 +100,7 @@ def begin(io: IoThread, *loops: Turns) -> None:
         eventually(lambda loop=loop: loop.num_turns)
 
 
-@pytest.mark.parametrize("others", [0, 1, 100])
+@pytest.mark.parametrize("others", [0, 100])
 def test_an_idle_loop_has_no_turn_while_another_has_many(io_thread: IoThread, others: int):
     idle = [Turns() for _ in range(others)]
     begin(io_thread, *idle)
@@ -159,9 +159,7 @@ def test_a_loop_has_its_turn_when_it_is_due(io_thread: IoThread, others: int):
     begin(io_thread, *(Turns() for _ in range(others)))
     loop = Turns(wait_s=0.01)
     begin(io_thread, loop)
-    began = time.monotonic()
-    eventually(lambda: loop.num_turns > 5)
-    assert time.monotonic() - began >= 0.04
+    eventually(lambda: loop.num_turns > 5, "nothing wakes it")
 
 
 def test_a_loop_that_fails_recovers_and_has_a_pause_in_which_the_others_go_on(io_thread: IoThread):
@@ -196,29 +194,6 @@ def test_all_clients_have_one_thread_and_a_client_that_leaves_ends_none(
     assert_works(make_client(fake.endpoint), fake)
 
 
-def test_a_client_closed_amid_the_get_of_another_ends_its_own_requests_only(
-    make_client, fake: FakeServer, other: FakeServer
-):
-    leaving, staying = make_client(fake.endpoint), make_client(other.endpoint)
-    fake.silence(Get, Put, Lookup)
-    other.silence(Get)
-    keys = hold_blocks(other, range(2))
-    rows = empty_rows(2)
-    got = staying.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60)
-    lost = [
-        leaving.lookup(NAMESPACE, keys, timeout_s=60),
-        leaving.get(NAMESPACE, keys, empty_rows(2), stall_s=60, timeout_s=60),
-        leaving.put(NAMESPACE, keys, rows_of(range(2)), timeout_s=60),
-    ]
-    (asked,) = other.wait_for(Get)
-    leaving.close(PATIENCE_S)
-    assert all(future.done() for future in lost)
-    assert not got.done()
-    other.do(lambda: other.answer(asked))
-    assert got.result(PATIENCE_S).landed == [0, 1]
-    assert [bytes(row) for row in rows] == [bytes(block(number)) for number in range(2)]
-
-
 def test_close_waits_for_rows_that_libzmq_holds_and_the_others_go_on(
     make_client, fake: FakeServer, other: FakeServer, monkeypatch
 ):
@@ -230,7 +205,7 @@ def test_close_waits_for_rows_that_libzmq_holds_and_the_others_go_on(
     monkeypatch.setattr(PutTransfer, "is_released", lambda _: False)
     leaving.close(0.01)
     for _ in range(20):
-        assert staying.lookup(NAMESPACE, [key(1)], timeout_s=5).result(PATIENCE_S)
+        assert staying.lookup(NAMESPACE, [key(1)]).result(PATIENCE_S)
     assert not put.done()
     assert not leaving.closed
     late = leaving.lookup(NAMESPACE, [key(1)], timeout_s=60)
@@ -265,7 +240,7 @@ def test_an_exception_in_one_loop_ends_the_requests_of_that_server_only(
     assert futures[1].result(PATIENCE_S).outcomes == [GetOutcome.UNAVAILABLE]
     for _ in range(20):
         assert sound.ready
-        sound.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S)
+        sound.lookup(NAMESPACE, keys).result(PATIENCE_S)
     assert not got.done()
     other.do(lambda: other.answer(asked))
     assert got.result(PATIENCE_S).landed == [0]
@@ -276,27 +251,12 @@ def test_an_exception_in_one_loop_ends_the_requests_of_that_server_only(
     assert_works(broken, fake)
 
 
-def test_cancel_all_of_one_client_leaves_the_requests_of_the_others(
-    make_client, fake: FakeServer, other: FakeServer
-):
-    one, two = make_client(fake.endpoint), make_client(other.endpoint)
-    fake.silence(Lookup)
-    other.silence(Lookup)
-    futures = [client.lookup(NAMESPACE, [key(1)], timeout_s=60) for client in (one, two)]
-    (asked,) = other.wait_for(Lookup)
-    assert one.cancel_all(PATIENCE_S)
-    assert isinstance(futures[0].exception(0), DeadlineExceeded)
-    assert not futures[1].done()
-    other.do(lambda: other.answer(asked))
-    futures[1].result(PATIENCE_S)
-
-
 def test_a_callback_of_one_client_cannot_wait_for_another_on_the_same_thread(
     make_client, fake: FakeServer, other: FakeServer
 ):
     one, two = make_client(fake.endpoint), make_client(other.endpoint)
     cancelled: Future[bool] = Future()
-    future = one.lookup(NAMESPACE, [key(1)], timeout_s=5)
+    future = one.lookup(NAMESPACE, [key(1)])
     future.add_done_callback(lambda _: cancelled.set_result(two.cancel_all(PATIENCE_S)))
     assert cancelled.result(PATIENCE_S) is False
 
@@ -308,7 +268,7 @@ def test_a_client_that_is_dropped_leaves_the_thread_to_the_others(
     ends = threading.Event()
     client = RemoteClient(ClientConfig(fake.endpoint), io=io_thread)
     loop = client._loop
-    client.lookup("undeclared", [], timeout_s=1).add_done_callback(lambda _: ends.set())
+    client.lookup("undeclared", []).add_done_callback(lambda _: ends.set())
     assert ends.wait(PATIENCE_S)
     del client
     assert loop.join(PATIENCE_S)
@@ -335,15 +295,6 @@ def test_the_end_of_the_thread_ends_every_client(fake: FakeServer, other: FakeSe
     io.close()
 
 
-def test_a_client_that_cannot_be_made_leaves_the_thread_and_its_clients(
-    io_thread: IoThread, make_client, fake: FakeServer
-):
-    client = make_client(fake.endpoint)
-    with pytest.raises(ConfigError):
-        RemoteClient(ClientConfig("tcp://127.0.0.1:99999"), io=io_thread)
-    assert_works(client, fake)
-
-
 # ── a server that stands still ───────────────────────────────────────────────────────────
 
 
@@ -355,28 +306,36 @@ def servers() -> Iterator[list[ServerProcess]]:
         server.close()
 
 
-def test_a_frozen_server_delays_no_request_to_another(servers: list[ServerProcess], make_client):
-    frozen, sound = (make_client(server.endpoint) for server in servers)
+def test_a_frozen_server_delays_no_request_to_another(
+    servers: list[ServerProcess], make_client, clock: Clock
+):
+    frozen = make_client(servers[0].endpoint, clock=clock, hello_timeout_s=600.0)
+    sound = make_client(servers[1].endpoint)
     keys = [key(number) for number in range(8)]
     for client in (frozen, sound):
         assert client.put(NAMESPACE, keys, rows_of(range(8))).result(PATIENCE_S).created == 8
     with servers[0].frozen():
-        silent = frozen.get(NAMESPACE, keys, empty_rows(8), stall_s=0.3)
-        lost = frozen.put(NAMESPACE, keys, rows_of(range(8)), force=True, timeout_s=0.3)
-        rounds = 0
-        while not (silent.done() and lost.done()):
+        silent = frozen.get(NAMESPACE, keys, empty_rows(8), stall_s=60, timeout_s=600)
+        lost = frozen.put(NAMESPACE, keys, rows_of(range(8)), force=True, timeout_s=60)
+        for _ in range(20):
             for _ in range(4):
-                frozen.lookup(NAMESPACE, keys, timeout_s=0.05)
-            assert sound.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S).prefix == 8
-            got = sound.get(NAMESPACE, keys, empty_rows(8), stall_s=5).result(PATIENCE_S)
+                frozen.lookup(NAMESPACE, keys, timeout_s=60)
+            assert sound.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8
+            got = sound.get(NAMESPACE, keys, empty_rows(8)).result(PATIENCE_S)
             assert got.outcomes == [GetOutcome.HIT] * 8
-            rounds += 1
-        assert rounds > 10
-        assert silent.result(0).outcomes == [GetOutcome.LATE] * 8
-        assert isinstance(lost.result(0).error, DeadlineExceeded)
+        assert not (silent.done() or lost.done())
+        turn(frozen)
+        clock.advance(60.1)
+        assert silent.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 8
+        assert isinstance(lost.result(PATIENCE_S).error, DeadlineExceeded)
         eventually(lambda: frozen.breaker is not BreakerState.CLOSED)
         assert sound.breaker is BreakerState.CLOSED
         counters = sound.counters()
         assert not any(number for name, number in counters.items() if "timeouts" in name)
-    eventually(lambda: frozen.ready)
-    assert frozen.lookup(NAMESPACE, keys, timeout_s=5).result(PATIENCE_S).prefix == 8
+
+    def is_back() -> bool:
+        clock.advance(0.05)  # the breaker's pause
+        return frozen.ready
+
+    eventually(is_back)
+    assert frozen.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8

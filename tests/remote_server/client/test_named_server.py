@@ -1,6 +1,5 @@
 """A real server with a name, and clients that have a list: refusal, load and hot beginnings."""
 
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -112,21 +111,6 @@ def test_the_age_is_that_of_the_lowest_tier_of_this_server(tmp_path: Path, make:
         assert server.tiers()["memory"].evicted_age_s >= 0
         eventually(lambda: client.lookup(NAMESPACE, [b"0"]).result(PATIENCE_S).load.fill > 20)
         assert client.load is not None and client.load.evicted_age_s == -1
-
-
-def test_a_client_that_takes_it_for_another_does_not_use_it(
-    server: Server, make: Make, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level(logging.WARNING, "remote_server")
-    client = make(server, **{**FLEET, "server_name": "cache-2"}, client_name="engine", wait=False)
-    eventually(lambda: len(caplog.messages) == 2)
-    assert not client.ready
-    why = "this server has the name 'cache-1', and the client's list calls it 'cache-2': correct "
-    assert {line.partition(why)[0] for line in caplog.messages} == {
-        "refused engine: ", f"{server.endpoint}: ",
-    }  # fmt: skip
-    lost = client.lookup(NAMESPACE, KEYS).exception(PATIENCE_S)
-    assert "cache-2" in str(lost)
 
 
 def test_a_list_ends_with_its_connection(server: Server, make: Make):

@@ -66,7 +66,7 @@ def endpoint():
     server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     yield server.stdout.readline().split()[3]
     server.terminate()
-    assert server.wait(10) == 0
+    assert server.wait(60) == 0
 
 
 @pytest.fixture
