@@ -23,14 +23,14 @@ from held import Point, install
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 
 BATCH = 48
-STOPS = 1 / 200
+STOPS = 1 / 80
 """How often, of all the times that such a point is passed."""
 
 
 def get(client, rows, num_keys, rng, counts):
     numbers = [rng.randrange(num_keys) for _ in rows]
     keys = [key(number) for number in numbers]
-    timeout_s = rng.choice([0.005, 5.0])
+    timeout_s = rng.choice([0.005, 60.0, 60.0])
     got = client.get(NAMESPACE, keys, rows, stall_s=timeout_s, timeout_s=timeout_s).result()
     counts.update(outcome.value for outcome in got.outcomes)
     for index in got.landed:
@@ -48,7 +48,7 @@ def put(client, rows, first, rng, counts):
     keys = [key(first + number) for number in range(len(rows))]
     for number, row in enumerate(rows):
         row[:] = block(first + number, row.nbytes)
-    future = client.put(NAMESPACE, keys, rows, timeout_s=rng.choice([0.002, 0.01, 0.1]))
+    future = client.put(NAMESPACE, keys, rows, timeout_s=rng.choice([0.002, 0.01, 60.0]))
     stored = future.result()
     for row in rows:
         row[:] = b"\xee" * row.nbytes

@@ -1,12 +1,6 @@
 """Puts and gets through shared memory: what lands, what is leased, and until when."""
 
-import gc
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from descriptors import open_fds
 from gates import copies_held
 from shared_messages import shared_get
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
@@ -428,68 +422,3 @@ def test_a_draining_server_finishes_the_puts_it_has(shared, peer, connect, serve
         assert not server.wait_until_drained(0.05)
     assert peer.receive()[0].created == 1
     assert server.wait_until_drained(30)
-
-
-# ── clients that are killed ──────────────────────────────────────────────────────────────
-
-CLIENT = """
-import sys, time
-sys.path[:0] = {path!r}
-import zmq
-from wire_peer import Peer, SharedPeer
-peer = Peer(zmq.Context(), {endpoint!r})
-peer.hello()
-shared = SharedPeer(peer)
-{act}
-print("ready", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.fixture
-def killed(server):
-    """Start a client that does something, and kill it in the middle of that."""
-    here = Path(__file__).resolve()
-    path = [str(here.parents[n]) for n in (3, 0, 1)] + [str(here.parents[2] / "chaos")]
-
-    def run(act: str) -> None:
-        program = CLIENT.format(path=path, endpoint=server.endpoint, act=act)
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        process.kill()
-        process.communicate()
-
-    return run
-
-
-def left_over(server) -> tuple[int, int, int]:
-    with open("/proc/self/maps") as maps:
-        mapped = sum("memfd:test" in line for line in maps)
-    return mapped, len(server.leases), len(server.tenants[""].regions)
-
-
-@pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])
-def test_a_killed_client_leaves_nothing(peer, server, killed, act):
-    peer.put([1, 2])
-    gc.collect()
-    before, maps = open_fds(), left_over(server)[0]
-    killed(act)
-    peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-    peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
-    peer.stats_once(lambda _: left_over(server) == (maps, 0, 0))
-    peer.stats_once(lambda _: open_fds() <= before)
-    assert peer.get([1, 2])[1] == [(0, block(1)), (1, block(2))]
-
-
-def test_of_a_client_killed_in_the_middle_of_a_put_nothing_is_kept(peer, server, killed):
-    gc.collect()
-    before, maps = open_fds(), left_over(server)[0]
-    with copies_held(server):
-        killed("peer.send(shared.put_message([7, 8]));peer.stats_once("
-               "lambda stats: stats.tiers['memory'].pending == 2)")  # fmt: skip
-        stats = peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-        assert stats.tiers["memory"].used_bytes == 0
-        assert stats.counters["put_declined_withdrawn"] == 2
-    assert peer.lookup([7, 8]).states == bytes(2)
-    peer.stats_once(lambda _: left_over(server) == (maps, 0, 0))
-    peer.stats_once(lambda _: open_fds() <= before)

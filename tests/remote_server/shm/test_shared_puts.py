@@ -9,7 +9,7 @@ from held import Point
 from shared_messages import SharedPut
 
 from remote_server import protocol
-from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import MAX_TICKETS, Put, PutOutcome
 
 pytestmark = pytest.mark.real_time
@@ -116,7 +116,7 @@ def test_a_put_that_arrives_again_after_its_answer_is_not_kept(local, near):
 
 
 def _end_by_deadline(client, clock):
-    clock.advance(5.1)
+    clock.advance(60.1)
     return DeadlineExceeded
 
 
@@ -136,7 +136,7 @@ def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
 ):
     near.silence(SharedPut)
     rows = rows_of(range(2))
-    future = local_timed.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=5)
+    future = local_timed.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=60)
     future.add_done_callback(lambda _: overwrite(rows))
     (asked,) = near.wait_for(SharedPut)
     turn(local_timed)
@@ -148,28 +148,6 @@ def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
     assert local_timed.counters()["put_resets"] == 0, "no connection has to be closed"
     assert near.stored_for(asked).declined == {"withdrawn": 2}
     assert not near.blocks
-
-
-def test_a_late_answer_ends_nothing(local_timed, near, clock):
-    near.silence(SharedPut)
-    future = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=1)
-    (asked,) = near.wait_for(SharedPut)
-    turn(local_timed)
-    clock.advance(1.1)
-    assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
-    near.do(lambda: near.answer(asked))
-    eventually(lambda: local_timed.counters()["late_replies"] == 1)
-    near.behave()
-    again = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S)
-    assert again.created == 1
-
-
-def test_a_refused_batch_ends_its_put_without_sending_the_rest(near, shared, make_client):
-    client = make_client(near.endpoint, shared_window_bytes=BLOCK_BYTES)
-    near.rules[SharedPut] = near.refuse("internal")
-    put = client.put(NAMESPACE, [key(0), key(1)], rows_of(range(2))).result(PATIENCE_S)
-    assert isinstance(put.error, RequestRefused)
-    assert len(near.all_asked(SharedPut)) == 1
 
 
 # ── a process that is stopped, and wakes up late ─────────────────────────────────────────
@@ -185,7 +163,7 @@ def test_a_put_that_was_stopped_past_its_deadline_sends_nothing_wrong(
     near.silence(SharedPut)
     rows = rows_of(range(2))
     with points.held_at(point) as held:
-        future = client.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=1)
+        future = client.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=60)
         future.add_done_callback(lambda _: overwrite(rows))
         held.wait()
         clock.now += 100
