@@ -13,8 +13,6 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import GiB, MiB
 
-ENGINES = ("native", "python")
-
 
 def nothing_is_left(server: Server) -> bool:
     """No job, no pin, no pending block, no transfer; the counts of puts add up."""
@@ -37,15 +35,20 @@ def lane_clock() -> LaneClock:
     return LaneClock()
 
 
-@pytest.fixture(params=ENGINES)
-def lane_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What moves the bytes of lanes, of servers made in this test."""
+def choose_engine(engine: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What moves the bytes of lanes, of servers made in this test: "native" where there is the C
+    library, and else "python"."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    if request.param == "python":
-        monkeypatch.setenv(VARIABLE, "python")
-    elif not isinstance(library_or_reason(), Library):
-        pytest.skip("no C library was built")
-    return str(request.param)
+    if engine == "native" and isinstance(library_or_reason(), Library):
+        return "native"
+    monkeypatch.setenv(VARIABLE, "python")
+    return "python"
+
+
+@pytest.fixture(params=["native", pytest.param("python", marks=pytest.mark.whole)])
+def lane_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What both engines do is in `test_lanes_contract.py` and `test_lane_server.py`."""
+    return choose_engine(request.param, monkeypatch)
 
 
 @pytest.fixture

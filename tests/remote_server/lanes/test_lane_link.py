@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from client_helpers import (
-    BLOCK_BYTES,
     NAMESPACE,
     Clock,
     block,
@@ -49,15 +48,6 @@ def logged(caplog) -> list[str]:
 
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_blocks_travel_on_lanes_as_soon_as_these_are_open(far, make_client):
-    client = make_client(far.endpoint)
-    wait_for_lanes(client)
-    moves(client, far, by_lane=True)
-    counters = client.counters()
-    assert counters["lane_bytes_in"] == counters["bytes_in"] == 3 * BLOCK_BYTES
-    assert counters["lane_bytes_out"] == counters["bytes_out"] == 3 * BLOCK_BYTES
 
 
 @pytest.mark.parametrize(("offered", "wanted", "opened"), [(1, 2, 1), (8, 3, 3), (8, 0, 0)])
@@ -166,7 +156,7 @@ def test_a_server_that_refuses_or_says_nothing_is_asked_less_and_less_often(
     far.silence(OpenLane)
     client = make_client(far.endpoint, clock=clock, reconnect_s=1.0)
     moves(client, far, by_lane=False)
-    far.wait_for(OpenLane, 2)
+    far.wait_for(OpenLane, number=2)
     turn(client)
     clock.advance(lane_link.ANSWER_S + 0.01)
     eventually(lambda: client.counters()["lanes_refused"] == 2)
@@ -175,7 +165,7 @@ def test_a_server_that_refuses_or_says_nothing_is_asked_less_and_less_often(
     turn(client)
     assert len(far.all_asked(OpenLane)) == 2
     clock.advance(0.2)
-    far.wait_for(OpenLane, 4)
+    far.wait_for(OpenLane, number=4)
     eventually(lambda: client.counters()["lanes_refused"] == 4)
     far.behave()
     clock.advance(7.9)
@@ -212,37 +202,23 @@ def test_idle_lanes_that_the_server_ends_are_opened_again(far, lanes, make_clien
     moves(client, far, by_lane=True)
 
 
-def test_a_lane_that_breaks_ends_its_put_and_no_other(far, lanes, make_client):
-    client = make_client(far.endpoint)
-    wait_for_lanes(client)
-    far.silence(Put)
-    puts = [client.put(NAMESPACE, [key(n)], rows_of(range(n, n + 1))) for n in range(2)]
-    first, second = far.wait_for(Put, 2)
-    numbers = first.message.lane, second.message.lane
-    assert set(numbers) == {1, 2}, "the second takes the lane with fewer bytes"
-    lanes.of(first.peer, numbers[0]).reset()
-    assert isinstance(puts[0].result(PATIENCE_S).error, ServerUnavailable)
-    turn(client)
-    assert not puts[1].done()
-    far.do(lambda: far.answer(second))
-    assert puts[1].result(PATIENCE_S).created == 1
-
-
-def test_a_lane_that_breaks_ends_its_get_and_no_other(far, lanes, make_client):
+@pytest.mark.parametrize("kind", [Put, Get])
+def test_a_lane_that_breaks_ends_its_transfer_and_no_other(far, lanes, make_client, kind):
     client = make_client(far.endpoint)
     wait_for_lanes(client)
     hold_blocks(far, range(2))
-    far.silence(Get)
-    gets = [
-        client.get(NAMESPACE, [key(n)], empty_rows(1), stall_s=60) for n in range(2)
-    ]  # fmt: skip
-    first, second = far.wait_for(Get, 2)
-    lanes.of(first.peer, first.message.lane).reset()
-    assert gets[0].result(PATIENCE_S).outcomes == [GetOutcome.UNAVAILABLE]
+    far.silence(kind)
+    begin = client.put if kind is Put else client.get
+    futures = [begin(NAMESPACE, [key(n)], rows_of(range(n, n + 1))) for n in range(2)]
+    first, second = far.wait_for(kind, number=2)
+    numbers = first.message.lane, second.message.lane
+    assert set(numbers) == {1, 2}, "the second takes the lane with fewer bytes"
+    lanes.of(first.peer, numbers[0]).reset()
+    assert isinstance(futures[0].result(PATIENCE_S).error, ServerUnavailable)
     turn(client)
-    assert not gets[1].done()
+    assert not futures[1].done()
     far.do(lambda: far.answer(second))
-    assert gets[1].result(PATIENCE_S).outcomes == [GetOutcome.HIT]
+    assert futures[1].result(PATIENCE_S).error is None
 
 
 def test_a_put_given_up_amid_its_bytes_costs_its_lane_and_others_are_sent_again(
@@ -257,11 +233,11 @@ def test_a_put_given_up_amid_its_bytes_costs_its_lane_and_others_are_sent_again(
     eventually(lambda: client.lanes.num_open == 1)
     rows = rows_of(range(2), length)
     far.rules[Put] = lambda asked: far.answer(asked) if asked.message.lane > 1 else None
-    late = client.put(NAMESPACE, [key(0)], rows[:1], timeout_s=1)
-    kept = client.put(NAMESPACE, [key(1)], rows[1:], timeout_s=60)
-    far.wait_for(Put, 2)
+    late = client.put(NAMESPACE, [key(0)], rows[:1], timeout_s=60)
+    kept = client.put(NAMESPACE, [key(1)], rows[1:], timeout_s=600)
+    far.wait_for(Put, number=2)
     turn(client)
-    clock.advance(1.1)
+    clock.advance(60.1)
     assert late.result(PATIENCE_S).created == 0
     rows[0][:] = bytes(length)  # ours again
     assert not kept.done()
@@ -278,34 +254,14 @@ def test_a_put_given_up_after_its_bytes_have_left_costs_nothing(far, make_client
     client = make_client(far.endpoint, clock=clock)
     wait_for_lanes(client)
     far.silence(Put)
-    put = client.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=1)
+    put = client.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
     far.wait_for(Put)
     eventually(lambda: not client._loop.channels[-1]._sending)
-    clock.advance(1.1)
+    clock.advance(60.1)
     assert put.result(PATIENCE_S).error is not None
     far.behave()
     moves(client, far, by_lane=True)
     assert client.counters()["lanes_opened"] == 2
-
-
-def test_blocks_of_an_ended_get_are_discarded_and_its_lane_goes_on(far, make_client, clock: Clock):
-    client = make_client(far.endpoint, clock=clock, lanes=1)
-    client.put(NAMESPACE, [], []).result(PATIENCE_S)
-    eventually(lambda: client.lanes.num_open == 1)
-    keys = hold_blocks(far, range(3))
-    far.silence(Get)
-    rows = empty_rows(3)
-    ended = client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=0.5)
-    (asked,) = far.wait_for(Get)
-    turn(client)
-    clock.advance(0.6)
-    assert ended.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 3
-    before = [bytes(row) for row in rows]
-    far.do(lambda: far.answer(asked))
-    far.behave()
-    moves(client, far, by_lane=True)
-    assert [bytes(row) for row in rows] == before
-    assert client.counters()["lanes_opened"] == 1
 
 
 def test_a_lane_with_blocks_that_nothing_awaits_is_closed(far, lanes, make_client):

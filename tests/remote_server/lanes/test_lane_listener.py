@@ -110,29 +110,29 @@ def test_a_token_ends_with_the_connection_it_was_sent_to(lane_peer, lane_server,
 # ── preambles ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("position", range(24))
-def test_a_wrong_byte_anywhere_in_a_preamble_costs_only_that_connection(lane, position):
+def test_a_wrong_byte_anywhere_in_a_preamble_costs_only_that_connection(lane):
     opened = WireLane.announce(lane.peer)
-    wrong = bytearray(preamble(opened.token))
-    wrong[position] ^= 0x40
-    nonsense = connected(opened.port)
-    nonsense.sendall(wrong)
-    assert has_ended(nonsense)
-    kind = "preamble" if position < 8 else "token"
-    assert counters(lane.peer)[f"lanes_refused_{kind}"] == 1
-    assert lane.put([position]).created == 1
+    for position in range(24):
+        wrong = bytearray(preamble(opened.token))
+        wrong[position] ^= 0x40
+        nonsense = connected(opened.port)
+        nonsense.sendall(wrong)
+        assert has_ended(nonsense), position
+        assert lane.put([position]).created == 1
+    refused = counters(lane.peer)
+    assert (refused["lanes_refused_preamble"], refused["lanes_refused_token"]) == (8, 16)
     right = connected(opened.port)
     right.sendall(preamble(opened.token))
     assert read(right, 8)[:4] == b"KVFL", "its token is still good"
 
 
-@pytest.mark.parametrize("length", [0, 1, 8, 23])
-def test_a_preamble_that_ends_early_is_refused(lane, length):
-    early = connected(lane.opened.port)
-    early.sendall(preamble(bytes(16))[:length])
-    early.shutdown(socket.SHUT_WR)
-    assert has_ended(early)
-    assert counters(lane.peer)["lanes_refused_preamble"] == 1
+def test_a_preamble_that_ends_early_is_refused(lane):
+    for number, length in enumerate([0, 1, 8, 23], start=1):
+        early = connected(lane.opened.port)
+        early.sendall(preamble(bytes(16))[:length])
+        early.shutdown(socket.SHUT_WR)
+        assert has_ended(early)
+        assert counters(lane.peer)["lanes_refused_preamble"] == number
 
 
 def test_a_preamble_may_come_byte_by_byte(lane_peer):
@@ -183,12 +183,6 @@ def test_lanes_take_places_among_the_connections(start_lanes, context):
     lanes[0].close()
     peer.stats_once(lambda stats: stats.counters["lanes_ended_closed"] == 1)
     assert WireLane(peer).put([1]).created == 1
-
-
-def test_a_client_has_eight_lanes_at_most(lane_peer):
-    lanes = [WireLane(lane_peer) for _ in range(LANES_PER_CONNECTION)]
-    assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
-    assert [lane.put([n]).created for n, lane in enumerate(lanes)] == [1] * 8
 
 
 def test_a_server_without_lanes_offers_none_and_refuses_them(start_lanes, context):
@@ -244,21 +238,17 @@ def test_addresses_are_read():
     assert tuple(lanes_beside("tcp://[::1]:5757")) == ("::1", 0)
 
 
-def test_a_host_that_was_set_is_named_to_clients(start_lanes, context):
-    peer = Peer(context, start_lanes().endpoint)
-    assert WireLane.announce(peer).host == "127.0.0.1"
-
-
 def test_threads_follow_the_cores():
     assert [num_threads(cores) for cores in (1, 2, 4, 8, 16, 64)] == [2, 2, 2, 4, 8, 8]
 
 
 def test_lanes_over_ipv6_and_on_all_addresses(start_lanes, context):
-    for lanes in ("[::1]:*", "*:*", "0.0.0.0:*", "[::]:*"):
+    hosts = {"[::1]:*": "::1", "*:*": "", "0.0.0.0:*": "", "[::]:*": "", "127.0.0.1:*": "127.0.0.1"}
+    for lanes in hosts:
         peer = Peer(context, start_lanes(lanes=lanes, insecure=True).endpoint)
         opened = WireLane.announce(peer)
-        assert opened.host == ("::1" if "::1" in lanes else ""), lanes
-        connection = socket.create_connection((opened.host or "127.0.0.1", opened.port), 10)
+        assert opened.host == hosts[lanes]
+        connection = socket.create_connection((opened.host or "127.0.0.1", opened.port), 60)
         connection.sendall(preamble(opened.token))
         assert read(connection, 8)[:4] == b"KVFL"
 

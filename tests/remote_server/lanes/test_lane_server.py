@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from lane_fixtures import choose_engine
 from lane_peer import WireLane, frame, has_ended, preamble
 from wire_peer import block, key
 
@@ -17,6 +18,11 @@ from remote_server.server.lane_offer import num_threads
 pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["lane_fixtures"]
+
+
+@pytest.fixture(params=["native", "python"])
+def lane_engine(request, monkeypatch):
+    return choose_engine(request.param, monkeypatch)
 
 
 def checksum(number: int, length: int = 4096) -> int:

@@ -7,7 +7,7 @@ from wire_peer import Peer, block
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import MAGIC, Blocks, Clear, ErrorCode, Got
+from remote_server.protocol import MAGIC, Blocks, ErrorCode, Got
 from remote_server.server import copier, lane_listener, lane_transfers
 from remote_server.server import lanes as lanes_module
 from remote_server.values import KiB, MiB
@@ -46,40 +46,6 @@ def begun(lane: WireLane, numbers=(1, 2), **fields):
 # ── puts ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_put_whose_lane_ends_is_withdrawn(lane):
-    message, _ = begun(lane)
-    lane.close()
-    stored = lane.answer(message)
-    assert (stored.created, stored.declined) == (0, {"withdrawn": 2})
-    stats = lane.peer.stats()
-    assert stats.tiers["memory"].pending == 0
-    assert stats.counters["lanes_ended_reset"] == 1
-    assert lane.peer.lookup([1, 2]).states == bytes(2)
-    assert WireLane(lane.peer).put([1, 2]).created == 2
-
-
-def test_a_put_whose_connection_ends_leaves_nothing(lane, lane_server, context):
-    other = Peer(context, lane_server.endpoint)
-    theirs = WireLane(other)
-    begun(theirs)
-    other.close()
-    stats = lane.peer.stats_once(lambda stats: stats.counters["lanes_ended_connection"] == 1)
-    assert has_ended(theirs.socket)
-    lane.peer.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
-    assert stats.counters["put_created"] == 0
-    assert lane.put([1, 2]).created == 2
-
-
-def test_a_put_that_is_cleared_on_its_way_is_gone(lane):
-    message, rest = begun(lane)
-    lane.peer.ask(Clear(request_id=lane.peer.next_id(), namespace="ns"))
-    lane.socket.sendall(rest)
-    lane.answer(message)
-    assert lane.peer.lookup([1, 2]).states == bytes(2)
-    assert pinned(lane.peer.stats()) == 0
-    assert lane.put([1, 2]).created == 2
-
-
 def test_a_put_that_does_not_come_gives_its_slots_back_after_a_while(lane, lane_clock):
     message, _ = begun(lane)
     lane_clock.now += lanes_module.STALL_S - 1
@@ -106,18 +72,19 @@ def test_a_put_that_waits_behind_another_is_not_late(lane, lane_clock):
     assert lane.answer(second).created == 1
 
 
-@pytest.mark.parametrize("position", range(HEADER.size))
-def test_a_wrong_byte_anywhere_in_a_header_costs_only_that_lane(lane, position):
-    other = WireLane(lane.peer)
-    message, data = lane.put_message([1, 2])
-    wrong = bytearray(data)
-    wrong[len(data) // 2 + position] ^= 0x20  # of the second block
-    lane.peer.send(message)
-    lane.socket.sendall(wrong)
-    assert lane.answer(message).declined == {"withdrawn": 2}
-    assert has_ended(lane.socket)
+def test_a_wrong_byte_anywhere_in_a_header_costs_only_that_lane(lane_peer):
+    other = WireLane(lane_peer)
+    for position in range(HEADER.size):
+        lane = WireLane(lane_peer)
+        message, data = lane.put_message([1, 2])
+        wrong = bytearray(data)
+        wrong[len(data) // 2 + position] ^= 0x20  # of the second block
+        lane_peer.send(message)
+        lane.socket.sendall(wrong)
+        assert lane.answer(message).declined == {"withdrawn": 2}, position
+        assert has_ended(lane.socket)
     assert other.put([1, 2]).created == 2
-    assert lane.peer.stats().counters["lanes_ended_protocol"] == 1
+    assert lane_peer.stats().counters["lanes_ended_protocol"] == HEADER.size
 
 
 def test_puts_that_are_refused_are_dropped_in_their_turn(lane):
@@ -272,11 +239,11 @@ def test_one_lane_takes_only_some_of_a_stream_ahead(wide, monkeypatch):
     request = wide.send_get(range(20))
     assert isinstance(wide.peer.receive()[0], Got)
     sent = 0
-    while wide.peer.socket.poll(200):  # nothing more comes: there is no event to wait for
+    while sent < 2 or wide.peer.socket.poll(50):  # that nothing more comes is no event
         blocks = wide.peer.receive()[0]
         assert blocks.request_id == request
         sent += len(blocks.indices)
-    assert 2 <= sent < 20
+    assert sent < 20
     wide.close()
     while pinned(stats_behind_blocks(wide.peer)):
         pass
@@ -336,11 +303,3 @@ def test_a_get_on_a_lane_is_streamed_and_a_put_has_no_payload(lane):
     message, _ = lane.put_message([1])
     assert lane.peer.ask(message, block(1)).code == "bad_request"
     assert has_ended(lane.socket)
-
-
-def test_keys_of_a_get_that_are_absent_send_nothing(lane):
-    got, arrived = lane.get([1, 2])
-    assert (got.hit, arrived) == (0, [])
-    lane.put([2])
-    got, arrived = lane.get([1, 2])
-    assert (got.found, [index for index, _, _ in arrived]) == ([1], [1])

@@ -217,16 +217,6 @@ def test_a_put_whose_namespace_is_forgotten_meanwhile_is_refused_and_dropped(ben
     assert bench.nothing_is_left()
 
 
-def test_a_put_whose_reservation_raises_is_answered_so_and_dropped(bench, monkeypatch):
-    steps = bench.begun()
-    once(monkeypatch, bench.store.puts, "begin")
-    to_end(steps)
-    assert [reply.code for reply in bench.answers()] == ["internal"]
-    bench.send()
-    assert bench.is_usable()
-    assert bench.nothing_is_left()
-
-
 @pytest.mark.parametrize("turns_taken", range(NUM_TURNS))
 def test_a_put_whose_publication_raises_is_answered_once(bench, turns_taken, monkeypatch):
     bench.queued(turns_taken)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import zmq
-from busy_host import ATTEMPTS
 from disk_server import COUNT, IN_MEMORY, LENGTH, Permits, put_all, whole
 from lane_peer import WireLane
 from wire_peer import Peer, block, key
@@ -133,15 +132,15 @@ def test_a_timed_get_has_its_times(start_lanes, context):
 # ── several clients ──────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.whole  # a host may give the fourth reader no processor meanwhile, but not each time
 def test_a_client_that_asks_for_much_leaves_another_its_share(start_lanes, context):
-    """Three lanes have 192 MiB to send when a fourth one's 8 MiB are asked for. A host that gives
-    this one's reader no processor meanwhile may let the others end first, but not each time."""
+    """Three lanes have 192 MiB to send when a fourth one's 8 MiB are asked for."""
     server = start_lanes(memory=32 * MiB)
     greedy = [filled_lane(server, context) for _ in range(3)]
     other = filled_lane(server, context)
     at_work = [greedy_readers_at_the_end_of_a_get(greedy, other)]
     while at_work[-1] < 3:
-        assert len(at_work) < ATTEMPTS, f"all three never had more to read: {at_work}"
+        assert len(at_work) < 10, f"all three never had more to read: {at_work}"
         at_work.append(greedy_readers_at_the_end_of_a_get(greedy, other))
 
 

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import closing, suppress
 
@@ -74,7 +73,7 @@ def test_a_peer_that_reads_little_at_a_time(lanes, wire, lengths):
 
 def test_lanes_whose_peers_do_nothing_hold_up_no_other_lane_of_their_thread(engine):
     with closing(make_lanes(1)) as lanes:
-        silent = [connected() for _ in range(50)]
+        silent = [connected() for _ in range(20)]
         for near, _ in silent:
             lane = lanes.open(near)
             lanes.submit(lane, Blocks([16 * MiB]).send())
@@ -91,19 +90,7 @@ def test_lanes_whose_peers_do_nothing_hold_up_no_other_lane_of_their_thread(engi
             far.close()
 
 
-def test_many_messages_on_many_lanes_of_one_thread(engine):
-    with closing(make_lanes(1)) as lanes:
-        loops = [[lanes.open(end) for end in connected()] for _ in range(20)]
-        source = random_blocks([4096] * 4)
-        targets = [(ends, Blocks(source.lengths)) for ends in loops for _ in range(25)]
-        for number, (ends, target) in enumerate(targets):
-            lanes.submit(ends[number % 2], source.send(number, seeds=[0] * 4))
-            lanes.submit(ends[1 - number % 2], target.receive(number, seeds=[0] * 4))
-        assert all(all(job.intact()) for job in reaped(lanes, 2 * len(targets)))
-        assert all(target.memory.map[:] == source.memory.map[:] for _, target in targets)
-
-
-def test_a_peer_that_is_stopped_for_a_second_delays_its_lane_and_no_call(lanes):
+def test_a_peer_that_is_stopped_delays_its_lane_and_no_call(lanes):
     near, far = connected()
     os.set_inheritable(far.fileno(), True)
     child = subprocess.Popen(
@@ -112,18 +99,17 @@ def test_a_peer_that_is_stopped_for_a_second_delays_its_lane_and_no_call(lanes):
     far.close()
     try:
         lane = lanes.open(near)
-        source, target = random_blocks([4 * MiB] * 16), Blocks([4 * MiB] * 16)
-        receive = target.receive(seeds=[3] * 16)
+        source, target = random_blocks([4 * MiB] * 8), Blocks([4 * MiB] * 8)
+        receive = target.receive(seeds=[3] * 8)
         lanes.submit(lane, receive)
-        lanes.submit(lane, source.send(seeds=[3] * 16))
+        lanes.submit(lane, source.send(seeds=[3] * 8))
         until(lambda: receive.done[0])
         child.send_signal(signal.SIGSTOP)
-        begin = time.monotonic()
+        os.waitpid(child.pid, os.WUNTRACED)  # until it is
         late = Blocks([9]).receive(8)
         lanes.submit(lane, late)
         lanes.abandon(late)
-        assert time.monotonic() - begin < 1
-        time.sleep(1 - (time.monotonic() - begin))
+        time.sleep(0.05)
         assert not is_readable(lanes)
         child.send_signal(signal.SIGCONT)
         jobs = reaped(lanes, 2)
@@ -136,35 +122,11 @@ def test_a_peer_that_is_stopped_for_a_second_delays_its_lane_and_no_call(lanes):
         child.wait()
 
 
-@pytest.mark.parametrize("after_bytes", [0, 1, 200 * KiB, 700 * KiB, 3 * MiB])
-def test_memory_of_an_abandoned_receive_is_not_written_again(lanes, link, after_bytes):
-    """While its bytes come in."""
-    lane, far = link
-    source = random_blocks([700_000] * 6)
-    frames = source.frames()
-    for _ in range(4):
-        target = Blocks(source.lengths)
-        job = target.receive(seeds=[1] * 6)
-        lanes.submit(lane, job)
-        sender = threading.Thread(target=far.sendall, args=(frames,))
-        sender.start()
-        until(lambda: sum(job.done) >= min(after_bytes, 700_000 * 4))  # noqa: B023
-        lanes.abandon(job)
-        target.memory.map[:] = b"\xee" * len(target.memory.map)
-        sender.join()
-        after = Blocks([5])
-        lanes.submit(lane, after.receive(8))
-        far.sendall(Blocks([5], b"after").frames(8))
-        reaped(lanes, 1)
-        assert after[0] == b"after"
-        assert target.memory.map[:].count(b"\xee") == len(target.memory.map)
-
-
 def test_memory_of_an_abandoned_send_is_not_read_again(lanes):
-    for after_bytes in (0, 1, 100 * KiB, 900 * KiB, 2 * MiB):
+    for after_bytes in (0, 100 * KiB, 2 * MiB):
         near, far = connected()
         with far:
-            source = Blocks([1_500_000] * 20, b"\x11" * 30_000_000)
+            source = Blocks([1_500_000] * 12, b"\x11" * 18_000_000)
             frames = source.frames()
             lane = lanes.open(near)
             job = source.send()

@@ -89,15 +89,6 @@ def connect(make_client, tenancy, **settings):
     )
 
 
-def test_a_client_with_keys_uses_encrypted_lanes(tenancy, make_client):
-    server = tenancy.start(memory=64 << 20)
-    client = connect(make_client, tenancy)
-    wait_for_lanes(client)
-    put_and_get_back(client)
-    assert client.counters()["lane_bytes_in"] == client.counters()["bytes_in"] > 0
-    assert server.lanes.counters["lanes_opened"] == 2
-
-
 def test_a_client_with_keys_opens_no_lane_in_clear(tenancy, make_client, monkeypatch, caplog):
     """Whatever the server offers."""
     server = tenancy.start(memory=64 << 20)

@@ -6,14 +6,13 @@ import ssl
 from contextlib import suppress
 
 import pytest
-from lane_peer import LaneClock, WireLane, connected, encrypted, has_ended, preamble, read
+from lane_peer import LaneClock, WireLane, connected, encrypted, preamble, read
 from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
 from remote_server.keys import read_certificate
 from remote_server.native import why_no_tls
-from remote_server.protocol import LANE_TOKEN_S
 from remote_server.server import lane_offer
 from remote_server.server.lanes import LANES_PER_CONNECTION
 from remote_server.server.server import Server
@@ -90,15 +89,6 @@ def test_a_token_in_clear_opens_nothing_and_stays_good(peer):
     right.close()
 
 
-def test_a_token_is_good_once_also_in_tls(peer):
-    lane = WireLane(peer)
-    thief = encrypted(connected(lane.opened.port))
-    thief.sendall(preamble(lane.opened.token))
-    assert has_ended(thief)
-    assert counters(peer)["lanes_refused_token"] == 1
-    assert lane.put([1]).created == 1
-
-
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
 def test_a_handshake_that_is_not_finished_is_closed_after_two_seconds(
     peer, sent, lane_clock: LaneClock
@@ -157,13 +147,6 @@ def test_nonsense_in_tls_costs_only_its_lane(peer):
         assert lane.answer(message).created == 0
     peer.stats_once(lambda stats: stats.counters["lanes_ended_protocol"] == 1)
     assert other.put([2]).created == 1
-
-
-def test_a_lane_that_is_not_opened_gives_its_place_back(peer, lane_clock: LaneClock):
-    for _ in range(LANES_PER_CONNECTION):
-        WireLane.announce(peer)
-    lane_clock.now += LANE_TOKEN_S
-    assert WireLane(peer).put([1]).created == 1
 
 
 # ── without ──────────────────────────────────────────────────────────────────────────────

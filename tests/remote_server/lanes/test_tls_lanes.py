@@ -13,7 +13,6 @@ from lane_helpers import (
     connected,
     frame,
     is_readable,
-    move_both_ways,
     random_blocks,
     reap,
     reaped,
@@ -293,28 +292,6 @@ class Relay:
         """What the client has sent."""
         assert is_readable(self.client_side, MAX_S)
         return self.client_side.recv(MiB)
-
-
-def test_both_directions_at_once_on_many_lanes(lanes):
-    ends = [secured_ends(*connected()) for _ in range(6)]
-    move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
-
-
-def test_lanes_leave_no_files(engine):
-    files = len(os.listdir("/proc/self/fd"))
-    with closing(make_lanes(2)) as lanes:
-        for number in range(40):
-            near, far = secured_end(*connected())
-            if number % 4 == 3:
-                near.close()
-            else:
-                lane = lanes.open(near)
-                if number % 4 == 1:
-                    lanes.submit(lane, Blocks([9]).receive())
-                if number % 2:
-                    lanes.close_lane(lane)
-            far.close()
-    assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_tls_of_the_other_kind_is_refused(monkeypatch):
