@@ -1,6 +1,7 @@
 """Memory, files and jobs for tests of movers."""
 
 import ctypes
+import gc
 import mmap
 import os
 import select
@@ -103,7 +104,9 @@ def num_threads() -> int:
 
 
 def num_threads_at_rest() -> int:
-    """`num_threads`, without those that have been joined: the kernel lists them a little longer."""
+    """`num_threads`, without those that have been joined: the kernel lists them a little longer.
+    What earlier tests left to the garbage has closed its files and ended its threads by then."""
+    gc.collect()
     counts = [-1]
     while counts[-10:] != [counts[-1]] * 10:
         time.sleep(0.002)

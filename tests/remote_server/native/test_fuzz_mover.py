@@ -223,4 +223,4 @@ def test_what_is_not_cancelled_is_what_the_reference_does(fuzz, monkeypatch, kin
             play.end(reaped(play.mover, len(play.running)))
         play.close()
 
-    fuzz.run(play, examples=30)
+    fuzz.run(play, examples=12)

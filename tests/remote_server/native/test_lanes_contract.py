@@ -92,22 +92,6 @@ def test_a_block_without_an_address_is_discarded(lanes, link):
     assert [*receive.digests] == [digest(source[0], 0), 0, digest(source[2], 0)]
 
 
-def test_jobs_of_one_kind_are_carried_in_their_order(lanes, loop):
-    sources = [random_blocks([number % 5 * 40_000, 10]) for number in range(50)]
-    targets = [Blocks(source.lengths) for source in sources]
-    sends = [source.send(number, seeds=[1, 2]) for number, source in enumerate(sources)]
-    receives = [target.receive(number, seeds=[1, 2]) for number, target in enumerate(targets)]
-    for send, receive in zip(sends, receives, strict=True):
-        lanes.submit(loop[1], receive)
-        lanes.submit(loop[0], send)
-    completed = reaped(lanes, 100)
-    assert [job for job in completed if job.kind is LaneKind.RECEIVE] == receives
-    assert [job for job in completed if job.kind is LaneKind.SEND] == sends
-    for source, target, send, receive in zip(sources, targets, sends, receives, strict=True):
-        assert target.memory.map[:] == source.memory.map[:]
-        assert [*send.digests] == [*receive.digests] == [*map(digest, source, (1, 2))]
-
-
 def test_both_directions_at_once_on_many_lanes(lanes):
     ends = [connected() for _ in range(6)]
     move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
@@ -164,7 +148,7 @@ def test_bytes_of_no_job_wait_and_hold_back_the_peer(lanes, link):
     assert not is_readable(lanes)
     target = Blocks(blocks.lengths)
     lanes.submit(lane, target.receive())
-    far.settimeout(20)
+    far.settimeout(60)
     far.sendall(frames[sent:])
     reaped(lanes, 1)
     assert target.memory.map[:] == blocks.memory.map[:]

@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-import tempfile
 import weakref
 from contextlib import closing
 
@@ -75,73 +74,6 @@ def test_a_copy_moves_every_byte_and_hashes_it(do, stream):
         xxhash.xxh3_64_intdigest(source.at(*of), seed)
         for *of, seed in zip(begins, LENGTHS, seeds, strict=True)
     ]
-
-
-def test_a_copy_without_seeds_has_no_digests(do):
-    source, target = random_memory(70_000), Memory(70_000)
-    job = copies(target, source, [70_000])
-    do(job)
-    assert target.map[:] == source.map[:]
-    assert not any(job.digests)
-
-
-def test_bytes_go_to_a_file_and_come_back_with_the_same_digests(do):
-    source, target = random_memory(sum(LENGTHS)), Memory(sum(LENGTHS))
-    begins = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
-    seeds = [7] * len(LENGTHS)
-    with tempfile.TemporaryFile() as file:
-        files = [file.fileno()] * len(LENGTHS)
-        offsets = [5 + begin for begin in begins]
-        write = Job(
-            Kind.WRITE, offsets, [source.address + at for at in begins], LENGTHS,
-            seeds=seeds, files=files,
-        )  # fmt: skip
-        do(write)
-        assert (write.failed, [*write.done]) == (False, LENGTHS)
-        read = Job(
-            Kind.READ, [target.address + at for at in begins], offsets, LENGTHS,
-            seeds=seeds, files=files,
-        )  # fmt: skip
-        do(read)
-    assert (read.failed, [*read.done]) == (False, LENGTHS)
-    assert target.map[:] == source.map[:]
-    assert write.digests == read.digests
-    assert read.digests[-1] == xxhash.xxh3_64_intdigest(source.at(begins[-1], LENGTHS[-1]), 7)
-
-
-def test_a_file_that_ends_early_fails_its_own_read(do):
-    target = Memory(3 << 20)
-    with tempfile.TemporaryFile() as file:
-        file.write(bytes(300_000))
-        file.flush()
-        addresses = [target.address + (index << 20) for index in range(3)]
-        job = Job(
-            Kind.READ, addresses, [0, 100, 300_000], [300_000, 300_000, 1],
-            files=[file.fileno()] * 3, seeds=[0] * 3,
-        )  # fmt: skip
-        do(job)
-    assert job.failed
-    assert [*job.errors] == [0, errno.ENODATA, errno.ENODATA]
-    assert [*job.done] == [300_000, 299_900, 0]
-
-
-def test_files_that_cannot_be_used_fail_with_the_reason_of_the_system(do, tmp_path):
-    memory = Memory(4096)
-    path = tmp_path / "file"
-    path.write_bytes(bytes(4096))
-    read_only, write_only = os.open(path, os.O_RDONLY), os.open(path, os.O_WRONLY)
-    pipe, closed = os.pipe(), 1 << 20
-    here, length = [memory.address] * 4, [4096] * 4
-    files = [read_only, write_only, closed, pipe[0]]
-    job = Job(Kind.READ, here, [0] * 4, length, files=files)
-    do(job)
-    assert [*job.errors] == [0, errno.EBADF, errno.EBADF, errno.ESPIPE]
-    assert [*job.done] == [4096, 0, 0, 0]
-    job = Job(Kind.WRITE, [0, 0, 0, 1 << 63], here, length, files=[*files[:3], write_only])
-    do(job)
-    assert [*job.errors] == [errno.EBADF, 0, errno.EBADF, errno.EINVAL]
-    for file in (read_only, write_only, *pipe):
-        os.close(file)
 
 
 def test_run_returns_the_number_of_failed_operations(mover):

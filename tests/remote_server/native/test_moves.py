@@ -58,7 +58,7 @@ def test_a_large_job_ends_in_finish_and_its_bytes_count_until_then(moves):
     moves.submit("a", copy.job, copy.ended)
     assert copy.ends == 0
     assert moves.num_bytes == {"a": 2 * MiB}
-    assert select.select([moves], [], [], 20)[0]
+    assert select.select([moves], [], [], 60)[0]
     moves.finish()
     assert (copy.ends, copy.target) == (1, copy.source)
     assert not moves.num_bytes
@@ -79,7 +79,7 @@ def test_the_end_of_one_owner_ends_its_jobs_and_lets_the_others_go_on(moves):
         one.source[:] = bytes(len(one.source))
         assert one.target == landed
     while moves.num_bytes:
-        assert select.select([moves], [], [], 20)[0]
+        assert select.select([moves], [], [], 60)[0]
         moves.finish()
     assert all(one.ends == 1 and one.target == one.source for one in theirs)
 
