@@ -15,6 +15,31 @@ NAMESPACE = "ns"
 BLOCK_BYTES = 4096
 
 
+class PatientClient(RemoteClient):
+    """Its requests have as much time as a busy host needs, unless the test gives them less."""
+
+    def lookup(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().lookup(*given, timeout_s=timeout_s, **how)
+
+    def put(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().put(*given, timeout_s=timeout_s, **how)
+
+    def get(self, *given, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, **how):
+        return super().get(*given, stall_s=stall_s, timeout_s=timeout_s, **how)
+
+    def touch(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().touch(*given, timeout_s=timeout_s, **how)
+
+    def stats(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().stats(*given, timeout_s=timeout_s, **how)
+
+    def clear(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().clear(*given, timeout_s=timeout_s, **how)
+
+    def keep(self, *given, timeout_s=PATIENCE_S, **how):
+        return super().keep(*given, timeout_s=timeout_s, **how)
+
+
 class Clock:
     """Time stands still until `advance`, which wakes the clients made with it."""
 

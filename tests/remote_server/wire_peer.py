@@ -174,7 +174,7 @@ class HandPeer(Peer):
     def __init__(self, endpoint: str, small: bool = False) -> None:
         """A `small` one has hardly any room for what it does not read."""
         self.socket = zmtp.connected(endpoint, receive_bytes=4096 if small else None)
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
         self._parser = zmtp.Parser()
         self._units: list[zmtp.Unit] = []
         self._last_id = 0

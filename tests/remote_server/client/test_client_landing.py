@@ -218,20 +218,6 @@ def test_a_packed_frame_may_lie_too(client, fake, indices, lengths, size, outcom
     assert_untouched(rows, but=touched)
 
 
-def test_checksums_are_not_looked_at_when_integrity_is_off(fake, make_client):
-    client = make_client(fake.endpoint, integrity=False)
-    keys = hold_blocks(fake, range(3))
-
-    def answer(asked):
-        fake.send(asked, fake.summary_for(asked))
-        header, *frames = fake.blocks_for(asked, [0, 1, 2])
-        fake.send(asked, replace(header, checksums=[0, 0, 0]), *frames)
-
-    fake.rules[Get] = answer
-    got = client.get(NAMESPACE, keys, empty_rows(3)).result(PATIENCE_S)
-    assert got.landed == [0, 1, 2]
-
-
 def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
     def answer(asked):
         about = {"request_id": asked.message.request_id, "epoch": fake.epoch}

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from client_helpers import PatientClient
 from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import ClientConfig, GetResult, RemoteClient, SharedRegion
@@ -47,7 +48,7 @@ def make() -> Iterator[Make]:
 
         def make(server: Server, *, shared: bool = False, wait: bool = True, **settings: object):
             kind = "shm" if shared else "tcp"
-            client = RemoteClient(ClientConfig(server.endpoint, transport=kind, **settings))
+            client = PatientClient(ClientConfig(server.endpoint, transport=kind, **settings))
             stack.callback(client.close)
             if shared:
                 region = SharedRegion(1 * MiB)

@@ -245,13 +245,6 @@ def test_a_file_that_could_kill_its_reader_is_refused(name, no_leaks, kind, comp
     assert complaint in refusal(connection)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 16, 40])
-def test_any_number_of_files_but_two_is_refused(name, files, no_leaks, count):
-    connection = LocalConnection(name)
-    connection.send(GOOD, (files * count)[:count])
-    assert ("descriptors came" if count <= 16 else "too much") in refusal(connection)
-
-
 def pass_patience(clock: LaneClock, peer: Peer) -> None:
     """Let the time for a complete attach pass, and the loop have a turn."""
     clock.now += local_socket_module.PATIENCE_S

@@ -10,6 +10,7 @@ import pytest
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
+    PatientClient,
     Shared,
     block,
     empty_rows,
@@ -126,7 +127,7 @@ def test_a_file_that_could_shrink_is_refused_by_a_real_server_and_tcp_is_used(ca
     memory = memoryview(mmap.mmap(fd, 1 << 20))
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
-        client = RemoteClient(ClientConfig(server.endpoint))
+        client = PatientClient(ClientConfig(server.endpoint))
         client.register(memory, fd)
         client.declare(NAMESPACE, BLOCK_BYTES)
         eventually(lambda: client.counters()["shm_refused"] == 1)
@@ -348,7 +349,7 @@ def _num_maps() -> int:
 def test_close_leaves_nothing_mapped_and_no_descriptor(near):
     before = open_fds(), _num_maps()
     shared = Shared(1 << 20)
-    client = RemoteClient(ClientConfig(near.endpoint))
+    client = PatientClient(ClientConfig(near.endpoint))
     client.register(shared.region.view, shared.region.fd)
     client.declare(NAMESPACE, BLOCK_BYTES)
     eventually(lambda: client.transport == "shm")
@@ -373,7 +374,7 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
 
     monkeypatch.setattr(mapping, "unmap", slowly)
     shared = Shared(1 << 20)
-    client = RemoteClient(ClientConfig(near.endpoint))
+    client = PatientClient(ClientConfig(near.endpoint))
     client.register(shared.region.view, shared.region.fd)
     client.declare(NAMESPACE, BLOCK_BYTES)
     eventually(lambda: client.transport == "shm")

@@ -149,14 +149,6 @@ def test_lookups_are_sent_in_the_middle_of_a_get(
 # ── blocks that are not what they should be ──────────────────────────────────────────────
 
 
-def test_without_integrity_nothing_is_hashed(near, shared, make_client):
-    client = make_client(near.endpoint, integrity=False)
-    keys = hold_blocks(near, range(1))
-    assert client.get(NAMESPACE, keys, empty_rows(1)).result(PATIENCE_S).landed == [0]
-    (asked,) = near.all_asked(SharedGet)
-    assert not asked.message.shared.checked
-
-
 @pytest.mark.parametrize("integrity", [True, False])
 def test_a_block_whose_generation_changed_is_a_miss(near, shared, make_client, integrity):
     client = make_client(near.endpoint, integrity=integrity)
@@ -215,24 +207,6 @@ def test_a_lease_may_say_what_it_likes(local_timed, near, clock, lie):
         near.wait_for(Release)
     near.behave()
     assert local_timed.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0, 1, 2]
-
-
-@pytest.mark.parametrize("length", [BLOCK_BYTES - 1, BLOCK_BYTES + 1, 0])
-def test_a_block_of_another_length_is_corrupt(local, near, length):
-    keys = hold_blocks(near, range(3))
-
-    def answer(asked):
-        leased = near.leased_for(asked)
-        near.send(asked, replaced(leased, lengths=[BLOCK_BYTES, length, BLOCK_BYTES]))
-
-    near.rules[SharedGet] = answer
-    rows = empty_rows(3)
-    got = local.get(NAMESPACE, keys, rows).result(PATIENCE_S)
-    assert got.outcomes == [HIT, CORRUPT, HIT]
-    assert local.counters()["wrong_lengths"] == 1
-    assert_untouched(rows, but=(0, 2))
-    (verify,) = near.wait_for(Verify)
-    assert verify.message.keys == [keys[1]]
 
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from client_helpers import NAMESPACE, Clock, block, key
+from client_helpers import NAMESPACE, Clock, PatientClient, block, key
 from fake_server import PATIENCE_S, eventually
 from gates import copies_held
 
-from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client import ClientConfig
 from remote_server.server.config import ServerConfig
 from remote_server.server.leases import LEASE_MS
 from remote_server.server.server import Server
@@ -96,7 +96,7 @@ def start(server):
 
 @pytest.fixture
 def tcp(server):
-    client = RemoteClient(ClientConfig(server.endpoint))
+    client = PatientClient(ClientConfig(server.endpoint))
     client.declare(NAMESPACE, LENGTH)
     while not client.ready:
         time.sleep(0.001)

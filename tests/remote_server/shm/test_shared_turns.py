@@ -3,49 +3,7 @@
 from math import inf
 from types import SimpleNamespace
 
-import pytest
-from fake_server import PATIENCE_S, eventually
-
-from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.client.loop import Loop
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
-from remote_server.values import MiB
-
-pytestmark = pytest.mark.real_time
-
-BLOCK_BYTES = 64 << 10
-NUM_BLOCKS = 64
-ROUNDS = 12
-
-
-def test_the_end_of_a_lease_asks_for_what_waits_behind_it():
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB)
-    with Server(config) as server:
-        region = SharedRegion(2 * NUM_BLOCKS * BLOCK_BYTES)
-        rows = [
-            region.view[at : at + BLOCK_BYTES] for at in range(0, region.num_bytes, BLOCK_BYTES)
-        ]
-        client = RemoteClient(
-            ClientConfig(server.endpoint, transport="shm", shared_window_bytes=4 * BLOCK_BYTES)
-        )
-        client.register(region.view, region.fd)
-        client.declare("n", BLOCK_BYTES)
-        eventually(lambda: client.ready)
-        keys = [b"key-%d" % number for number in range(NUM_BLOCKS)]
-        put = client.put(
-            "n", keys, rows[:NUM_BLOCKS], deferred=False, timeout_s=PATIENCE_S
-        ).result()
-        assert put.created == NUM_BLOCKS
-        for _ in range(ROUNDS):
-            got = client.get(
-                "n", keys, rows[NUM_BLOCKS:], stall_s=PATIENCE_S, timeout_s=PATIENCE_S
-            ).result()
-            assert len(got.landed) == NUM_BLOCKS, got.error
-        client.close()
-        for row in rows:
-            row.release()
-        region.close()
 
 
 class _LoopThatOnlySteps(Loop):
