@@ -23,7 +23,7 @@ MARK = 0xEE
 assert LENGTH > RUN_HERE_BELOW_BYTES, "no thread would copy"
 
 
-@pytest.fixture(params=["native", "python"], autouse=True)
+@pytest.fixture(params=["native", pytest.param("python", marks=pytest.mark.whole)], autouse=True)
 def kind(request, monkeypatch):
     choose(request.param, monkeypatch)
 

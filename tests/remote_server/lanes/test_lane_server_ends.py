@@ -1,5 +1,7 @@
 """Lanes, connections and servers that end in the middle of blocks: nothing stays behind."""
 
+import errno
+
 import msgspec
 import pytest
 from lane_peer import HEADER, WireLane, frame, has_ended
@@ -7,7 +9,7 @@ from wire_peer import Peer, block
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import MAGIC, Blocks, ErrorCode, Got
+from remote_server.protocol import MAGIC, Blocks, Clear, ErrorCode, Got
 from remote_server.server import copier, lane_listener, lane_transfers
 from remote_server.server import lanes as lanes_module
 from remote_server.values import KiB, MiB
@@ -44,6 +46,55 @@ def begun(lane: WireLane, numbers=(1, 2), **fields):
 
 
 # ── puts ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_put_whose_lane_ends_is_withdrawn(lane):
+    message, _ = begun(lane)
+    lane.close()
+    stored = lane.answer(message)
+    assert (stored.created, stored.declined) == (0, {"withdrawn": 2})
+    stats = lane.peer.stats()
+    assert stats.tiers["memory"].pending == 0
+    assert stats.counters["lanes_ended_reset"] == 1
+    assert lane.peer.lookup([1, 2]).states == bytes(2)
+    assert WireLane(lane.peer).put([1, 2]).created == 2
+
+
+def test_a_put_whose_connection_ends_leaves_nothing(lane, lane_server, context):
+    other = Peer(context, lane_server.endpoint)
+    theirs = WireLane(other)
+    begun(theirs)
+    other.close()
+    stats = lane.peer.stats_once(lambda stats: stats.counters["lanes_ended_connection"] == 1)
+    assert has_ended(theirs.socket)
+    lane.peer.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
+    assert stats.counters["put_created"] == 0
+    assert lane.put([1, 2]).created == 2
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_a_put_that_is_cleared_on_its_way_is_gone(lane, forget):
+    message, rest = begun(lane)
+    lane.peer.ask(Clear(request_id=lane.peer.next_id(), namespace="ns", forget=forget))
+    lane.socket.sendall(rest)
+    lane.answer(message)
+    lane.peer.hello()
+    assert lane.peer.lookup([1, 2]).states == bytes(2)
+    assert pinned(lane.peer.stats()) == 0
+    assert lane.put([1, 2]).created == 2
+
+
+def test_a_lane_without_memory_for_a_job_ends_and_so_does_the_put(lane, lane_server, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(lane_server.lanes._engine), "submit", refuse)
+        message, _ = lane.put_message([1, 2])
+        lane.peer.send(message)
+        assert lane.answer(message).declined == {"withdrawn": 2}
+    assert has_ended(lane.socket)
+    assert lane.peer.stats().counters["lanes_ended_failed"] == 1
 
 
 def test_a_put_that_does_not_come_gives_its_slots_back_after_a_while(lane, lane_clock):
