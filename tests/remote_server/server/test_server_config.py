@@ -23,11 +23,6 @@ def test_a_bad_size_is_refused_with_its_setting_and_value(text):
         parse_bytes(text, "memory")
 
 
-def test_the_defaults_are_loopback_and_one_gibibyte():
-    config = ServerConfig()
-    assert (config.bind, config.memory) == ("tcp://127.0.0.1:5757", GiB)
-
-
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
@@ -38,10 +33,6 @@ def test_the_defaults_are_loopback_and_one_gibibyte():
         ({"disk_write_rate": -1}, "disk_write_rate: -1 bytes per second"),
         ({"disk_admit": "often"}, "disk_admit: 'often' is none of all, twice"),
         ({"log_level": "loud"}, "log_level: 'loud'"),
-        ({"bind": "127.0.0.1:5757"}, "bind: '127.0.0.1:5757': tcp:// in front is missing"),
-        ({"bind": "tcp://127.0.0.1:99999"}, "port '99999' is not a number from 1 to 65535"),
-        ({"bind": "tcp://127.0.0.1:0"}, "port '0' is not"),
-        ({"bind": "inproc://x"}, "inproc:// is not tcp://"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(fields, complaint):
@@ -49,19 +40,15 @@ def test_a_bad_setting_is_refused_by_name(fields, complaint):
         ServerConfig(**fields)
 
 
-@pytest.mark.parametrize(
-    "bind", ["tcp://0.0.0.0:5757", "tcp://*:5757", "tcp://10.0.0.7:*", "tcp://[::]:5757",
-             "tcp://127.example.com:5757"],
-)  # fmt: skip
-def test_an_address_others_can_reach_needs_insecure(bind):
-    with pytest.raises(ConfigError, match="--insecure"):
-        ServerConfig(bind=bind)
-    assert ServerConfig(bind=bind, insecure=True).bind == bind
-
-
-@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "tcp://localhost:80", "tcp://[::1]:5757"])
-def test_a_loopback_address_does_not(bind):
-    assert not ServerConfig(bind=bind).insecure
+def test_an_address_others_can_reach_needs_insecure():
+    assert ServerConfig().bind == "tcp://127.0.0.1:5757"
+    for bind in ("tcp://127.0.0.1:*", "tcp://localhost:80", "tcp://[::1]:5757"):
+        assert not ServerConfig(bind=bind).insecure
+    for bind in ("tcp://0.0.0.0:5757", "tcp://*:5757", "tcp://10.0.0.7:*", "tcp://[::]:5757",
+                 "tcp://127.example.com:5757"):  # fmt: skip
+        with pytest.raises(ConfigError, match="--insecure"):
+            ServerConfig(bind=bind)
+        assert ServerConfig(bind=bind, insecure=True).bind == bind
 
 
 @pytest.fixture
@@ -80,10 +67,13 @@ def machine(tmp_path):
 
 
 def test_a_budget_larger_than_the_machine_names_both_numbers(machine):
-    proc, cgroups, _ = machine
-    check_memory_fits(4 * GiB, proc, cgroups)
-    with pytest.raises(ConfigError, match=r"5\.0 GiB.*4\.0 GiB"):
-        check_memory_fits(5 * GiB, proc, cgroups)
+    proc, cgroups, limit = machine
+    for limited in (False, True):
+        if limited:
+            limit("0::/", "memory.max", "max")
+        check_memory_fits(4 * GiB, proc, cgroups)
+        with pytest.raises(ConfigError, match=r"5\.0 GiB.*4\.0 GiB"):
+            check_memory_fits(5 * GiB, proc, cgroups)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +92,3 @@ def test_a_budget_larger_than_the_container_names_both_numbers(machine, line, fi
     check_memory_fits(2 * GiB, proc, cgroups)
     with pytest.raises(ConfigError, match=r"3\.0 GiB.*2\.0 GiB"):
         check_memory_fits(3 * GiB, proc, cgroups)
-
-
-def test_an_unlimited_container_is_no_limit(machine):
-    proc, cgroups, limit = machine
-    limit("0::/", "memory.max", "max")
-    check_memory_fits(4 * GiB, proc, cgroups)
