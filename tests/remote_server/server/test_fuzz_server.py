@@ -326,4 +326,4 @@ def converse(script, leave):
 
 
 def test_whatever_is_said_to_a_server_is_answered_once_and_leaves_nothing_behind(fuzz):
-    fuzz.run(converse, examples=160)
+    fuzz.run(converse, examples=80)

@@ -19,9 +19,9 @@ from wire_peer import HandPeer, LocalConnection, block
 from remote_server import protocol
 from remote_server.protocol import (
     Blocks,
-    Clear,
-    Error,
+    Found,
     Got,
+    Lookup,
     Stats,
     StatsReply,
     Stored,
@@ -38,15 +38,10 @@ NUM_BLOCKS = 700
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest):
+def server():
     server = ServerProcess()
     yield server
-    left = server.growth()
     server.close()
-    print(
-        f"\n{request.node.name}: {server.at_start / MiB:.0f} MiB at the start, "
-        f"{server.most / MiB:+.0f} MiB at most, {left / MiB:+.0f} MiB at the end"
-    )
 
 
 @pytest.fixture
@@ -108,16 +103,17 @@ def test_small_blocks_for_peers_that_do_not_read_take_no_memory_and_others_are_s
     honest.hello(block_bytes=BLOCK_BYTES)
     for first in range(0, NUM_BLOCKS, 50):
         assert honest.put(range(first, first + 50), length=SMALL).created == 50
+    slow = connect(small=True)
+    slow.send_get(range(NUM_BLOCKS))
     deaf = [connect(small=True) for _ in range(16)]
     for _ in range(4):
         for peer in deaf:
             peer.send_get(range(NUM_BLOCKS), stream=stream)
-    until_answered_or_refused(honest, 4 * len(deaf))
-    server.watch(0.5)
-    began = time.monotonic()
-    meanwhile = get_small(honest, range(NUM_BLOCKS))
-    assert time.monotonic() - began < 30, "others are served"
+    until_answered_or_refused(honest, 1 + 4 * len(deaf))
     server.growth()
+    meanwhile = get_small(honest, range(NUM_BLOCKS))
+    server.growth()
+    receive_small(slow, range(NUM_BLOCKS))  # whole and in order, however late
     assert server.most < MOST_GROWTH
     for peer in deaf:
         peer.close()
@@ -145,23 +141,10 @@ def assert_at_rest(peer: HandPeer) -> None:
     peer.stats_once(lambda stats: not stats.tiers["memory"].pinned)
 
 
-def test_what_a_peer_did_not_read_for_long_arrives_whole_and_in_order(server, connect):
-    honest, slow = connect(), connect(small=True)
-    honest.hello(block_bytes=BLOCK_BYTES)
-    for first in range(0, NUM_BLOCKS, 50):
-        honest.put(range(first, first + 50), length=SMALL)
-    slow.send_get(range(NUM_BLOCKS))
-    honest.stats_once(lambda stats: stats.counters["get_total"] >= NUM_BLOCKS)
-    server.watch(0.2)
-    assert receive_small(slow, range(NUM_BLOCKS)) <= NUM_BLOCKS // 15 + 1
-    assert server.most < MOST_GROWTH
-
-
 # ── replies ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("asked_for", [{}, {"fingerprints": True}], ids=["short", "fingerprints"])
-def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
+def test_replies_that_nobody_reads_take_no_memory(server, connect):
     honest = connect()
     for number in range(200):
         honest.hello(f"ns-{number}", fingerprint=texts(number, 20, 500))
@@ -169,28 +152,29 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
     began = time.monotonic()
     for peer in deaf:
         for _ in range(20):
-            peer.socket.sendall(stats_requests(peer, 100, **asked_for))
+            peer.socket.sendall(stats_requests(peer, 100, fingerprints=True))
     honest.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) >= 1)
-    server.watch(1.0)
-    assert server.most < MOST_GROWTH
+    server.growth()
     assert isinstance(honest.stats(), StatsReply)
     answered = [0]
     try:
-        while deaf[0].readable():  # the replies are in order, and then there is nothing more
-            reply, _ = deaf[0].receive()
+        while not isinstance((reply := deaf[0].receive()[0]), Found):
             assert reply.request_id > answered[-1]
             answered.append(reply.request_id)
-            if not deaf[0].readable():
-                server.watch(0.1)
-        assert deaf[0].lookup([1], namespace="ns-1").states == b"\0"
+            # Left unread as well while its replies wait. The one behind the last reply is not.
+            ask = Lookup(request_id=deaf[0].next_id(), namespace="ns-1", keys=[b"k"])
+            deaf[0].send(ask)
         # The others were read and not begun, and were counted. The kernel takes replies meanwhile,
         # so they need not be the last ones.
         assert honest.stats().counters["bad_messages_unread"] > 2000 - len(answered)
     except ConnectionAbortedError:  # a slow host: a peer that answers no heartbeat is gone
         assert time.monotonic() - began > HEARTBEAT_INTERVAL_MS / 1000
     assert 1 < len(answered) < 2000
+    server.growth()
+    assert server.most < MOST_GROWTH
 
 
+@pytest.mark.whole
 def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
     """Each below the size from which every reply is looked after."""
     honest = connect()
@@ -202,20 +186,11 @@ def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
     for peer in deaf:
         peer.socket.sendall(stats_requests(peer, 600))
     honest.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) >= 16 * 100)
-    server.watch(0.5)
+    server.growth()
     assert server.most < MOST_GROWTH
 
 
 # ── fingerprints ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_fingerprint_that_is_too_large_is_refused_with_the_reason(server, connect):
-    peer = connect()
-    refused = peer.hello("large", fingerprint=texts(0, 17, 1_000))
-    assert isinstance(refused, Error) and refused.code == "bad_request"
-    assert "at most 16384" in refused.message
-    assert "large" not in peer.stats().namespaces
-    assert isinstance(peer.hello("fits", fingerprint=texts(0, 16, 1_000)), Welcome)
 
 
 def described(peer: HandPeer) -> StatsReply:
@@ -223,25 +198,20 @@ def described(peer: HandPeer) -> StatsReply:
     return peer.ask(Stats(request_id=peer.next_id(), fingerprints=True))
 
 
-@pytest.mark.parametrize(("fields", "chars"), [(64, 1_024), (15, 1_000)], ids=["huge", "allowed"])
-def test_many_fingerprints_take_no_memory_and_stats_stay_quick(server, connect, fields, chars):
+def test_many_fingerprints_take_no_memory_and_stats_stay_small(server, connect):
     peer, honest = connect(), connect()
     honest.hello("honest", client="engine", fingerprint={"model": "m"})
     for number in range(1_600):
         peer.hello(f"ns-{number % 1000}", client=f"c{number % 7}",
-                   fingerprint=texts(number, fields, chars))  # fmt: skip
-        server.growth()
-    began = server.cpu_s()
+                   fingerprint=texts(number, 15, 1_000))  # fmt: skip
     reply = described(honest)
-    assert server.cpu_s() - began < 1.0
     server.growth()
     assert server.most < MOST_GROWTH
     kept = [one for one in reply.namespaces.values() if one.fingerprint]
     assert sum(len(msgspec.msgpack.encode(one)) for one in kept) < 6 * MiB
-    if fields == 15:
-        assert reply.namespaces["honest"].forgotten
-        assert reply.namespaces["ns-599"].fingerprint == texts(1_599, fields, chars)
-        assert reply.counters["fingerprints_forgotten"] > 100
+    assert reply.namespaces["honest"].forgotten
+    assert reply.namespaces["ns-599"].fingerprint == texts(1_599, 15, 1_000)
+    assert reply.counters["fingerprints_forgotten"] > 100
     again = honest.hello("honest", client="engine", fingerprint={"model": "m"})
     assert isinstance(again, Welcome)
     known = described(honest).namespaces["honest"]
@@ -275,44 +245,10 @@ def test_puts_from_a_region_that_is_one_hole_allocate_nothing(server, connect):
         os.close(fd)
 
 
-# ── namespaces ───────────────────────────────────────────────────────────────────────────────
-
-
-def test_many_namespaces_of_a_byte_keep_no_new_engine_out_and_cost_their_own_connection(
-    server, connect
-):
-    old, greedy, new = connect(), connect(), connect()
-    old.hello("old", block_bytes=BLOCK_BYTES)
-    old.put(range(8), length=BLOCK_BYTES, namespace="old")
-    for number in range(1_100):
-        assert isinstance(greedy.hello(f"ns-{number}", block_bytes=1), Welcome)
-        assert greedy.put(range(1), length=1, namespace=f"ns-{number}").created == 1
-        server.growth()
-    assert isinstance(new.hello("new", block_bytes=BLOCK_BYTES), Welcome)
-    assert new.put(range(4), length=BLOCK_BYTES, namespace="new").created == 4
-    _, blocks = old.get(range(8), namespace="old")
-    assert blocks == [(number, block(number, BLOCK_BYTES)) for number in range(8)]
-    stats = new.stats()
-    assert len(stats.namespaces) == 1024
-    assert stats.counters["namespaces_evicted_idle"] == 1_100 + 2 - 1024
-    assert "ns-0" not in stats.namespaces and "ns-1099" in stats.namespaces
-    assert server.most < MOST_GROWTH
-
-
-def test_an_empty_namespace_may_be_declared_with_another_block_size(server, connect):
-    peer = connect()
-    peer.hello("ns", block_bytes=64)
-    peer.put(range(1), length=64)
-    assert peer.hello("ns", block_bytes=128).code == "block_bytes_mismatch"
-    peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
-    assert isinstance(peer.hello("ns", block_bytes=128), Welcome)
-    assert peer.put(range(1), length=128).created == 1
-    assert peer.hello("ns", block_bytes=64).code == "block_bytes_mismatch"
-
-
 # ── what libzmq holds ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.whole
 def test_a_message_without_an_end_is_cut_off_where_no_correct_client_gets(server, connect):
     """Nothing of it has come to the server: libzmq hands over whole messages. The bound is a
     message of 256 MiB, 64 MiB, and 32 MiB for each connection; a stall adds what is sent in it."""

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 from disk_server import LENGTH, put_all, small_server
-from test_server_process import Process, fails_with
+from test_server_process import Process
 from wire_peer import Peer, block, key
 
+from remote_server.__main__ import main
 from remote_server.protocol import Error, Get, Got, TierShare
 from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
@@ -36,7 +37,7 @@ def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
     read_on = threading.Event()
 
     def held(*arguments):
-        assert read_on.wait(10)
+        assert read_on.wait(60)
         return scan(*arguments)
 
     scan = finding.scan
@@ -54,7 +55,13 @@ def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
         peer.stats_once(lambda s: s.tiers["disk"].blocks == 4)
 
 
-def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context):
+def refused(capsys, *flags: str) -> str:
+    """What a server with these flags says instead of starting."""
+    assert main(["--bind", "tcp://127.0.0.1:*", "--admin", "off", *flags]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context, capsys):
     flags = ["--memory", "64MiB", "--disk", str(tmp_path), "--disk-bytes", "64MiB", "--no-populate"]
     first = Process(*flags)
     try:
@@ -81,7 +88,7 @@ def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, c
         got, arrived = peer.get(range(40))
         assert got.hit == 40
         assert [data for _, data in sorted(arrived)] == [block(n, LENGTH) for n in range(40)]
-        assert "in use by another server" in fails_with(2, "--bind", "tcp://127.0.0.1:*", *flags)
+        assert "in use by another server" in refused(capsys, *flags)
         second.signal(signal.SIGTERM)
         assert second.ended()[0] == 0
     finally:
@@ -89,6 +96,6 @@ def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, c
         second.popen.communicate()
 
 
-def test_an_impossible_disk_is_told_at_start(tmp_path):
+def test_an_impossible_disk_is_told_at_start(tmp_path, capsys):
     (tmp_path / "photo.jpg").write_text("")
-    assert "photo.jpg" in fails_with(2, "--disk", str(tmp_path))
+    assert "photo.jpg" in refused(capsys, "--memory", "16MiB", "--disk", str(tmp_path))
