@@ -9,7 +9,7 @@ from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server import protocol
-from remote_server.server import connections
+from remote_server.server import auth, connections
 from remote_server.server.config import ServerConfig
 from remote_server.server.connections import Connection, Connections
 from remote_server.server.server import Server
@@ -48,11 +48,11 @@ class Sockets:
         assert len(ours.recv(num_bytes, socket.MSG_PEEK | socket.MSG_WAITALL)) == num_bytes
 
     def is_shut(self, fd: int) -> bool:
+        """The end of a shutdown comes at once over the loopback."""
         _, peer = self._pairs[fd]
-        peer.settimeout(0.2)
         try:
-            return peer.recv(1000, socket.MSG_PEEK) == b""
-        except TimeoutError:
+            return peer.recv(1000, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
             return False
 
     def close(self) -> None:
@@ -104,18 +104,9 @@ def test_a_place_that_gets_free_is_anybodys(sockets, monkeypatch):
     places.closed(fds[0])
     assert places.has_room("a")
     assert (len(places), places.by_tenant) == (3, {"a": 3, "b": 0})
-
-
-def test_without_tenants_all_places_are_everybodys(sockets):
-    places = make(3, "")
-    opened(places, sockets, "", 3)
-    assert not places.has_room("")
-
-
-def test_more_tenants_than_places_leave_the_first_ones_in(sockets):
-    places = make(2, "a", "b", "c")
-    opened(places, sockets, "a", 2)
-    assert not places.has_room("b")
+    without_tenants = make(3, "")
+    opened(without_tenants, sockets, "", 3)
+    assert not without_tenants.has_room("")
 
 
 def test_handshakes_have_a_share_of_their_own_and_the_oldest_gives_way(sockets, monkeypatch):
@@ -196,13 +187,6 @@ def test_a_connection_that_shows_to_be_one_too_many_is_shut(sockets, monkeypatch
     assert sockets.is_shut(disguised)
 
 
-def test_a_message_of_a_connection_that_has_ended_is_known_for_one(sockets):
-    places = make(8, "a")
-    (fd,) = opened(places, sockets, "a")
-    places.closed(fd)
-    assert not places.met(b"late", fd, "a")
-
-
 def test_a_descriptor_that_is_anothers_now_is_left_alone(sockets):
     places = make(8, "a")
     fd = sockets.connect()
@@ -216,9 +200,10 @@ def test_a_descriptor_that_is_anothers_now_is_left_alone(sockets):
 
 
 def test_a_tenant_that_takes_every_place_it_can_leaves_the_others_theirs(tenancy):
-    """It took all of them before, and no other tenant could connect."""
+    """It took all of them before, and no other tenant could connect. By a clock that stands still
+    no handshake is late: it would be counted as the next tenant's."""
     tenancy.write(a="", b="")
-    server = tenancy.start(max_connections=24)
+    server = tenancy.start(lambda: 1000.0, max_connections=24)
     greedy = [tenancy.peer("a", immediate=True) for _ in range(24)]
     deadline = time.monotonic() + PATIENCE_S
     while server._auth.counters["peers_refused_share"] < 8:
@@ -246,25 +231,12 @@ def test_a_first_message_ends_the_wait_for_the_end_of_its_handshake(tenancy, mon
         assert isinstance(peer.hello(), protocol.Welcome)
 
 
-def test_silent_connections_of_two_tenants_are_counted_for_their_own(tenancy):
-    """None of them has sent anything but its handshake."""
-    tenancy.write(a="", b="")
-    server = tenancy.start(max_connections=64)
-    peers = [tenancy.peer(name) for name in "aab" * 8]
-    deadline = time.monotonic() + PATIENCE_S
-    while server._auth.connections.by_tenant != {"a": 16, "b": 8}:
-        assert time.monotonic() < deadline, server._auth.connections.by_tenant
-        time.sleep(0.01)
-    for peer in peers:
-        peer.stats()
-    assert server._auth.connections.by_tenant == {"a": 16, "b": 8}
-
-
 @pytest.mark.parametrize("greeting", [b"", b"\xff" + bytes(8) + b"\x7f\x03\x00NULL"])
 def test_peers_that_never_finish_their_handshake_keep_nobody_out(
-    context: zmq.Context, greeting: bytes
+    context: zmq.Context, greeting: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     """A connection that sends nothing counted against the limit for five seconds."""
+    monkeypatch.setattr(auth, "HANDSHAKE_MS", 600_000)  # libzmq ends none of them meanwhile
     config = ServerConfig(
         bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=8
     )
@@ -272,7 +244,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
         host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
         silent = []
         for _ in range(150):
-            peer = socket.create_connection((host, int(port)), timeout=5)
+            peer = socket.create_connection((host, int(port)), timeout=60)
             peer.sendall(greeting)
             silent.append(peer)
         honest = [Peer(context, server.endpoint) for _ in range(8)]

@@ -114,16 +114,6 @@ def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
 # ── each completion on the loop ──────────────────────────────────────────────────────────
 
 
-def test_the_end_of_a_put(server, connect, other, monkeypatch):
-    peer = connect()
-    peer.hello("other", block_bytes=LENGTH)
-    broken = Broken(monkeypatch, server.store.puts, "end")
-    refused = peer.ask(peer.put_message([1], "other", LENGTH)[0], block(1, LENGTH))
-    assert (broken.left, refused.code) == (0, "internal")
-    assert serves(other)
-    assert other.stats().counters["internal_errors"] == errors(server) == 1
-
-
 def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch):
     shared = SharedPeer(connect())
     shared.peer.hello("ns")
@@ -289,12 +279,6 @@ async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkey
             503,
             "the thread that populates the memory has failed\n",
         )
-
-
-async def test_health_of_a_server_that_has_populated_its_memory_is_good(ask):
-    with served(populate=True) as (server, admin):
-        server._population.join()
-        assert await ask(admin) == (200, "alive\n")
 
 
 def test_stopped_threads_are_not_dead_ones(tmp_path):

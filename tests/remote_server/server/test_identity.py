@@ -182,14 +182,16 @@ class Clock:
         return self.now
 
 
-def test_ages_are_exact_to_a_tenth_of_a_second_for_minutes():
+def test_ages_are_exact_to_a_tenth_of_a_second_for_minutes_and_begin_with_the_start():
     clock = Clock()
-    times = UseTimes(clock, 0)
+    times = UseTimes(clock, 1000)
     for number in range(1, 3000):
         clock.now = number * 0.1
-        times.used(number)
-    times.evicted(1000)
+        times.used(1000 + number)
+    times.evicted(2000)
     assert times.evicted_age_s == pytest.approx(199.9, abs=0.1)
+    times.evicted(3)
+    assert times.evicted_age_s == pytest.approx(299.9, abs=0.1)
 
 
 def test_ages_of_days_need_no_more_memory_and_stay_near():
@@ -202,12 +204,3 @@ def test_ages_of_days_need_no_more_memory_and_stay_near():
     for used in (10, 5_000, 50_000, 99_000, 99_990):
         times.evicted(used)
         assert times.evicted_age_s == pytest.approx(99_999 - used, rel=0.05, abs=1.1), used
-
-
-def test_what_was_used_before_the_start_counts_from_the_start():
-    clock = Clock()
-    times = UseTimes(clock, 1000)
-    clock.now = 5.0
-    times.used(1001)
-    times.evicted(3)
-    assert times.evicted_age_s == 5.0

@@ -12,7 +12,7 @@ from remote_server.protocol import Error, Lookup
 from remote_server.server import copier, intake
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.values import KiB, MiB
+from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -138,20 +138,3 @@ def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
         peers[0].stats_once(lambda stats: stats.tiers["memory"].pending == 2)
         message, blocks = peers[2].put_message([2])
         assert peers[2].ask(message, *blocks).code == "too_much_in_flight"
-
-
-def test_while_much_waits_a_deferred_put_is_answered_when_it_has_been_copied(
-    server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-):
-    """So that its sender waits: what it may have unanswered is all that slows it down."""
-    monkeypatch.setattr(copier, "MAX_QUEUED_BYTES", 64 * KiB)
-    peer, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
-    peer.hello(block_bytes=128 * KiB)
-    with copies_held(server):
-        assert peer.put([0], length=128 * KiB, deferred=True).created == 1
-        message, blocks = peer.put_message([1], length=128 * KiB, deferred=True)
-        peer.send(message, *blocks)
-        other.stats_once(lambda stats: stats.tiers["memory"].pending == 2)
-        assert not peer.socket.poll(50)
-        assert other.lookup([0, 1]).states == bytes([1, 1]), "lookups are taken in meanwhile"
-    assert peer.receive()[0].created == 1

@@ -3,58 +3,23 @@
 import numpy as np
 import pytest
 from gates import copies_held
-from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
+from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
 from remote_server.protocol import (
     Blocks,
     Clear,
-    Cleared,
     Error,
     Got,
     KeyState,
     Stored,
     Touch,
-    Verified,
-    Verify,
     Welcome,
 )
 
 pytestmark = pytest.mark.real_time
 
 ABSENT, PENDING, READABLE = KeyState
-
-
-class OverTcp:
-    """Puts and gets whose blocks travel in messages."""
-
-    copy = "remote_server.server.put_sources.copy_in"
-    """What the server calls when it copies a block."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.put_message, self.put, self._get = peer.put_message, peer.put, peer.get
-
-    def get(self, numbers):
-        return [block for _, block in self._get(numbers)[1]]
-
-
-class OverSharedMemory:
-    """Puts and gets whose blocks are in the peer's region and in the arena."""
-
-    copy = "remote_server.server.put_sources.copy_shared"
-
-    def __init__(self, peer: Peer) -> None:
-        shared = SharedPeer(peer)
-        self._put_message, self.put, self.get = shared.put_message, shared.put, shared.get
-        self.close = shared.close
-
-    def put_message(self, numbers):
-        return self._put_message(numbers), ()
-
-
-@pytest.fixture(params=[OverTcp, OverSharedMemory], ids=["tcp", "shm"])
-def way(request, peer):
-    return request.param(peer)
 
 
 def states(found):
@@ -87,10 +52,10 @@ def test_a_get_without_hits_is_its_summary_alone(peer):
         assert (got.total, got.miss, got.found, arrived) == (misses, misses, [], [])
 
 
-@pytest.mark.parametrize("length", [1, 100, 4095, 4096])
-def test_a_block_shorter_than_its_namespace_keeps_its_length(way, length):
-    way.put([1, 2, 3], length=length)
-    assert way.get([1, 2, 3]) == [block(n, length) for n in [1, 2, 3]]
+@pytest.mark.parametrize("length", [1, 4095, 4096])
+def test_a_block_shorter_than_its_namespace_keeps_its_length(peer, length):
+    peer.put([1, 2, 3], length=length)
+    assert [data for _, data in peer.get([1, 2, 3])[1]] == [block(n, length) for n in [1, 2, 3]]
 
 
 @pytest.mark.parametrize("length", [4096, 100_000, 300_000, 1 << 20])
@@ -120,13 +85,6 @@ def test_small_blocks_travel_together_and_large_ones_alone(connect):
         parts = [peer.receive()[0] for _ in range(messages)]
         assert [len(part.indices) for part in parts] == [count // messages] * messages
         assert [part.more for part in parts] == [True] * (messages - 1) + [False]
-
-
-def test_several_blocks_may_share_a_frame(peer):
-    message, blocks = peer.put_message(range(5), blocks_per_frame=2)
-    stored = peer.ask(message, b"".join(blocks[0:2]), b"".join(blocks[2:4]), blocks[4])
-    assert stored.created == 5
-    assert [data for _, data in peer.get(range(5))[1]] == blocks
 
 
 def test_a_second_put_changes_nothing_and_a_forced_one_replaces(peer):
@@ -175,18 +133,13 @@ def test_the_bytes_of_a_deferred_put_may_change_once_it_is_answered(peer, server
     assert peer.get([1])[1] == [(0, block(1))]
 
 
-def test_bytes_that_are_not_what_was_announced_are_never_readable(way, peer):
+def test_bytes_that_are_not_what_was_announced_are_never_readable(peer):
     sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3), (3, 3))]
-    stored = way.put([1, 2, 3], checksums=sums)
+    stored = peer.put([1, 2, 3], checksums=sums)
     assert (stored.created, stored.declined) == (2, {"checksum": 1})
     assert list(stored.outcomes) == [0, 4, 0]
     assert states(peer.lookup([1, 2, 3])) == [READABLE, ABSENT, READABLE]
     assert peer.stats().counters["put_declined_checksum"] == 1
-
-
-def test_another_keys_intact_block_is_as_wrong_as_a_damaged_one(peer):
-    message, _ = peer.put_message([1], checksums=[protocol.checksum("ns", key(2), block(1))])
-    assert peer.ask(message, block(1)).declined == {"checksum": 1}
 
 
 def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
@@ -197,17 +150,6 @@ def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
     peer.send_get([1, 2], stream=False)
     sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3))]
     assert peer.receive()[0].checksums == sums
-
-
-def test_a_put_cleared_before_it_landed_does_not_come_back(peer, server):
-    with copies_held(server):
-        peer.put([1], deferred=True)
-        cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
-        assert isinstance(cleared, Cleared)
-        assert cleared.removed == {"memory": 0}
-        assert states(peer.lookup([1])) == [ABSENT]
-    peer.put([2])
-    assert states(peer.lookup([1, 2])) == [ABSENT, READABLE]
 
 
 def test_clear_removes_one_namespace_or_all(connect):
@@ -231,32 +173,6 @@ def test_a_touched_block_outlives_the_untouched(connect, server):
     peer.put([16], length=1 << 20)
     assert states(peer.lookup([0, 1])) == [READABLE, ABSENT]
     assert peer.stats().counters["evicted"] == 1
-
-
-def test_verify_removes_what_is_really_bad_and_nothing_else(peer, server):
-    peer.put([1, 2])
-    tier = server.store.memory
-    (rotten,) = tier.pin_all("ns", [key(2)])
-    tier.view(rotten)[100] ^= 1
-    tier.unpin_all([rotten])
-    verify = Verify(request_id=peer.next_id(), namespace="ns", keys=[key(1), key(2), key(3)])
-    verified = peer.ask(verify)
-    assert isinstance(verified, Verified)
-    assert (verified.removed, verified.intact) == (1, 1)
-    assert states(peer.lookup([1, 2])) == [READABLE, ABSENT]
-    assert peer.stats().counters["integrity_checksum"] == 1
-
-
-def test_namespaces_of_different_block_sizes_share_one_server(connect):
-    peer = connect()
-    sizes = {"a": 1000, "b": 4096, "c": 1 << 18}
-    for namespace, size in sizes.items():
-        peer.hello(namespace, size)
-        peer.put(range(10), namespace, length=size)
-    for namespace, size in sizes.items():
-        assert [data for _, data in peer.get(range(10), namespace)[1]] == [
-            block(n, size) for n in range(10)
-        ]
 
 
 def test_stats_add_up_after_a_known_sequence(peer):
@@ -301,14 +217,14 @@ def test_a_failure_inside_the_server_is_one_error_and_the_server_lives(peer, ser
     assert peer.put([1]).created == 1
 
 
-def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(way, peer, monkeypatch):
+def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(peer, monkeypatch):
     def explode(*_):
         raise RuntimeError("a bug")
 
-    message, payload = way.put_message([1])
+    message, payload = peer.put_message([1])
     with monkeypatch.context() as patch:
-        patch.setattr(way.copy, explode)
+        patch.setattr("remote_server.server.put_sources.copy_in", explode)
         stored = peer.ask(message, *payload)
     assert stored.declined == {"checksum": 1}
     assert states(peer.lookup([1])) == [ABSENT]
-    assert way.put([1]).created == 1
+    assert peer.put([1]).created == 1

@@ -15,13 +15,18 @@ from remote_server.server.settings import described
 from remote_server.values import GiB
 
 
+@pytest.fixture(scope="module")
+def parser():
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return parser
+
+
 @pytest.fixture
-def choose(tmp_path):
+def choose(parser, tmp_path):
     """The settings that flags, variables and a file give together."""
 
     def choose(*flags, file=None, **environment):
-        parser = argparse.ArgumentParser()
-        settings.add_flags(parser)
         if file is not None:
             (tmp_path / "kvferry.toml").write_text(file)
             flags = (*flags, "--settings", str(tmp_path / "kvferry.toml"))
@@ -60,12 +65,14 @@ def test_every_setting_can_be_given_in_every_way(choose):
             assert way.origins[field.name] != "default"
 
 
-def test_what_is_printed_is_a_file_that_gives_the_same_again(choose):
+def test_what_is_printed_is_a_file_that_gives_the_same_again(choose, capsys):
     chosen = choose("--memory", "3GiB", "--no-populate", "--bind", "tcp://127.0.0.1:*")
     again = choose(file=chosen.as_toml())
     assert again.config == chosen.config
     assert "# flag" in chosen.as_toml()
     assert tomllib.loads(chosen.as_toml())["populate"] is False
+    assert main(["--print-config", "--memory", "2GiB"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["memory"] == 2 * GiB
 
 
 SEVERAL = 'memory = "2GiB"\n[servers.a]\n[servers.b]\nmemory = "4GiB"\n'
@@ -119,11 +126,6 @@ def test_variables_that_are_no_settings_are_left_alone_and_near_ones_told(choose
     assert choose(**environment).config == ServerConfig()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == "KVFERRY_MEMROY is not a setting; did you mean KVFERRY_MEMORY?"
-
-
-def test_the_settings_in_force_are_printed_and_nothing_is_started(capsys):
-    assert main(["--print-config", "--memory", "2GiB"]) == 0
-    assert tomllib.loads(capsys.readouterr().out)["memory"] == 2 * GiB
 
 
 def test_there_are_at_most_28_and_each_says_what_it_is():
