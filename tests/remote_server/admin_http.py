@@ -56,7 +56,7 @@ class Http:
 def raw(url: str, sent: bytes = b"") -> socket.socket:
     """A connection to the admin port that sends `sent` and nothing else."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     if sent:
         connection.sendall(sent)
     return connection

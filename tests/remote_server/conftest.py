@@ -58,7 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Adm
 
 @pytest.fixture
 async def http(pair: tuple[Server, Admin]) -> AsyncIterator[Http]:
-    timeout = aiohttp.ClientTimeout(total=10)
+    timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield Http(session, pair[1].url)
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -60,7 +59,7 @@ async def test_stats_and_metrics_say_what_was_put_got_and_missed(pair, http, con
     peer.get(range(10), namespace="said")
     wanted = [key(n) for n in range(6, 12)]
     peer.ask(Lookup(request_id=peer.next_id(), namespace="said", keys=wanted))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:  # the stream counts as soon as the loop finds it at its end
             _, headers, body = await http.get("/stats")
             said = json.loads(body)
@@ -115,15 +114,15 @@ async def test_a_loop_that_does_not_answer_makes_health_a_503_and_then_200_again
 
     def stand_still():
         held.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     standing = pair[0].loop_calls.call(stand_still)
-    assert await asyncio.to_thread(held.wait, 5)
+    assert await asyncio.to_thread(held.wait, 60)
     assert (await http.get("/health"))[0] == 503
     assert (await http.get("/settings"))[0] == 200, "what needs no answer is there"
     go_on.set()
     standing.result(30)
-    monkeypatch.setattr(site, "ALIVE_S", 5.0)
+    monkeypatch.setattr(site, "ALIVE_S", 60.0)
     assert (await http.get("/health"))[0] == 200
 
 
@@ -146,23 +145,20 @@ async def test_a_page_from_elsewhere_that_borrows_our_address_is_refused(pair, h
 # ── who may change something ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("path", ["/clear", "/drain"])
-@pytest.mark.parametrize(
-    "authorization",
-    ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN,
-     "Bearer \xfc\xfc\xfc"],
-)  # fmt: skip
-async def test_no_change_without_exactly_the_token(pair, http, path, authorization, context):
+async def test_no_change_without_exactly_the_token(pair, http, context):
     peer = Peer(context, pair[0].endpoint)
     peer.hello("kept")
     peer.put([1], namespace="kept")
-    headers = {"Authorization": authorization} if authorization else {}
-    status, replied, _ = await http.ask("POST", path, headers=headers, data='{"all": true}')
-    assert status == 401
-    assert replied["WWW-Authenticate"] == "Bearer"
-    said = json.loads((await http.get("/stats"))[2])
-    assert said["namespaces"]["kept"]["tiers"]["memory"]["blocks"] == 1
-    assert not said["draining"]
+    for path in ("/clear", "/drain"):
+        for said in ("", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}",
+                     f"Basic {TOKEN}", TOKEN, "Bearer \xfc\xfc\xfc"):  # fmt: skip
+            headers = {"Authorization": said} if said else {}
+            status, replied, _ = await http.ask("POST", path, headers=headers, data='{"all": true}')
+            assert status == 401
+            assert replied["WWW-Authenticate"] == "Bearer"
+    stats = json.loads((await http.get("/stats"))[2])
+    assert stats["namespaces"]["kept"]["tiers"]["memory"]["blocks"] == 1
+    assert not stats["draining"]
 
 
 async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair, http, context):
@@ -260,20 +256,17 @@ async def test_where_others_can_reach_it_seeing_takes_the_token_too(tmp_path):
 # ── what does no harm ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"\0" * 64, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"KVF1 hello\r\n\r\n",
-     b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
-     b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n",
-     b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n"],
-)  # fmt: skip
-async def test_nonsense_is_answered_with_an_error_or_closed_and_nothing_else_suffers(
-    pair, http, sent
-):
-    with raw(pair[1].url, sent) as connection:
-        said = await asyncio.to_thread(connection.recv, 1000)
-    assert said == b"" or said.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
-    assert (await http.get("/health"))[0] == 200
+async def test_nonsense_is_answered_with_an_error_or_closed_and_nothing_else_suffers(pair, http):
+    for sent in (
+        b"\0" * 64, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"KVF1 hello\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    ):  # fmt: skip
+        with raw(pair[1].url, sent) as connection:
+            said = await asyncio.to_thread(connection.recv, 1000)
+        assert said == b"" or said.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+        assert (await http.get("/health"))[0] == 200
 
 
 async def test_a_body_that_is_too_long_is_refused_before_it_is_read(pair, http):
@@ -304,53 +297,29 @@ async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is
                     pass
 
 
-async def test_a_thousand_connections_are_bounded_and_the_data_port_does_not_notice(context):
-    with served() as (server, admin):
+SLOW = (b"", b"GET /stats HTT", b"GET /stats HTTP/1.1\r\nHost: localhost\r\n", HALF)
+
+
+async def test_slow_clients_keep_no_probe_and_no_peer_away(tmp_path, context):
+    """Whatever they have sent. Connections beyond the limit are closed, and make no threads."""
+    with served(admin_token_file=write_token(tmp_path)) as (server, admin):
         peer = Peer(context, server.endpoint)
         peer.hello()
         peer.put(range(4))
-        many = []
+        threads = threading.active_count()
+        slow = [raw(admin.url, SLOW[n % 4]) for n in range(admin_thread.MAX_CONNECTIONS)]
         try:
-            for _ in range(1000):
-                many.append(raw(admin.url, b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n"))
-            assert len(peer.get(range(4))[1]) == 4
-            said = await asyncio.to_thread(_statuses, many)
-            assert len(said) == 1000 and set(said) <= {b"200", b"503", b""}
-            assert b"503" in said and b"200" in said
-            open_now = server.loop_calls.call(lambda: threading.active_count()).result(30)
-            assert open_now < 40
-        finally:
-            for connection in many:
-                connection.close()
-        async with aiohttp.ClientSession() as session:
-            deadline = time.monotonic() + 10
-            while True:
-                try:
-                    if (await Http(session, admin.url).get("/health"))[0] == 200:
-                        break
-                except aiohttp.ClientError:
-                    pass
-                assert time.monotonic() < deadline, "it never came back"
-                await asyncio.sleep(0.02)
-
-
-SLOW = [b"", b"GET /stats HTT", b"GET /stats HTTP/1.1\r\nHost: localhost\r\n", HALF]
-
-
-@pytest.mark.parametrize("sent", SLOW)
-async def test_slow_clients_keep_no_probe_away(sent, tmp_path):
-    with served(admin_token_file=write_token(tmp_path)) as (_, admin):
-        slow = [raw(admin.url, sent) for _ in range(admin_thread.MAX_CONNECTIONS)]
-        try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
                 http = Http(session, admin.url)
                 assert (await http.get("/health"))[::2] == (200, "alive\n")
                 assert (await http.get("/ready"))[0] == 200
                 status, _, text = await http.get("/stats")
                 assert (status, text) == (503, "too many connections\n")
-                for _ in range(5):
+                for sent in SLOW:
                     slow += [raw(admin.url, sent) for _ in range(3 * admin_thread.KEPT_CONNECTIONS)]
                     assert (await http.get("/health"))[0] == 200
+                assert len(peer.get(range(4))[1]) == 4
+                assert threading.active_count() <= threads + 1
         finally:
             for connection in slow:
                 connection.close()
@@ -364,14 +333,14 @@ async def test_connections_that_come_in_one_burst_are_counted_one_by_one(
 
     def held(snapshot: Snapshot) -> dict[str, Any]:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return summary(snapshot)
 
     monkeypatch.setattr(site, "summary", held)
     asking = b"GET /settings HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with served() as (_, admin), contextlib.ExitStack() as open_ones:
         first = open_ones.enter_context(raw(admin.url, asking.replace(b"settings", b"stats")))
-        assert await asyncio.to_thread(inside.wait, 10)
+        assert await asyncio.to_thread(inside.wait, 60)
         for _ in range(admin_thread.MAX_CONNECTIONS - 1):
             open_ones.enter_context(raw(admin.url))
         last = open_ones.enter_context(raw(admin.url, asking))
@@ -402,7 +371,7 @@ def test_a_question_that_fails_fails_the_asker_and_the_loop_goes_on(pair):
 def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
     with served() as (server, _):
         go_on = threading.Event()
-        first = server.loop_calls.call(lambda: go_on.wait(10))
+        first = server.loop_calls.call(lambda: go_on.wait(60))
         asked = [server.loop_calls.call(lambda: 1) for _ in range(200)]
         refused = [one for one in asked if one.done()]
         assert len(refused) >= 200 - 65
@@ -420,13 +389,11 @@ def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
 # ── settings ─────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "wrong", ["", "5758", "127.0.0.1:5758", "http://127.0.0.1", "http://127.0.0.1:0",
-              "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1"],
-)  # fmt: skip
-def test_an_address_that_is_none_is_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match=r"^admin: "):
-        ServerConfig(admin=wrong)
+def test_an_address_that_is_none_is_refused_by_name():
+    for wrong in ("", "5758", "127.0.0.1:5758", "http://127.0.0.1", "http://127.0.0.1:0",
+                  "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1"):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"^admin: "):
+            ServerConfig(admin=wrong)
 
 
 def test_an_address_that_others_can_reach_needs_a_token_or_to_be_told_that_it_is_insecure():
@@ -449,15 +416,12 @@ def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was
     assert "no admin HTTP: admin: http://127.0.0.1:" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "short", "two words are no token", "ü" * 20, "x" * 5000])
-def test_a_token_file_that_cannot_be_meant_is_refused_by_name(tmp_path, content):
-    with pytest.raises(ConfigError, match=r"^admin_token_file: "):
-        read_token(write_token(tmp_path, content))
-
-
-def test_a_token_file_that_is_missing_is_refused_and_one_that_all_can_read_is_warned_of(
+def test_a_token_file_that_cannot_be_meant_is_refused_and_one_that_all_can_read_is_warned_of(
     tmp_path, caplog
 ):
+    for content in ("", "short", "two words are no token", "ü" * 20, "x" * 5000):
+        with pytest.raises(ConfigError, match=r"^admin_token_file: "):
+            read_token(write_token(tmp_path, content))
     with pytest.raises(ConfigError, match=r"No such file"):
         read_token(str(tmp_path / "none"))
     file = write_token(tmp_path)
@@ -474,4 +438,4 @@ def test_the_data_port_is_ready_before_any_http_library_is_imported():
         "import sys, remote_server.__main__\n"
         "assert not {'aiohttp', 'prometheus_client', 'torch', 'vllm'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -33,6 +33,15 @@ async def browser():
         yield browser
 
 
+async def assert_readable(browser: Browser) -> None:
+    """On a narrow screen, light and dark, and to a screen reader."""
+    for dark in (False, True):
+        await browser.show(320, 568, dark=dark)
+        assert await browser.value("document.documentElement.scrollWidth") <= 320
+        assert await browser.value(UNREADABLE) == []
+    assert await browser.value(UNNAMED) == [] and browser.problems == []
+
+
 @needs_browser
 async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_screen(
     browser, context
@@ -91,15 +100,11 @@ async def test_the_page_shows_the_bucket_of_a_server_that_has_one(browser, conte
         assert "no limit" in tiers, "a bucket without a budget"
         tier: Any = server.store.tier_stack.tiers[0]
         available = tier.availability
-        server.loop_calls.call(partial(available.failed, Failure.THROTTLED)).result(5)
+        server.loop_calls.call(partial(available.failed, Failure.THROTTLED)).result(60)
         await browser.value("look()")
         state = await browser.value("document.getElementById('bucket-state').innerText")
         assert state.startswith("left alone for ")
-        for dark in (False, True):
-            await browser.show(320, 568, dark=dark)
-            assert await browser.value("document.documentElement.scrollWidth") <= 320
-            assert await browser.value(UNREADABLE) == []
-        assert await browser.value(UNNAMED) == [] and browser.problems == []
+        await assert_readable(browser)
 
 
 @needs_browser
@@ -119,11 +124,7 @@ async def test_the_page_shows_the_rule_of_eviction_and_the_chances_that_it_learn
         assert rows.startswith("turn 1") and rows.count("%") == 3
         note = await browser.value("document.getElementById('eviction-note').innerText")
         assert "0 switches of the rule" in note
-        for dark in (False, True):
-            await browser.show(320, 568, dark=dark)
-            assert await browser.value("document.documentElement.scrollWidth") <= 320
-            assert await browser.value(UNREADABLE) == []
-        assert await browser.value(UNNAMED) == [] and browser.problems == []
+        await assert_readable(browser)
 
 
 UNREADABLE = """(() => {
@@ -161,7 +162,7 @@ async def test_the_page_asks_for_a_token_where_one_is_needed_and_says_when_the_s
         await browser.until("document.getElementById('state').textContent === 'serving'")
         assert await browser.value("document.getElementById('ask').hidden")
         server.leave()
-        assert await asyncio.to_thread(server.wait_until_drained, 5)
+        assert await asyncio.to_thread(server.wait_until_drained, 60)
         await browser.value("look()")
         assert await browser.value("document.getElementById('state').textContent") == "away"
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 from client_helpers import NAMESPACE
 from disk_server import IN_MEMORY, checked_server, put_all
+from fake_server import eventually
 from handler_bench import HandlerBench
 from wire_peer import Peer, key
 
@@ -113,39 +113,10 @@ def test_time_of_the_store_is_a_part_of_the_servers_time():
 # ── old and new together ─────────────────────────────────────────────────────────────────────
 
 
-class OldGet(msgspec.Struct, tag_field="type", tag="get"):
-    """As a server without times reads it."""
-
-    request_id: int
-    namespace: str
-    keys: list[bytes]
-    stream: bool = True
-
-
-class OldBlocks(msgspec.Struct, tag_field="type", tag="blocks"):
-    """As a client without times reads it."""
-
-    request_id: int
-    epoch: str
-    indices: list[int]
-    lengths: list[int]
-    checksums: list[int]
-    more: bool
-    blocks_per_frame: int = 1
-
-
 def test_without_timed_nothing_of_it_is_on_the_wire(bench):
     assert b"timed" not in protocol.encode(a_get())[1]
     bench.send(a_get())
     assert not [header for header in bench.headers() if b"_us" in header]
-
-
-def test_an_old_server_reads_a_timed_get_and_an_old_client_its_reply(bench):
-    asked = msgspec.msgpack.decode(protocol.encode(a_get(timed=True))[1], type=OldGet)
-    assert asked.keys == a_get().keys and asked.stream
-    bench.send(a_get(timed=True))
-    _, header = bench.headers()
-    assert msgspec.msgpack.decode(header, type=OldBlocks).indices == [0, 1, 2, 3]
 
 
 def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake, make_client):
@@ -219,24 +190,20 @@ def test_a_server_that_says_more_than_passed_takes_no_more_than_passed():
 
 
 def test_the_parts_of_gets_from_a_real_server_sum_up_to_what_the_caller_waited(server):
-    with_times = 0
     client = RemoteClient(ClientConfig(server.endpoint, transport="tcp"))
     client.declare("ns", MiB)
-    deadline = time.monotonic() + 5
-    while not client.ready:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(lambda: client.ready)
     keys, rows = [key(number) for number in range(3)], [memoryview(bytearray(MiB))] * 3
     assert client.put("ns", keys, rows, deferred=False).result().created == 3
-    for _ in range(10):
+    for _ in range(3):
         began = time.monotonic()
-        result = client.get("ns", keys, rows, timed=True, stall_s=5).result()
-        waited_s = time.monotonic() - began
+        result = client.get("ns", keys, rows, timed=True, stall_s=60).result()
+        ended = time.monotonic()
         assert result.landed == [0, 1, 2] and result.times is not None
-        woken_s = began + waited_s - result.times.ended
-        with_times += abs(total(result.times) + woken_s - waited_s) <= 0.05 * waited_s
+        # The caller's own thread waits a little before the first part and after the last one.
+        assert began <= result.times.began <= result.times.ended <= ended
+        assert total(result.times) == pytest.approx(result.times.ended - result.times.began)
         assert min(result.times.server_s, result.times.storage_s, result.times.deserialize_s) > 0
         assert result.times.network_s >= 0
-    assert with_times >= 8, "a thread may lose its core between two stamps, but not each time"
-    assert client.get("ns", keys, rows, stall_s=5).result().times is None
+    assert client.get("ns", keys, rows, stall_s=60).result().times is None
     client.close()

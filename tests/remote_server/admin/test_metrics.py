@@ -7,17 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from admin_http import served
 from handler_bench import HandlerBench
 from metrics_helpers import OPERATIONS, TIER, a_snapshot
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from wire_peer import Peer, key
+from wire_peer import key
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
 from remote_server.histograms import BOUNDS_S, percentile
-from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release, TierShare
+from remote_server.protocol import Get, Hello, Lookup, Put, Release
 from remote_server.server import metrics
 from remote_server.server.metrics import (
     MAX_NAMESPACES,
@@ -356,41 +355,3 @@ def test_every_reason_to_decline_is_among_the_declined_and_no_event_is():
     }  # fmt: skip
     events = {event for (event,) in shown(a_snapshot(), "disk_blocks")}
     assert not events & reasons and {"demoted", "promoted", "recovered"} <= events
-
-
-async def test_gets_are_counted_by_the_tier_that_had_the_block(tmp_path, context):
-    settings = {"memory": 1 << 20, "disk": str(tmp_path / "disk"), "disk_bytes": 64 << 20}
-    with served(disk_write_rate=0, **settings) as (server, _):
-        peer = Peer(context, server.endpoint)
-        peer.hello()
-        for first in range(0, 512, 64):  # twice what memory holds
-            peer.put(range(first, first + 64))
-            while server.loop_calls.call(lambda: server.store.tier_stack.busy).result(30):
-                pass
-        before = server.loop_calls.call(server.snapshot).result(30).counters
-        assert before["evicted"] >= 256 and before["disk_demoted"] == 512
-        assert len(peer.get(range(520))[1]) == 512
-        counters = server.loop_calls.call(server.snapshot).result(30).counters
-    assert counters["disk_lost"] == 0
-    assert counters["hits_memory"] + counters["hits_disk"] == counters["get_hit"] == 512
-    assert counters["hits_disk"] == counters["disk_promoted"] >= 256
-
-
-def test_what_a_namespace_holds_is_shown_per_tier():
-    shares = {
-        "memory": TierShare(blocks=2, used_bytes=3),
-        "disk": TierShare(blocks=4, used_bytes=5),
-    }
-    stats = NamespaceStats(block_bytes=1, tiers=shares, client="", fingerprint={})
-    samples = [
-        (sample.name.removeprefix("kvferry_server_namespace_"), sample.labels["tier"], sample.value)
-        for family in families(
-            a_snapshot(namespaces={"n": stats}, tiers={"memory": TIER, "disk": TIER}), {}
-        )
-        for sample in family.samples
-        if family.name.startswith("kvferry_server_namespace_") and "tier" in sample.labels
-    ]
-    assert samples == [
-        ("bytes", "memory", 3), ("bytes", "disk", 5),
-        ("blocks", "memory", 2), ("blocks", "disk", 4),
-    ]  # fmt: skip

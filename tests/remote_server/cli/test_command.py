@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ def engine(server):
         while not client.ready:
             pass
         keys, rows = [key(i) for i in range(blocks)], [memoryview(bytes(4096))] * blocks
-        assert client.put(namespace, keys, rows, deferred=False).result(5).created == blocks
+        assert client.put(namespace, keys, rows, deferred=False).result(60).created == blocks
         return client
 
     yield make
@@ -50,7 +48,7 @@ def kvferry(server, capsys):
     """Run a command on the server: the status, what it printed, what it complained of."""
 
     def run(*arguments):
-        status = main([*arguments, "--server", server.endpoint])
+        status = main([*arguments, "--server", server.endpoint, "--timeout-s", "60"])
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -66,14 +64,9 @@ def test_why_names_the_dtype_in_which_two_engines_differ(kvferry, engine):
     status, out, _ = kvferry("why")
     assert status == 1
     assert "second cannot use the blocks of m@1 (3 blocks): dtype is half here and bfloat16" in out
-
-
-def test_why_names_the_hash_seed_though_the_namespace_is_one(kvferry, engine):
-    engine("first", "m@1", blocks=3)
-    engine("second", "m@1", hash_seed="42")
-    status, out, _ = kvferry("why", "m@")
-    assert status == 1
-    assert "the blocks of first in the same namespace: hash_seed is 42 here" in out
+    (gap,) = json.loads(kvferry("why", "--json")[1])
+    assert gap["fields"] == {"dtype": ["half", "bfloat16"]}
+    assert (gap["here"], gap["other"], gap["blocks"]) == ("second", "m@1", 3)
 
 
 def test_why_shows_each_model_and_blames_no_folder_for_a_gap(kvferry, engine):
@@ -94,27 +87,12 @@ def test_why_shows_of_which_engines_the_server_knows_no_more(kvferry, engine, mo
     assert (status, "nearly equal" in out) == (0, True)
 
 
-def test_why_finds_nothing_between_equals(kvferry, engine):
-    engine("first", "m@1", blocks=1)
-    engine("second", "m@1")
-    status, out, _ = kvferry("why")
-    assert (status, "nearly equal" in out) == (0, True)
-
-
 def test_why_says_so_where_no_engine_has_been(kvferry, engine):
     status, out, _ = kvferry("why")
     assert (status, "no engine has declared" in out) == (1, True)
     engine("first", "m@1")
     status, out, _ = kvferry("why", "other")
     assert (status, "'other'" in out) == (1, True)
-
-
-def test_why_for_scripts(kvferry, engine):
-    engine("first", "m@1", blocks=3)
-    engine("second", "m@2", dtype="half")
-    (gap,) = json.loads(kvferry("why", "--json")[1])
-    assert gap["fields"] == {"dtype": ["half", "bfloat16"]}
-    assert (gap["here"], gap["other"], gap["blocks"]) == ("second", "m@1", 3)
 
 
 # ── doctor ───────────────────────────────────────────────────────────────────────────────
@@ -134,7 +112,7 @@ def test_doctor_finds_the_server_its_transport_and_the_engines_that_differ(kvfer
 
 
 def test_doctor_without_a_server_still_looks_at_the_host(capsys):
-    assert main(["doctor", "--server", NOBODY, "--timeout-s", "1"]) == 3
+    assert main(["doctor", "--server", NOBODY]) == 3
     out = capsys.readouterr().out
     assert "clock source" in out and f"no answer from {NOBODY}" in out
 
@@ -189,10 +167,6 @@ def test_stats_print_occupancy_by_tier_and_namespace(kvferry, engine):
     rows = [line.split() for line in out.splitlines()]
     assert ["memory", "12.0", "KiB", "16.0", "MiB", "3", "0", "0"] in rows
     assert ["m@1", "4.0", "KiB", "3", "12.0", "KiB"] in rows
-
-
-def test_stats_for_scripts_are_one_object(kvferry, engine):
-    engine("first", "m@1", blocks=3)
     assert json.loads(kvferry("stats", "--json")[1])["namespaces"]["m@1"]["tiers"] == {
         "memory": {"blocks": 3, "used_bytes": 3 * 4096}
     }
@@ -266,38 +240,29 @@ def test_pin_says_no_when_nothing_is_there_or_not_all_may_be_kept(kvferry, engin
 # ── all of them ──────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "command", ["stats", "why", "watch", "clear --all --yes", "pin m", "unpin m"]
-)
-def test_no_server_is_status_3_and_says_where_it_looked(command, capsys):
-    assert main([*command.split(), "--server", NOBODY, "--timeout-s", "1"]) == 3
-    assert NOBODY in capsys.readouterr().err
+def test_no_server_is_status_3_and_says_where_it_looked(capsys):
+    for command in ("stats", "why", "watch", "clear --all --yes", "pin m", "unpin m"):
+        assert main([*command.split(), "--server", NOBODY]) == 3
+        assert NOBODY in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["stat"],
-        ["stats", "--wach"],
-        ["clear"],
-        ["pin"],
-        ["pin", "m", "xy"],
-        ["unpin", "m", "00" * 129],
-    ],
+    "command",
+    ["", "stat", "stats --wach", "clear", "pin", "pin m xy", "unpin m " + "00" * 129],
+    ids=lambda command: command[:12],
 )
-def test_wrong_usage_is_status_2(arguments, capsys):
+def test_wrong_usage_is_status_2(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main(command.split())
     assert ended.value.code == 2
 
 
-def test_the_script_is_what_the_distribution_installs():
-    done = subprocess.run([sys.executable, "-m", "remote_server.cli", "--help"],
-                          capture_output=True, text=True, timeout=20)  # fmt: skip
-    assert done.returncode == 0
-    for command in COMMANDS:
-        assert command in done.stdout
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
 
 
 def test_the_readme_and_the_commands_know_each_other():

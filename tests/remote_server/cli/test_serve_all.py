@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from fleet_processes import COMMAND, All, fleet_file, is_running, serve_all
 from server_process import PATIENCE_S
 from wire_peer import Peer
 
-from examples.processes import free_port
 from remote_server.__main__ import main
 from remote_server.cli.serve_all import conflicts, list_for_engines
 from remote_server.cli.supervisor import Supervisor
@@ -38,7 +37,10 @@ def wait_until_gone(*pids: int) -> None:
 # ── processes ────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_server_answers_under_the_address_of_the_printed_list(tmp_path, context):
+def test_every_server_answers_under_the_address_of_the_printed_list_and_drains_once(
+    tmp_path, context
+):
+    """Ctrl-C reaches the whole foreground group; a server in it would get two and not drain."""
     path = fleet_file(tmp_path, "a", "longer-name")
     with serve_all(path) as fleet:
         fleet.until_ready(2)
@@ -49,25 +51,17 @@ def test_every_server_answers_under_the_address_of_the_printed_list(tmp_path, co
         for member in members:
             Peer(context, member.endpoint).hello()
         assert len({*fleet.pids.values(), fleet.popen.pid}) == 3
-        fleet.popen.send_signal(signal.SIGTERM)
-        assert fleet.ended() == 0
-        assert {line.index(" | ") for line in fleet.rest()} == {len("longer-name")}
-        wait_until_gone(*fleet.pids.values())
-
-
-def test_a_signal_to_the_terminals_group_drains_each_server_once(tmp_path):
-    """Ctrl-C reaches the whole foreground group; a server in it would get two and not drain."""
-    with serve_all(fleet_file(tmp_path, "a", "b")) as fleet:
-        fleet.until_ready(2)
         assert fleet.popen.pid not in {os.getpgid(pid) for pid in fleet.pids.values()}
         os.killpg(fleet.popen.pid, signal.SIGINT)
         assert fleet.ended() == 0
         lines = fleet.rest()
+        assert {line.index(" | ") for line in lines} == {len("longer-name")}
         assert sum(": draining for up to 5s" in line for line in lines) == 2
         assert sum("ended with status 0" in line for line in lines) == 2
+        wait_until_gone(*fleet.pids.values())
 
 
-def test_a_server_that_dies_is_named_and_the_others_go_on(tmp_path, context):
+def test_a_server_that_dies_is_named_the_others_go_on_and_outlive_no_supervisor(tmp_path, context):
     path = fleet_file(tmp_path, "a", "b")
     with serve_all(path) as fleet:
         fleet.until_ready(2)
@@ -75,14 +69,6 @@ def test_a_server_that_dies_is_named_and_the_others_go_on(tmp_path, context):
         assert fleet.line("a ended").endswith("a ended with SIGKILL; the others go on")
         other = re.findall(r'"(tcp:[^"?]+)\?name=b"', "\n".join(fleet.lines))[0]
         Peer(context, other).hello()
-        fleet.popen.send_signal(signal.SIGTERM)
-        assert fleet.ended() == 1
-        assert "b ended with status 0" in fleet.rest()[-1]
-
-
-def test_no_server_outlives_a_killed_supervisor(tmp_path):
-    with serve_all(fleet_file(tmp_path, "a", "b")) as fleet:
-        fleet.until_ready(2)
         fleet.popen.kill()
         wait_until_gone(*fleet.pids.values())
 
@@ -102,18 +88,15 @@ def test_the_second_signal_kills_a_server_that_does_not_answer(tmp_path):
 
 def test_a_reader_that_leaves_ends_the_servers(tmp_path):
     """As `kvferry serve --all | head` does."""
-    with serve_all(fleet_file(tmp_path, "a")) as fleet:
-        fleet.until_ready(1)
-        second = subprocess.Popen(
-            [*COMMAND, "--settings", str(fleet_file(tmp_path, "b")), "--all"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert second.stdout is not None and second.stderr is not None
-        second.stdout.readline()
-        second.stdout.close()
-        assert second.wait(PATIENCE_S) == 1
-        assert second.stderr.read() == ""
-        second.stderr.close()
+    with subprocess.Popen(
+        [*COMMAND, "--settings", str(fleet_file(tmp_path, "a")), "--all"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as all_of_them:  # fmt: skip
+        assert all_of_them.stdout is not None and all_of_them.stderr is not None
+        all_of_them.stdout.readline()
+        all_of_them.stdout.close()
+        assert all_of_them.wait(PATIENCE_S) == 1
+        assert all_of_them.stderr.read() == ""
 
 
 def test_a_server_that_does_not_end_is_killed_when_the_drain_is_over(monkeypatch):
@@ -143,19 +126,24 @@ def test_output_comes_in_lines_also_when_it_is_long_unended_or_hostile():
     assert texts[-3:-1] == ["\\x1b[31m\ufffd", "last"]
 
 
-def test_the_example_starts_as_it_is_when_its_ports_are_free(tmp_path):
-    """A copy on free ports: those of the file may be taken here."""
-    free: defaultdict[str, int] = defaultdict(free_port)
-    text = re.sub(r":(57\d\d)\b", lambda found: f":{free[found[1]]}", FLEET.read_text())
-    (tmp_path / "fleet.toml").write_text(text)
-    with serve_all(tmp_path / "fleet.toml") as fleet:
-        fleet.until_ready(4)
-        assert list(fleet.pids) == [f"cache-{number}" for number in range(4)]
-        fleet.popen.send_signal(signal.SIGTERM)
-        assert fleet.ended() == 0
-
-
 # ── before anything starts ───────────────────────────────────────────────────────────────
+
+
+def test_the_example_starts_four_servers(monkeypatch):
+    started: dict[str, Sequence[str]] = {}
+
+    class Started:
+        def __init__(self, commands: Mapping[str, Sequence[str]], drain_s: float) -> None:
+            started.update(commands)
+
+        def run(self, _: object) -> int:
+            return 0
+
+    monkeypatch.setattr("remote_server.cli.serve_all.Supervisor", Started)
+    monkeypatch.setattr("remote_server.cli.serve_all.check_memory_fits", lambda *_, **__: None)
+    assert main(["--all", "--settings", str(FLEET)]) == 0
+    assert [*started] == [f"cache-{number}" for number in range(4)]
+    assert started["cache-1"][-4:] == ["--settings", str(FLEET), "--name", "cache-1"]
 
 
 def configs(**settings: dict) -> dict[str, ServerConfig]:

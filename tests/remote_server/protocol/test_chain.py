@@ -6,10 +6,9 @@ import random
 import struct
 import zlib
 
-import msgspec
 import pytest
 from disk_helpers import RealDisk, budget_for, stack_of
-from disk_server import LENGTH, put_all, small_server
+from disk_server import LENGTH, small_server
 from wire_peer import Peer, key
 
 from remote_server import protocol
@@ -63,12 +62,6 @@ def test_the_chain_of_some_keys_has_the_fields_of_these_keys_alone():
     assert select([], [0, 1]) == []
 
 
-def test_a_thousand_neighbours_are_one_stretch_on_the_wire_and_in_part():
-    chain = [Stretch(1000, 0, 0, 16, 4096)]
-    assert len(msgspec.msgpack.encode(chain)) < 20
-    assert select(chain, range(256, 512)) == [Stretch(256, 0, 4096, 16, 4096)]
-
-
 def test_neighbours_among_selected_keys_stay_one_stretch():
     chain = [Stretch(8192, 0, 0, 16)]
     indices = [*range(0, 64), *range(128, 256), 300, *range(4096, 8192)]
@@ -112,27 +105,6 @@ def test_the_largest_fields_survive_their_words():
 
 
 # ── tiers ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_slab_with_another_cut_and_a_slot_with_another_block_have_no_old_fields():
-    arena = Arena(64 << 10)
-    memory = MemoryTier(arena, slab_bytes=64 << 10)
-    known = memory.begin_puts("ns", [b"1"], 4096, [4096], [0], [Stretch(1, 0, 16, 16, 0)])
-    (unknown,) = memory.begin_puts("ns", [b"2"], 4096, [4096], [0])
-    assert known[0].chain == Stretch(1, 0, 16, 16, 0)
-    assert unknown.chain == UNKNOWN
-    memory.fail_put(known[0])
-    (again,) = memory.begin_puts("ns", [b"3"], 4096, [4096], [0])
-    assert (again.slot, again.chain) == (0, UNKNOWN)
-    memory.fail_put(unknown)
-    memory.fail_put(again)
-    small = memory.begin_puts("ns", [b"%d" % n for n in range(40)], 1024, [1024] * 40, [0] * 40)
-    assert {block.chain for block in small} == {UNKNOWN}
-    more = memory.begin_puts("ns", [b"s"], 1024, [1024], [0], [Stretch(1, 3, 16, 16, 0)])
-    assert more[0].chain.group == 3
-    for block in (*small, *more):
-        memory.fail_put(block)
-    arena.close()
 
 
 def test_fields_go_down_to_the_disk_and_come_back_with_a_promotion_after_a_restart(tmp_path):
@@ -206,28 +178,6 @@ def test_a_slot_header_keeps_its_fields_before_its_checksum_and_nothing_else_mov
 # ── a server ─────────────────────────────────────────────────────────────────────────────────
 
 
-def known_to(peer, *numbers):
-    return peer.lookup([*numbers], "big", explain=True).chain
-
-
-def test_a_put_without_fields_works_and_one_with_them_is_explained_after_a_restart(
-    tmp_path, context
-):
-    with small_server(tmp_path) as server:
-        peer = Peer(context, server.endpoint)
-        put_all(peer, 1)
-        chain = [Stretch(2, 1, 64, 32, 64)]
-        assert peer.put([1, 2], namespace="big", length=LENGTH, chain=chain).created == 2
-        assert known_to(peer, 0, 1, 2) == [UNKNOWN, *blocks_of(chain)]
-        assert peer.put([1], namespace="big", length=LENGTH).existed == 1
-        peer.stats_once(lambda stats: stats.counters["disk_demoted"] == 3)
-    with small_server(tmp_path) as server:
-        peer = Peer(context, server.endpoint)
-        peer.stats_once(lambda stats: stats.counters["disk_recovered"] == 3)
-        assert known_to(peer, 0, 1, 2, 3) == [UNKNOWN, *blocks_of(chain), UNKNOWN]
-        assert peer.lookup([1], "big").chain == []
-
-
 @pytest.mark.parametrize(
     "chain", [[Stretch(1, 0, 0, 16)], [Stretch(3, 0, 0, 16)], [Stretch(2, 0, 0, 0)]]
 )
@@ -272,12 +222,12 @@ def test_a_client_cuts_the_chain_with_its_batches(server, transport):
         while not client.ready:
             pass
         rows = [region.view[n * 4096 : (n + 1) * 4096] for n in range(64)]
-        stored = client.put("ns", keys, rows, deferred=False, chain=chain).result(10)
+        stored = client.put("ns", keys, rows, deferred=False, chain=chain).result(60)
         assert stored.created == 64, stored.error
-        assert client.lookup("ns", keys, chain=chain, timeout_s=5).result(10).prefix == 64
-        found = client.lookup("ns", [*keys, b"absent"], explain=True, timeout_s=5).result(10)
+        assert client.lookup("ns", keys, chain=chain, timeout_s=60).result(60).prefix == 64
+        found = client.lookup("ns", [*keys, b"absent"], explain=True, timeout_s=60).result(60)
         assert (found.chain, found.prefix) == ([*blocks_of(chain), UNKNOWN], 64)
-        assert client.lookup("undeclared", keys, explain=True).result(10).prefix == 0
+        assert client.lookup("undeclared", keys, explain=True, timeout_s=60).result(60).prefix == 0
     finally:
         client.close()
         del rows

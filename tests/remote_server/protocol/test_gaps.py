@@ -92,10 +92,6 @@ def test_every_namespace_is_judged():
     assert {(gap.namespace, gap.other) for gap in all_gaps(known)} == {("a", "b"), ("b", "a")}
 
 
-def test_compare_is_empty_for_equals():
-    assert compare(FACTS, dict(FACTS)) == {}
-
-
 def test_the_store_remembers_the_last_engines_of_a_namespace_and_where_they_differ():
     store = Store(MemoryTier(Arena(MiB)))
     for number in range(MAX_ENGINES_REMEMBERED + 3):

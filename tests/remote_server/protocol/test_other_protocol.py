@@ -114,7 +114,7 @@ def test_at_an_old_server_every_block_is_a_miss_and_one_line_gives_the_reason(
     fake.rules[Hello] = answer(fake)
     client = make_client(fake.endpoint, clock=clock, wait=False)
     client.declare("another", BLOCK_BYTES)
-    fake.wait_for(Hello, 2)
+    fake.wait_for(Hello, number=2)
     eventually(lambda: all_refused(client), "both have their refusal")
     assert UPGRADE_SERVER in caplog.text
     got = client.get(NAMESPACE, [key(0)], empty_rows(1)).result(PATIENCE_S)

@@ -164,13 +164,6 @@ def test_headers_have_the_bytes_they_always_had(message, golden):
     assert decode(header) == message
 
 
-def test_the_header_is_plain_messagepack():
-    _, header = protocol.encode(Get(request_id=5, namespace="n", keys=[b"k"], stream=False))
-    assert msgpack.unpackb(header) == {
-        "type": "get", "request_id": 5, "namespace": "n", "keys": [b"k"], "stream": False
-    }  # fmt: skip
-
-
 def test_a_newer_peer_may_say_more():
     header = msgpack.packb({"type": "stats", "request_id": 1, "colour": {"deep": [1, None]}})
     assert protocol.decode_request(header).request_id == 1
@@ -197,14 +190,6 @@ def test_a_reply_is_no_request_and_the_other_way_round():
 def test_the_checksum_of_the_document():
     key, block = bytes(range(36)), bytes(range(256)) * 16
     assert protocol.checksum("example", key, block) == 0x632C95CDDCFA0D48
-
-
-def test_a_checksum_binds_bytes_to_namespace_key_and_length():
-    base = protocol.checksum("ns", b"key", b"bytes")
-    assert base != protocol.checksum("nt", b"key", b"bytes")
-    assert base != protocol.checksum("ns", b"kez", b"bytes")
-    assert base != protocol.checksum("ns", b"key", b"bytes\0")
-    assert base == protocol.checksum("ns", b"key", memoryview(b"bytes"))
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,6 @@ def test_requests_of_one_connection_keep_their_order(server):
     assert server.run() == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_two_long_requests_of_two_connections_take_turns(server):
-    server.add("one", "a", 3)
-    server.add("two", "b", 3)
-    assert server.run() == ["a", "b", "a", "b", "a", "b"]
-
-
 def test_a_short_request_waits_for_one_step_of_eight_long_ones(server):
     """It would wait for eight, if each connection had a step in turn."""
     for number in range(8):
@@ -170,14 +164,6 @@ def test_numbers_and_bytes_are_those_that_wait(server):
     assert (turns.held_by_tenant("t"), turns.num_bytes) == ((1, 5), 6)
     server.run()
     assert (turns.num_waiting, turns.num_bytes, turns.held_by_tenant("t")) == (0, 0, (0, 0))
-
-
-def test_nobody_is_remembered_when_nothing_waits(server):
-    for number in range(1000):
-        server.add(f"client {number}", "x", 1, tenant=f"tenant {number % 7}")
-    server.run()
-    turns = server.turns
-    assert not (turns._connections or turns._tenants)
 
 
 def test_who_comes_and_goes_is_not_remembered_while_another_keeps_the_server_busy(server):
