@@ -10,6 +10,8 @@ returns whether that was allowed:
   could have been taken, nor than what the put's own class has itself;
 - a put is declined only when every slot it could take is in use;
 - what is kept is pinned once more; half of the bytes and half of the slabs may be.
+
+Without `by_lru` blocks may leave in any order, and a put may be refused although there is room.
 """
 
 from dataclasses import dataclass, field
@@ -70,6 +72,7 @@ class StoreModel:
     slabs_recut: int = 0
     keep_declined: int = 0
     clock: int = 0
+    by_lru: bool = True
 
     # ── what happens ─────────────────────────────────────────────────────────────────────
 
@@ -170,11 +173,11 @@ class StoreModel:
         own = sum(per_slab - len(slab) for slab in slabs if slab[0].slot_bytes == slot_bytes)
         return own, own + self.free_slabs * per_slab
 
-    def made_room(self, namespace: str, wanted: int, num_new: int, gone: list[Place]) -> None:
-        """A put wanted `wanted` slots, got `num_new`, and `gone` went. Judge, and forget them.
-
-        Called before the new copies are added.
-        """
+    def made_room(
+        self, namespace: str, wanted: int, num_new: int, gone: list[Place], *, refused: bool
+    ) -> None:
+        """A put wanted `wanted` slots, got `num_new`, and `gone` went; `refused` says that its rank
+        is the reason. Judge, and forget them. Called before the new copies are added."""
         slot_bytes = slot_bytes_for(BLOCK_BYTES[namespace])
         per_slab = SLAB_BYTES // slot_bytes
         in_own_slabs, room = self.room(slot_bytes)
@@ -189,12 +192,16 @@ class StoreModel:
             for copy in self.copies:
                 if copy.slot_bytes == slot_bytes and copy.pins:
                     copy.sought = True
-        self._judge_order(own, slot_bytes)
-        self._judge_slabs(taken, own, slot_bytes)
+        if self.by_lru:
+            self._judge_order(own, slot_bytes)
+            self._judge_slabs(taken, own, slot_bytes)
         for place in gone:
             self.unreadable(place)
         self.evicted += len(gone)
         self.slabs_recut += len(taken)
+        assert not (refused and self.by_lru)
+        if refused:
+            return
         # An emptied slab of its own class is free for every class, and so counted either way.
         assert num_new == min(wanted, self.room(slot_bytes)[1]), "room that was not used"
         if num_new < wanted:

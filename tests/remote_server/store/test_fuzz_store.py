@@ -13,11 +13,13 @@ from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import Declined, KeyState, PutOutcome
+from remote_server.protocol import Declined, KeyState, PutOutcome, Stretch
 from remote_server.server.copier import is_intact
 from remote_server.server.leases import LEASE_MS, Leases
 from remote_server.server.put_sources import copy_in
 from remote_server.shm.mapping import Arena
+from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.victims import Rule
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import slot_bytes_for
@@ -59,17 +61,22 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.arena = Arena(NUM_SLABS * SLAB_BYTES)
-        memory = MemoryTier(self.arena, SLAB_BYTES)
+        self.learner = self.make_learner()
+        memory = MemoryTier(self.arena, SLAB_BYTES, learner=self.learner)
         self.tier = OneByOne(memory)
         self.store = Store(memory, lambda: self.now)
         self.leases = Leases(self.tier.unpin_all, lambda: self.now)
-        self.model = StoreModel()
+        self.model = StoreModel(by_lru=self.learner is None)
         self.counters: Counter[str] = Counter()
         self.writing: list[Writing] = []
         self.pinned: list[Copy] = []
         self.leased: dict[int, tuple[int, float, list[Copy]]] = {}
         self.stale: list[Stale] = []
         self.num_copies = 0
+
+    def make_learner(self) -> Learner | None:
+        """None: the memory evicts by LRU."""
+        return None
 
     @initialize(
         first=st.lists(st.tuples(namespaces, st.integers(1, len(KEYS))), max_size=5),
@@ -143,7 +150,8 @@ class StoreMachine(RuleBasedStateMachine):
             for place in self.model.readable
             if self.tier.lookup(*place) is not KeyState.READABLE
         ]
-        self.model.made_room(name, len(indices), len(reserved.blocks), gone)
+        refused = self.tier.tier.refused
+        self.model.made_room(name, len(indices), len(reserved.blocks), gone, refused=refused)
         for index in indices[len(reserved.blocks) :]:
             outcomes[index] = PutOutcome.DECLINED
         assert [*reserved.outcomes] == outcomes
@@ -180,7 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def count_begin(self, outcomes: list[PutOutcome], reserved: Reserved, draining: bool) -> None:
         declined = outcomes.count(PutOutcome.DECLINED)
-        reason = Declined.DRAINING if draining else Declined.NO_SLOT
+        no_room = Declined.UNLIKELY if self.tier.tier.refused else Declined.NO_SLOT
+        reason = Declined.DRAINING if draining else no_room
         assert reserved.reasons == ({reason: declined} if declined else {})
         self.counters["put_total"] += len(outcomes)
         self.counters["put_existed"] += outcomes.count(PutOutcome.EXISTED)
@@ -330,8 +339,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.unpin(copy)
 
     @rule(name=namespaces, keys=keys)
-    def lookup(self, name, keys):
-        found = self.store.gets.lookup(name, keys)
+    def lookup(self, name, keys, chain=()):
+        found = self.store.gets.lookup(name, keys, chain)
         states = [self.state(name, key) for key in keys]
         assert [*found.states] == states
         readable = [state is KeyState.READABLE for state in states]
@@ -453,5 +462,22 @@ class StoreMachine(RuleBasedStateMachine):
         }
 
 
-def test_the_store_does_what_a_model_of_it_allows(fuzz):
-    fuzz.machine(StoreMachine, examples=100, steps=50)
+class LearningMachine(StoreMachine):
+    """The same with prompts: the memory orders their blocks as the rule does that reigns."""
+
+    def make_learner(self):
+        return Learner(lambda: self.now)
+
+    @rule(name=namespaces, prompt=st.lists(st.sampled_from(KEYS), min_size=1, unique=True))
+    def look_up(self, name, prompt):
+        self.now += 3.0
+        self.lookup(name, prompt, [Stretch(len(prompt), 0, 0, 16)])
+
+    @rule(which=st.sampled_from(Rule))
+    def change_the_rule(self, which):
+        self.learner.floor.reigning = which
+
+
+@pytest.mark.parametrize("machine", [StoreMachine, LearningMachine])
+def test_the_store_does_what_a_model_of_it_allows(fuzz, machine):
+    fuzz.machine(machine, examples=40, steps=50)

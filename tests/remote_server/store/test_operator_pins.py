@@ -80,15 +80,6 @@ def test_what_is_kept_survives_a_scan_of_ten_times_the_capacity(tier):
     assert readable(tier, range(20)) == [3, 5], "a reader's pin that ends is not the operator's"
 
 
-def test_a_slab_with_a_kept_block_does_not_go_to_another_block_size(tier):
-    put(tier, range(CAPACITY))
-    tier.pin_for_operator("ns", keys([0]))
-    for number in range(100):
-        put(tier, [number], "large", LARGE)
-    assert readable(tier, range(CAPACITY)) == [*range(8)]
-    assert tier.num_blocks("large") == 2 * (NUM_SLABS - 1)
-
-
 def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     put(tier, range(CAPACITY))
     half = CAPACITY // 2
@@ -105,14 +96,6 @@ def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     assert tier.pin_for_operator("scan", others) == (half, half * SMALL, 0), (
         "the half is free again"
     )
-
-
-def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_sizes(tier):
-    put(tier, range(CAPACITY))
-    one_in_each = keys(range(0, CAPACITY, 8))
-    assert tier.pin_for_operator("ns", one_in_each) == (8, 8 * SMALL, 8)
-    put(tier, range(100), "large", LARGE)
-    assert tier.num_blocks("large") == 2 * NUM_SLABS // 2
 
 
 def test_half_of_a_quota_may_be_kept_so_that_its_namespace_still_takes_puts(make):
@@ -136,14 +119,6 @@ def test_a_block_that_replaces_a_kept_one_is_kept_in_its_stead(tier):
     assert bytes(tier.view(block)[:3]) == b"new"
     tier.unpin(block)
     assert (tier.stats().kept, tier.stats().pinned) == (1, 1)
-
-
-def test_a_replacement_that_fails_leaves_the_kept_block_kept(tier):
-    put(tier, [1])
-    tier.pin_for_operator("ns", keys([1]))
-    tier.fail_put(tier.begin_put("ns", b"1", SMALL, SMALL, 0))
-    scan(tier)
-    assert readable(tier, [1]) == [1]
 
 
 LETTING_GO = {

@@ -4,7 +4,7 @@ from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, TierShare
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.namespaces import MAX_NAMESPACES, NamespaceInfo
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end
 from remote_server.values import MiB
@@ -73,32 +73,6 @@ def test_bytes_that_landed_wrong_are_declined_and_counted(store):
     assert counted(store, "put_") == {"total": 3, "created": 2, "declined_checksum": 1}
 
 
-def test_a_copy_that_failed_as_a_whole_keeps_nothing(store):
-    reserved = begin(store, A, B)
-    store.puts.end(reserved, None)
-    assert store.gets.lookup("ns", [A, B]).states == bytes(2)
-    assert [*reserved.outcomes] == [PutOutcome.DECLINED] * 2
-
-
-def test_what_finds_no_slot_is_declined(store):
-    keys = [b"%d" % n for n in range(MiB // BLOCK_BYTES)]
-    put(store, *keys)
-    found = to_end(store.gets.get("ns", keys))
-    reserved = put(store, A)
-    assert [*reserved.outcomes] == [PutOutcome.DECLINED]
-    assert reserved.reasons == {Declined.NO_SLOT: 1}
-    assert counted(store, "put_declined_") == {"no_slot": 1}
-    for block in found.blocks:
-        store.memory.unpin_all([block])
-
-
-def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
-    put(store, A)
-    reserved = put(store, A, B, draining=True)
-    assert [*reserved.outcomes] == [PutOutcome.EXISTED, PutOutcome.DECLINED]
-    assert counted(store, "put_declined_") == {"draining": 1}
-
-
 @pytest.mark.parametrize(
     ("keys", "states", "prefix"),
     [([A, B, C], [2, 0, 2], 1), ([B, A], [0, 2], 0), ([A, C], [2, 2], 2), ([], [], 0),
@@ -107,26 +81,6 @@ def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
 def test_a_lookup_answers_per_key_and_with_the_longest_prefix(store, keys, states, prefix):
     put(store, A, C)
     assert store.gets.lookup("ns", keys)[:2] == (bytes(states), prefix)
-
-
-def test_a_pending_key_ends_the_readable_prefix(store):
-    put(store, A, C)
-    reserved = begin(store, B)
-    assert store.gets.lookup("ns", [A, B, C])[:2] == (b"\2\1\2", 1)
-    store.puts.end(reserved, [True])
-    assert store.gets.lookup("ns", [A, B, C])[:2] == (b"\2\2\2", 3)
-    assert counted(store, "lookup_") == {"keys": 6, "hits": 5}
-
-
-def test_a_get_names_each_hit_once_in_the_order_asked(store):
-    put(store, A, B, C)
-    found = to_end(store.gets.get("ns", [C, D, A, C, D]))
-    assert (found.indices, [block.key for block in found.blocks]) == ([0, 2], [C, A])
-    assert (found.miss, found.duplicate) == (1, 2)
-    assert counted(store, "get_") == {"total": 5, "hit": 2, "miss": 1, "duplicate": 2}
-    assert store.memory.stats().pinned == 2
-    for block in found.blocks:
-        store.memory.unpin_all([block])
 
 
 def test_an_unknown_namespace_is_all_misses(store):
@@ -149,11 +103,6 @@ def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
     assert store.gets.lookup("ns", chain).prefix == len(chain) - 1
 
 
-def test_touch_counts_distinct_readable_keys(store):
-    put(store, A, B)
-    assert to_end(store.gets.touch("ns", [A, A, B, D])) == 2
-
-
 def test_a_namespace_has_one_block_size(store):
     store.namespaces.declare("ns", INFO)
     reserved = store.puts.begin("ns", [b"k"], [1], [None], force=False, draining=False)
@@ -174,23 +123,6 @@ def test_a_block_too_large_for_the_budget_is_told_what_would_be_enough(store):
         store.namespaces.declare("large", NamespaceInfo(block_bytes=128 * 1024))
     assert caught.value.code == ErrorCode.TOO_LARGE
     assert "large" not in store.namespaces.known
-
-
-def test_an_empty_namespace_is_forgotten_for_a_new_one(store):
-    put(store, A)
-    for number in range(2 * MAX_NAMESPACES):
-        store.namespaces.declare(f"n{number}", INFO)
-    assert len(store.namespaces.known) == MAX_NAMESPACES
-    assert "ns" in store.namespaces.known, "one with blocks leaves after those"
-
-
-def test_a_corrupt_block_is_removed_and_counted(store):
-    put(store, A)
-    (block,) = store.pin_to_verify("ns", [A, A, D])
-    store.remove_corrupt(block)
-    store.memory.unpin_all([block])
-    assert store.gets.lookup("ns", [A]).states == bytes(1)
-    assert store.all_counters()["integrity_checksum"] == 1
 
 
 def test_statistics_describe_each_namespace(store):

@@ -16,6 +16,7 @@ from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
+from remote_server.turns import to_end
 
 BLOCK = 4096
 IN_MEMORY = 16
@@ -356,14 +357,17 @@ def test_a_get_of_what_the_disk_lacks_tells_it_nothing_and_a_clear_forgets_what_
 # ── a third tier ─────────────────────────────────────────────────────────────────────────
 
 
-class Three:
-    """Memory, disk, and a dictionary below both."""
+ON_DISK = 2 * 16
 
-    def __init__(self, folder, capacity: int, *, at_once: bool) -> None:
+
+class Three:
+    """Memory, a disk of `ON_DISK` blocks, and a dictionary below both."""
+
+    def __init__(self, folder) -> None:
         self.arena = Arena(IN_MEMORY * BLOCK)
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
-        self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES)
-        self.third = DictTier(capacity, at_once=at_once)
+        self.disk = RealDisk(folder, *budget_for(2, 16, BLOCK))
+        self.third = DictTier(4 * ON_DISK)
         below = [Below(self.disk.tier, Admission()), Below(self.third, Admission())]
         self.store = Store(self.memory, below=below)
         self.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK))
@@ -378,13 +382,17 @@ class Three:
         self.settle()
 
     def settle(self) -> None:
-        while self.store.tier_stack.busy or self.disk.tier.busy:
+        def is_idle() -> bool:
             self.store.tier_stack.finish_jobs()
+            if self.third.busy:  # it ends at the next turn, and wakes nobody
+                self.disk.event.set()
+            return not (self.store.tier_stack.busy or self.disk.tier.busy)
+
+        wait_for(self.disk.tier, self.disk.event, is_idle)
 
     def get(self, number: int) -> bytes | None:
         results = []
-        step = self.store.gets.fetch("ns", [b"%d" % number], results.append)
-        found = next(iter(exhausted(step)))
+        found = to_end(self.store.gets.fetch("ns", [b"%d" % number], results.append))
         if found is None:
             self.settle()
             (found,) = results
@@ -402,42 +410,30 @@ class Three:
         self.arena.close()
 
 
-def exhausted(steps):
-    """The result of a request in steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            yield end.value
-            return
-
-
-@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
-def test_a_third_tier_is_one_entry_in_the_list(tmp_path, at_once):
-    on_disk = 8 * 16
-    with Three(tmp_path, 4 * on_disk, at_once=at_once) as three:
-        for number in range(2 * on_disk):
+def test_a_third_tier_is_one_entry_in_the_list(tmp_path):
+    with Three(tmp_path) as three:
+        for number in range(2 * ON_DISK):
             three.put(number)
         stats = three.store.tier_stats()
         assert [*stats] == ["memory", "disk", "dict"]
-        assert [tier.blocks for tier in stats.values()] == [IN_MEMORY, on_disk, 2 * on_disk]
-        for number in (0, on_disk + 5, 2 * on_disk - 1):
+        assert [tier.blocks for tier in stats.values()] == [IN_MEMORY, ON_DISK, 2 * ON_DISK]
+        for number in (0, ON_DISK + 5, 2 * ON_DISK - 1):
             assert three.get(number) == data_of(number)
-        assert three.get(-1 % (1 << 30)) is None
+        assert three.get(1 << 30) is None
         counters = three.store.all_counters()
         assert [counters[f"hits_{name}"] for name in stats] == [1, 1, 1]
         assert (counters["disk_promoted"], counters["dict_promoted"]) == (1, 1)
         again = 1  # what only the third tier had is on disk once more
-        assert counters["disk_demoted"] == 2 * on_disk + again
-        assert counters["dict_demoted"] == 2 * on_disk
+        assert counters["disk_demoted"] == 2 * ON_DISK + again
+        assert counters["dict_demoted"] == 2 * ON_DISK
         assert three.store.gets.lookup("ns", [b"0", b"5", b"absent"]).states == bytes([2, 2, 0])
         removed = three.store.clear("ns")
-        assert removed == {"memory": IN_MEMORY, "disk": on_disk, "dict": 2 * on_disk}
+        assert removed == {"memory": IN_MEMORY, "disk": ON_DISK, "dict": 2 * ON_DISK}
         assert three.store.gets.lookup("ns", [b"0"]).states == bytes([0])
 
 
 def test_a_tier_that_is_damaged_leaves_the_block_to_the_next_one(tmp_path):
-    with Three(tmp_path, 64, at_once=False) as three:
+    with Three(tmp_path) as three:
         for number in range(2 * IN_MEMORY):
             three.put(number)
         (block,) = three.disk.tier.pin_all("ns", [b"0"])
