@@ -67,6 +67,15 @@ def bucket_server(url: str, clock: Callable[[], float] = time.monotonic, **setti
     return Server(config, clock)
 
 
+class LeapingClock:
+    """The monotonic clock, and as much as it has leapt."""
+
+    leapt = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.leapt
+
+
 def hello(peer: Peer) -> Peer:
     """`peer`, which has declared rows of `ROW_BYTES`."""
     peer.hello(block_bytes=ROW_BYTES)

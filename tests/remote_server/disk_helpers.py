@@ -21,7 +21,7 @@ from remote_server.store.tier import Tier, TierBlock, Written
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WriteBehind
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def budget_for(num_segments: int, slots: int, block_bytes: int) -> tuple[int, int]:

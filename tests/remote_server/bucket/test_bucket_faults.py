@@ -42,6 +42,14 @@ def objects(tmp_path):
 
 
 @pytest.fixture
+def packed(objects):
+    """The store has one pack that another server wrote."""
+    with RealBucket(objects=objects) as other:
+        write(other)
+    return objects
+
+
+@pytest.fixture
 def bucket(objects, clock):
     with RealBucket(objects=objects, clock=clock) as bucket:
         yield bucket
@@ -55,10 +63,8 @@ def written(bucket):
 
 
 @pytest.fixture
-def found(objects, clock):
+def found(packed, objects, clock):
     """A bucket with one pack that another server wrote, whose header is known here."""
-    with RealBucket(objects=objects) as other:
-        write(other)
     with RealBucket(objects=objects, clock=clock) as bucket:
         look(bucket)
         assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
@@ -118,12 +124,9 @@ def test_a_failed_read_is_a_miss_counted_by_its_reason(found, objects, failure):
     assert counters["read_failed"] == ROWS
 
 
-@pytest.mark.parametrize("failure", [Failure.TIMEOUT, Failure.UNREACHABLE, Failure.OTHER])
-def test_a_pack_that_cannot_be_read_is_promised_again_when_its_header_has_been(
-    found, objects, failure
-):
+def test_a_pack_that_cannot_be_read_is_promised_again_when_its_header_has_been(found, objects):
     """Else a streamed get reads it again and again while other calls of the store go well."""
-    objects.fail("read", failure)
+    objects.fail("read", Failure.TIMEOUT)
     assert read(found) == [None] * ROWS
     assert not any(found.tier.known_states("ns", KEYS))
     objects.fail("read", None)
@@ -140,9 +143,7 @@ def test_a_pack_that_is_gone_is_dropped_at_once(found, objects):
     assert found.tier.num_names == 0
 
 
-def test_a_pack_that_is_gone_after_the_list_is_dropped_by_its_first_lookup(objects, clock):
-    with RealBucket(objects=objects) as other:
-        write(other)
+def test_a_pack_that_is_gone_after_the_list_is_dropped_by_its_first_lookup(packed, objects, clock):
     with RealBucket(objects=objects, clock=clock) as bucket:
         bucket.tier.listed({"ns": [bucket_id()]}, now=0.0)
         objects.remove([NAME])
@@ -175,9 +176,7 @@ def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, pla
     assert found.names() == []
 
 
-def test_a_damaged_header_is_never_used_and_the_object_is_removed(objects, clock):
-    with RealBucket(objects=objects) as other:
-        write(other)
+def test_a_damaged_header_is_never_used_and_the_object_is_removed(packed, objects, clock):
     objects.flip(NAME, 40)
     with RealBucket(objects=objects, clock=clock) as bucket:
         look(bucket)
@@ -186,44 +185,32 @@ def test_a_damaged_header_is_never_used_and_the_object_is_removed(objects, clock
         assert bucket.names() == []
 
 
-@pytest.fixture
-def foreign(objects, clock):
-    """A bucket with one pack of a later server's format, and the bytes of its object."""
-    with RealBucket(objects=objects) as other:
-        write(other)
+def test_a_pack_of_another_format_is_absent_and_stays_until_it_is_read_again(
+    packed, objects, clock
+):
+    """Its name is taken: a write would send all bytes for nothing, every time they are wanted."""
     data = bytearray(objects.bytes_of(NAME))
     struct.pack_into("<H", data, len(layout.MAGIC), 99)
     objects.put(NAME, memoryview(data), create=False)
     with RealBucket(objects=objects, clock=clock) as bucket:
-        yield bucket, bytes(data)
+        look(bucket)
+        assert not any(look(bucket)) and bucket.tier.is_known("ns", KEYS[-1])
+        counters = bucket.tier.counters()
+        assert counters["headers_version"] == 1, "it is not read for each lookup"
+        assert counters["headers_damaged"] == counters["headers_absent"] == 0
+        assert objects.bytes_of(NAME) == data
+        objects.remove([NAME])
+        with RealBucket(objects=objects) as other:
+            write(other)
+        clock.now += UNREADABLE_S
+        look(bucket)
+        assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
 
 
-def test_a_pack_of_another_format_is_absent_and_is_not_removed(foreign, objects):
-    bucket, data = foreign
-    look(bucket)
-    assert not any(look(bucket))
-    counters = bucket.tier.counters()
-    assert counters["headers_version"] == 1, "it is not read for each lookup"
-    assert counters["headers_damaged"] == counters["headers_absent"] == 0
-    assert objects.bytes_of(NAME) == data
-
-
-def test_a_pack_of_another_format_is_not_written_again(foreign, objects):
-    """Its name is taken: a write would send all bytes for nothing, every time they are wanted."""
-    bucket, _ = foreign
-    look(bucket)
-    assert bucket.tier.is_known("ns", KEYS[-1])
-
-
-def test_a_pack_of_another_format_is_asked_for_again_after_a_while(foreign, objects, clock):
-    bucket, _ = foreign
-    look(bucket)
-    objects.remove([NAME])
-    with RealBucket(objects=objects) as other:
-        write(other)
-    clock.now += UNREADABLE_S
-    look(bucket)
-    assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
+def test_a_pack_whose_rows_are_cut_off_is_a_miss(found, objects):
+    objects.truncate(NAME, 3 * ROW_BYTES)
+    assert read(found) == [None] * ROWS
+    assert not any(look(found))
 
 
 def test_a_pack_that_was_replaced_since_its_header_was_read_is_not_removed(found, objects, clock):
@@ -241,9 +228,7 @@ def test_a_pack_that_was_replaced_since_its_header_was_read_is_not_removed(found
     assert read(found) == others
 
 
-def test_another_pack_under_the_name_is_not_taken(objects, clock):
-    with RealBucket(objects=objects) as other:
-        write(other)
+def test_another_pack_under_the_name_is_not_taken(packed, objects, clock):
     foreign = object_name("", "ns", b"another key")
     objects.put(foreign, memoryview(objects.bytes_of(NAME)))
     with RealBucket(objects=objects, clock=clock) as bucket:
@@ -253,24 +238,9 @@ def test_another_pack_under_the_name_is_not_taken(objects, clock):
         assert bucket.tier.counters()["headers_damaged"] == 1
 
 
-@pytest.mark.parametrize("cut", ["header", "rows"])
-def test_a_truncated_object_is_a_miss(objects, clock, cut):
-    with RealBucket(objects=objects) as other:
-        write(other)
-    with RealBucket(objects=objects, clock=clock) as bucket:
-        if cut == "rows":
-            look(bucket)
-        objects.truncate(NAME, 2000 if cut == "header" else 3 * ROW_BYTES)
-        look(bucket)
-        assert read(bucket) == [None] * ROWS
-        assert not any(look(bucket))
-
-
 @pytest.mark.parametrize("num_bytes", [0, 40, 2000])
-def test_an_object_that_ends_in_its_header_is_removed(objects, clock, num_bytes):
+def test_an_object_that_ends_in_its_header_is_removed(packed, objects, clock, num_bytes):
     """As a power cut may have left it on a file system. Its name is not asked for ever after."""
-    with RealBucket(objects=objects) as other:
-        write(other)
     objects.truncate(NAME, num_bytes)
     with RealBucket(objects=objects, clock=clock) as bucket:
         bucket.tier.listed({"ns": [bucket_id()]}, now=0.0)
@@ -318,10 +288,8 @@ def test_a_failed_write_is_not_found_later(bucket, objects):
     assert not any(look(bucket)) and bucket.names() == []
 
 
-def test_a_pack_of_another_server_keeps_its_own_bytes(objects, clock):
+def test_a_pack_of_another_server_keeps_its_own_bytes(packed, objects, clock):
     """Two engines may differ in the last bits of the same tokens: either pack is right."""
-    with RealBucket(objects=objects) as other:
-        write(other)
     before = objects.bytes_of(NAME)
     with RealBucket(objects=objects, clock=clock) as bucket:
         assert set(write(bucket)) == {"ok"}

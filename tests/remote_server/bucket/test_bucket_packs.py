@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_peer import key
 
@@ -103,6 +103,7 @@ stretches = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(chain=st.lists(stretches, max_size=4), singles=st.booleans())
 def test_packs_are_aligned_whole_and_the_same_however_the_stretches_are_cut(chain, singles):
     rows = sum(one.rows for one in chain)
@@ -129,6 +130,7 @@ def test_packs_are_aligned_whole_and_the_same_however_the_stretches_are_cut(chai
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
+@settings(max_examples=40, deadline=None)
 @given(tenant=texts, namespace=texts.filter(bool), raw=st.binary(min_size=1, max_size=128))
 def test_a_name_says_what_it_is_and_nothing_else_is_taken_for_one(tenant, namespace, raw):
     name = object_name(tenant, namespace, raw)
@@ -156,6 +158,7 @@ def test_a_header_comes_back_and_rows_begin_on_pages():
     assert all(offset % PAGE == 0 for offset in layout.offsets_of(HEADER, len(encoded)))
 
 
+@settings(max_examples=40, deadline=None)
 @given(place=st.integers(0, len(layout.encode_header(HEADER)) - 1), bit=st.integers(0, 7))
 def test_no_flipped_bit_of_a_header_is_believed(place, bit):
     data = bytearray(layout.encode_header(HEADER))
@@ -164,6 +167,7 @@ def test_no_flipped_bit_of_a_header_is_believed(place, bit):
         assert layout.decode_header(data, "ns", key(63)) == HEADER, "padding, or unused"
 
 
+@settings(max_examples=40, deadline=None)
 @given(data=st.binary(max_size=9000))
 def test_no_bytes_at_all_raise_anything_else(data):
     refused = (layout.PackDamaged, layout.PackForeign)
@@ -173,6 +177,7 @@ def test_no_bytes_at_all_raise_anything_else(data):
         layout.decode_header(layout.MAGIC + data, "ns", key(63))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("adm"), st.integers(0, 60)), max_size=300))
 def test_names_are_a_set(steps):
     names, model = Names(), set()
@@ -190,13 +195,13 @@ def test_names_are_a_set(steps):
     assert {n for n in range(70) if n in names} == model
 
 
-def test_a_million_names_take_eight_bytes_each():
+def test_many_names_take_eight_bytes_each():
     names = Names()
-    names.add_all(range(0, 2_000_000, 2))
+    names.add_all(range(0, 400_000, 2))
     for number in range(1, 2 * MERGE_AT, 2):
         names.add(number)
     for number in range(0, 2 * MERGE_AT, 2):
         names.discard(number)
-    assert len(names) == 1_000_000
-    assert 1 in names and 0 not in names and 1_999_998 in names
-    assert names._sorted.itemsize * len(names._sorted) == 8_000_000
+    assert len(names) == 200_000
+    assert 1 in names and 0 not in names and 399_998 in names
+    assert names._sorted.itemsize * len(names._sorted) == 1_600_000

@@ -1,19 +1,18 @@
 """The bucket tier on real dialects of S3 and of Azure, with their errors and their silence."""
 
-import time
 import uuid
 
 import pytest
 from azurite import azure_server
-from bucket_helpers import ROW_BYTES, RealBucket, bucket_server, chain_of, hello
-from busy_host import within
+from bucket_helpers import RealBucket, bucket_server, chain_of, hello
+from fake_server import eventually
 from http_faults import Damage, StoreFaults
 from s3 import s3_server
 from store_proxy import StoreProxy
-from test_bucket import PACKED, ROWS, fill, read
+from test_bucket import ROWS, fill
 from test_bucket_faults import DATA, look, write
 from test_bucket_faults import read as read_rows
-from wire_peer import Peer, block
+from wire_peer import Peer
 
 from remote_server.protocol import KeyState
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
@@ -52,18 +51,6 @@ def test_what_one_tier_writes_another_reads(url):
         assert second.names() == []
 
 
-def test_a_second_server_finds_the_packs_of_the_first(url, context):
-    with bucket_server(url) as first:
-        fill(peer := hello(Peer(context, first.endpoint)))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
-    with bucket_server(url) as second:
-        peer = hello(Peer(context, second.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
-        peer.lookup(range(ROWS), chain=chain_of(ROWS))
-        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
-        assert read(peer, range(PACKED)) == [block(n, ROW_BYTES) for n in range(PACKED)]
-
-
 def test_an_object_that_is_there_is_not_written_again(url):
     objects = Objects(url)
     assert objects.put("a", memoryview(b"first"))
@@ -91,10 +78,7 @@ def test_a_missing_bucket_is_named_and_the_server_serves_without_it(
         fill(peer := hello(Peer(context, server.endpoint)))
         assert peer.lookup(range(ROWS), chain=chain_of(ROWS)).prefix == ROWS
         peer.stats_once(lambda s: s.counters["bucket_names"] == 0)
-        deadline = time.monotonic() + 20
-        while "cannot be listed" not in caplog.text:
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.01)
+        eventually(lambda: "cannot be listed" in caplog.text)
     assert code in caplog.text
 
 
@@ -129,11 +113,16 @@ def proxy(store):
 
 
 @pytest.fixture
-def objects(store, url, proxy, monkeypatch):
-    """Behind `proxy`."""
+def proxied(store, url, proxy, monkeypatch):
+    """The bucket of this test, behind `proxy`."""
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value.replace(store.address, proxy.address))
-    return Objects(url)
+    return url
+
+
+@pytest.fixture
+def objects(proxied):
+    return Objects(proxied)
 
 
 def test_every_failure_of_a_read_has_its_own_reason(objects, proxy):
@@ -160,44 +149,19 @@ def test_a_conflict_is_an_object_that_is_there_only_where_it_is(objects, proxy):
         objects.put("a", memoryview(b"second"), create=False)
 
 
-@pytest.fixture
-def writing(context, monkeypatch):
-    """A peer of a server that has written to a store of its own, and that store."""
-    with s3_server() as store:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
-        with bucket_server(store.url) as server:
-            fill(peer := hello(Peer(context, server.endpoint)))
-            peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
-            yield peer, store
-
-
-def test_a_frozen_store_costs_its_own_calls_and_no_lookup(writing):
-    peer, store = writing
-    store.freeze()
-    try:
-        _lookups_are_quick(peer)
-        peer.stats_once(lambda s: s.counters["bucket_failed_timeout"] > 0)
-    finally:
-        store.thaw()
-
-
-def test_a_killed_store_is_left_alone(writing):
-    peer, store = writing
-    store.kill()
-    _lookups_are_quick(peer)
-    peer.stats_once(lambda s: s.counters["bucket_pauses"] > 0)
-
-
-def _lookups_are_quick(peer: Peer) -> None:
-    """Of new prompts, whose packs the server does not know: a call of the store takes two
-    seconds."""
-    prompts = iter(range(1000, 1_000_000, 1000))
-
-    def look() -> float:
-        first, began = next(prompts), time.monotonic()
-        assert not any(peer.lookup(range(first, first + ROWS), chain=chain_of(ROWS)).states)
-        return time.monotonic() - began
-
-    for _ in range(20):
-        within(1.0, look)
+@pytest.mark.parametrize(
+    ("fault", "counter"),
+    [(StoreFaults(hold=True), "failed_timeout"), (StoreFaults(refuse=True), "pauses")],
+    ids=["frozen", "killed"],
+)
+def test_a_store_that_is_away_costs_its_own_calls_and_is_left_alone(
+    proxied, proxy, context, fault, counter
+):
+    with bucket_server(proxied) as server:
+        fill(peer := hello(Peer(context, server.endpoint)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
+        proxy.set(fault)
+        for first in range(1000, 21_000, 1000):  # new prompts, whose packs it does not know
+            assert not any(peer.lookup(range(first, first + ROWS), chain=chain_of(ROWS)).states)
+        peer.stats_once(lambda s: s.counters[f"bucket_{counter}"] > 0)
+        proxy.clear()

@@ -177,23 +177,6 @@ def test_a_server_shows_the_calls_of_its_bucket_to_its_clients(filled):
     assert 0 < bucket.writable_bytes <= 60 * (50 << 20), "a minute of the rate at most"
 
 
-def test_rows_used_and_rows_fetched_are_both_counted(tmp_path, context):
-    url = folder_url(tmp_path)
-    with bucket_server(url, bucket_admit="all") as first:
-        peer = hello(Peer(context, first.endpoint))
-        peer.lookup(range(ROWS), chain=chain_of(ROWS))
-        peer.put(range(ROWS), length=ROW_BYTES, chain=chain_of(ROWS))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2)
-    with bucket_server(url) as second:
-        peer = hello(Peer(context, second.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
-        peer.lookup(range(ROWS), chain=chain_of(ROWS))
-        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
-        peer.get(range(5))
-        counters = peer.stats_once(lambda s: s.counters["hits_bucket"] == 5).counters
-    assert counters["bucket_rows_fetched"] == 8
-
-
 def test_why_shows_the_pack_of_a_block_and_its_age(filled, capsys):
     server, peer = filled
     peer.stats_once(lambda s: s.counters["disk_demoted"] == ROWS)
@@ -245,6 +228,9 @@ def test_stats_have_lines_of_the_bucket_and_none_without_one():
     assert "12.5 % of the blocks that were got came from it" in lines
     (get,) = [line.split() for line in lines.splitlines() if line.startswith("get ")]
     assert get == ["get", "20", "2", "16.0", "MiB", "25.0", "ms", "10.00", "s"]
+    assert "no limit" in lines, "it has no budget"
+    shown = picture(reply(a_bucket(), tier=replace(TIER, budget_bytes=50 << 40)))
+    assert any("50.0 TiB" in line for line in shown)
     assert "bucket" not in "\n".join(picture(reply(None))).replace("bucket  ", "")
 
 
@@ -259,12 +245,3 @@ def test_stats_watched_show_calls_and_bytes_per_second():
     lines = picture(reply(now, uptime_s=12.0), reply(before))
     (get,) = [line.split() for line in lines if line.startswith("get ")]
     assert get[:5] == ["get", "9.0", "0", "8.0", "MiB/s"]
-
-
-def test_a_bucket_without_a_budget_has_no_limit():
-    assert any("no limit" in line for line in picture(reply(a_bucket())))
-
-
-def test_budgets_of_a_bucket_are_shown_in_tebibytes():
-    shown = picture(reply(a_bucket(), tier=replace(TIER, budget_bytes=50 << 40)))
-    assert any("50.0 TiB" in line for line in shown)

@@ -19,8 +19,11 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+@pytest.mark.parametrize(
+    ("source", "address"),
+    [*(("flag", address) for address in ADDRESSES), ("variable", ADDRESSES[0]),
+     ("file", ADDRESSES[0])],
+)  # fmt: skip
 def test_a_credential_in_an_address_is_refused_and_printed_nowhere(
     address, source, monkeypatch, capsys, caplog, tmp_path
 ):
@@ -89,9 +92,6 @@ def endpoint(monkeypatch):
     ("status", "code", "failure"),
     [
         (403, "InvalidAccessKeyId", Failure.FORBIDDEN),
-        (403, "AccessDenied", Failure.FORBIDDEN),
-        (400, "ExpiredToken", Failure.FORBIDDEN),
-        (429, "SlowDown", Failure.THROTTLED),
         (404, "NoSuchBucket", Failure.ABSENT),
     ],
 )

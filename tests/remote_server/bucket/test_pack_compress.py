@@ -213,7 +213,7 @@ def test_a_bomb_is_refused_without_its_memory(content_size):
 GOOD = codecs.Zstd().compress(memoryview(DATA[0]), 2)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(place=st.integers(0, len(GOOD) - 1), bit=st.integers(0, 7), cut=st.integers(0, len(GOOD)))
 def test_damage_raises_one_error_or_gives_other_bytes_of_the_same_length(place, bit, cut):
     data = bytearray(GOOD)
@@ -227,6 +227,7 @@ def test_damage_raises_one_error_or_gives_other_bytes_of_the_same_length(place, 
         assert len(row) == ROW_BYTES
 
 
+@settings(max_examples=40, deadline=None)
 @given(data=st.binary(min_size=1, max_size=300), size=st.sampled_from(codecs.ELEMENT_BYTES))
 def test_what_is_compressed_comes_back(data, size):
     row = bytearray(len(data))

@@ -21,8 +21,8 @@ from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import Written
 
-NUM_SEEDS = int(os.environ.get("KVFERRY_CRASH_SEEDS", "160"))
-GROUPS = 8
+NUM_SEEDS = int(os.environ.get("KVFERRY_CRASH_SEEDS", "40"))
+GROUPS = 4
 BLOCK_BYTES = {"small": 1000, "page": 4096, "large": 6000}
 NUM_SEGMENTS = 5
 BUDGET, SEGMENT_BYTES = budget_for(NUM_SEGMENTS, 4, 6000)

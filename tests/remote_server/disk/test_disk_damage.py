@@ -298,13 +298,6 @@ def test_a_file_that_may_not_be_opened_is_refused_because_its_blocks_may_be_whol
     assert contents(folder) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every file")
-def test_a_segment_of_mode_000_is_refused_with_what_to_do(folder):
-    (folder / segment(1)).chmod(0)
-    with pytest.raises(ConfigError, match="may not be opened"):
-        OpenDisk(folder, 16 * MiB, wake=lambda: None)
-
-
 def test_a_file_named_like_a_segment_in_a_folder_that_is_no_servers_is_left_alone(tmp_path):
     (tmp_path / segment(1)).write_bytes(GARBAGE)
     before = contents(tmp_path)

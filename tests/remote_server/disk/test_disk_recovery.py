@@ -3,7 +3,6 @@
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from disk_faults import FakeDisk, SteppedPool
@@ -15,7 +14,7 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.finding import Report, find_segments, within_budget
+from remote_server.store.disk.finding import find_segments, within_budget
 from remote_server.store.disk.layout import (
     PAGE,
     SegmentHeader,
@@ -106,15 +105,6 @@ def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatc
         assert tier.lookup_all("ns", keys) == bytes([KeyState.READABLE] * 6)
 
 
-def test_what_is_cleared_while_headers_are_read_is_absent_at_once(tmp_path):
-    fill(tmp_path)
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        with jobs_held(disk.pool):
-            disk.tier.clear("ns")
-            assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
-        disk.drain()
-
-
 def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(tmp_path):
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
@@ -130,25 +120,21 @@ def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(t
         assert tier.num_blocks("ns") == CAPACITY
 
 
-def test_recovered_blocks_leave_in_the_order_they_were_written(tmp_path):
-    fill(tmp_path)
+@pytest.mark.parametrize(
+    ("count", "read", "gone"),
+    [(CAPACITY, b"0", [1, 2, 3]), (CAPACITY + 2, b"5", [0, 1, 2, 3, 4])],
+    ids=["by uses", "by generations, not by places"],
+)
+def test_recovered_blocks_leave_in_the_order_they_were_written(tmp_path, count, read, gone):
+    """Of more than there is room for, the last two lie in the first two slots."""
+    fill(tmp_path, count)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         disk.drain()
-        disk.read(b"0")
+        disk.read(read)
         for number in range(3):
             disk.put(b"new-%d" % number, data_of(100 + number))
-        gone = [n for n in range(CAPACITY) if not state_of(disk.tier, "ns", b"%d" % n)]
-        assert gone == [1, 2, 3]
-
-
-def test_the_order_of_writing_is_told_by_generations_not_by_places(tmp_path):
-    fill(tmp_path, CAPACITY + 2)  # the last two lie in the first two slots
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        for number in range(3):
-            disk.put(b"new-%d" % number, data_of(100 + number))
-        gone = [n for n in range(CAPACITY + 2) if not state_of(disk.tier, "ns", b"%d" % n)]
-        assert gone == [0, 1, 2, 3, 4]
+        left = [n for n in range(count) if not state_of(disk.tier, "ns", b"%d" % n)]
+        assert left == gone
 
 
 def test_only_what_was_asked_for_is_verified_before_its_turn(tmp_path, monkeypatch):
@@ -204,25 +190,6 @@ def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp
         assert disk.read(b"early") == data_of(50)
 
 
-def test_of_two_copies_the_one_written_last_is_found_and_the_other_never_again(tmp_path):
-    """As a crash leaves them that came between a replacement and the erasing of the first."""
-    fill(tmp_path, 1)
-    old = (tmp_path / "segment-00000001").read_bytes()
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        disk.put(b"0", data_of(77))
-        disk.drain()
-    with open(tmp_path / "segment-00000001", "r+b") as file:  # the first copy is back
-        file.seek(PAGE)
-        file.write(old[PAGE : 2 * PAGE + BLOCK])
-    for _ in range(2):
-        with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-            disk.drain()
-            assert disk.read(b"0") == data_of(77)
-            assert disk.tier.stats().blocks == 1
-    assert disk.tier.counters()["recovered_older"] == 0, "the older copy was not erased"
-
-
 def test_of_two_copies_the_older_is_taken_when_the_newer_is_torn(tmp_path):
     fill(tmp_path, 1)
     old = (tmp_path / "segment-00000001").read_bytes()
@@ -243,36 +210,6 @@ def test_of_two_copies_the_older_is_taken_when_the_newer_is_torn(tmp_path):
         assert disk.read(b"0") == data_of(0)
 
 
-@pytest.mark.parametrize("place", ["header", "bytes", "last byte"])
-def test_a_damaged_slot_is_a_free_slot(tmp_path, place):
-    fill(tmp_path, 4)
-    offset = {"header": PAGE + 30, "bytes": 2 * PAGE + 100, "last byte": 2 * PAGE + BLOCK - 1}
-    with open(tmp_path / "segment-00000001", "r+b") as file:
-        file.seek(offset[place])
-        byte = file.read(1)
-        file.seek(offset[place])
-        file.write(bytes([byte[0] ^ 1]))
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
-        assert disk.tier.num_blocks("ns") == 3
-        assert disk.tier.stats().used_bytes == 3 * (PAGE + BLOCK)
-
-
-def test_a_slot_moved_to_another_place_or_segment_does_not_count(tmp_path):
-    fill(tmp_path, 5)
-    first, second = (tmp_path / f"segment-0000000{number}" for number in (1, 2))
-    slot = first.read_bytes()[PAGE : 2 * PAGE + BLOCK]
-    for path, place in ((first, 3), (second, 0)):
-        with open(path, "r+b") as file:
-            file.seek(PAGE + place * (PAGE + BLOCK))
-            file.write(slot)
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        assert disk.tier.num_blocks("ns") == 3
-        assert disk.tier.counters()["recovered_older"] == 0
-
-
 def test_a_half_made_segment_is_deleted(tmp_path):
     (tmp_path / "segment-00000007.new").write_bytes(b"half")
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES):
@@ -282,7 +219,9 @@ def test_a_half_made_segment_is_deleted(tmp_path):
 def test_clearing_during_recovery_clears_what_was_not_found_yet(tmp_path):
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.tier.clear(None)
+        with jobs_held(disk.pool):
+            disk.tier.clear(None)
+            assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         disk.drain()
         assert disk.tier.stats().blocks == 0
         assert os.listdir(tmp_path) == []
@@ -317,48 +256,6 @@ def test_with_a_smaller_budget_the_segments_with_the_oldest_blocks_go(tmp_path):
 # ── the directory ────────────────────────────────────────────────────────────────────────────
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
-def test_a_directory_tells_a_person_what_it_is_and_is_used_by_one_server_at_a_time(tmp_path):
-    folder = tmp_path / "made" / "for us"
-    disk = OpenDisk(folder, 16 * MiB, wake=lambda: None)
-    text = (folder / "README.txt").read_text()
-    assert "can be deleted" in text and "kvferry" in text
-    with pytest.raises(ConfigError, match="in use by another server"):
-        OpenDisk(folder, 16 * MiB, wake=lambda: None)
-    disk.close()
-    OpenDisk(folder, 16 * MiB, wake=lambda: None).close()
-
-
-def test_a_directory_with_somebody_elses_files_is_refused_and_left_as_it_is(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=r"'thesis.tex', which is not a file of this server"):
-        OpenDisk(tmp_path, 16 * MiB, wake=lambda: None)
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("place", [0, 7, 8, 9, 40, PAGE - 1])
-def test_a_segment_with_one_bit_of_its_header_flipped_is_damaged_and_stops_no_server(
-    tmp_path, place
-):
-    """Also where the bit makes it look like a foreign file, or another version's."""
-    fill(tmp_path, 5)
-    with open(tmp_path / "segment-00000001", "r+b") as file:
-        page = bytearray(file.read(PAGE))
-        page[place] ^= 1
-        file.seek(0)
-        file.write(page)
-    report = Report()
-    files = Folder(tmp_path)
-    for segment in find_segments(files, "here", report):
-        segment.file.close()
-    assert report == Report(deleted=["segment-00000001"])
-    assert "segment-00000001" not in os.listdir(tmp_path)
-
-
 def test_a_damaged_slot_header_is_counted_and_its_slot_is_free(tmp_path):
     fill(tmp_path, 5)
     with open(tmp_path / "segment-00000001", "r+b") as file:
@@ -368,32 +265,7 @@ def test_a_damaged_slot_header_is_counted_and_its_slot_is_free(tmp_path):
         disk.drain()
         assert disk.tier.counters()["headers_damaged"] == 1
         assert disk.tier.counters()["recovered"] == disk.tier.num_blocks("ns") == 4
-
-
-def test_another_format_is_refused_and_nothing_is_deleted(tmp_path):
-    fill(tmp_path, 5)
-    (tmp_path / "segment-00000009.new").write_bytes(b"half")
-    segment = tmp_path / "segment-00000002"
-    whole = segment.read_bytes()
-    page = whole[:8] + (2).to_bytes(2, "little") + whole[10 : PAGE - 8] + b"its seal"
-    segment.write_bytes(page + whole[PAGE:])
-    before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="format version 2"):
-        OpenDisk(tmp_path, 16 * MiB, wake=lambda: None)
-    after = snapshot(tmp_path)
-    assert after.pop("LOCK") == b""
-    assert after == before
-
-
-def test_a_damaged_segment_header_loses_that_segment_and_nothing_else(tmp_path):
-    fill(tmp_path, 8)
-    with open(tmp_path / "segment-00000001", "r+b") as file:
-        file.seek(100)
-        file.write(b"?")
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        assert disk.tier.num_blocks("ns") == 4
-        assert disk.tier.segments.file_bytes <= BUDGET
+        assert disk.tier.stats().used_bytes == 4 * (PAGE + BLOCK)
 
 
 @pytest.mark.parametrize(("budget", "said"), [(1 << 20, "below the least"), (1 << 60, "has only")])
@@ -438,14 +310,16 @@ def test_headers_come_back_as_they_were_and_the_format_does_not_drift():
     )
 
 
-@pytest.mark.parametrize("bit", range(0, 8 * PAGE, 997))
-def test_one_wrong_bit_anywhere_makes_a_header_page_invalid(bit):
-    segment = bytearray(pack_segment_header(SegmentHeader("ns", 8192, 1 << 20, 7, 9)))
-    slot = bytearray(pack_slot_header(SlotHeader(b"key", 100, 1, 5), 3, 7))
-    for page in (segment, slot):
-        page[bit // 8] ^= 1 << bit % 8
-    assert unpack_segment_header(bytes(segment)) is None
-    assert unpack_slot_header(bytes(slot), 3, 7, 8192) is None
+def test_one_wrong_bit_anywhere_makes_a_header_page_invalid():
+    segment = pack_segment_header(SegmentHeader("ns", 8192, 1 << 20, 7, 9))
+    slot = pack_slot_header(SlotHeader(b"key", 100, 1, 5), 3, 7)
+
+    def flipped(page: bytes, bit: int) -> bytes:
+        return page[: bit // 8] + bytes([page[bit // 8] ^ 1 << bit % 8]) + page[bit // 8 + 1 :]
+
+    for bit in range(0, 8 * PAGE, 997):
+        assert unpack_segment_header(flipped(segment, bit)) is None
+        assert unpack_slot_header(flipped(slot, bit), 3, 7, 8192) is None
 
 
 def test_a_header_counts_only_where_it_was_written():

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from disk_helpers import RealDisk, budget_for, wait_for
+from disk_helpers import BOUND_S, RealDisk, budget_for, wait_for
 from fake_server import eventually
 from gates import jobs_held
 from tenancy import Tenancy
@@ -14,6 +14,7 @@ from remote_server.values import MiB
 pytestmark = pytest.mark.real_time
 
 BLOCK = 8192
+BATCHES = 20
 
 
 @pytest.fixture
@@ -59,18 +60,18 @@ def test_a_pool_that_stops_waits_for_its_own_job_and_leaves_the_threads_to_other
 
     def work(_):
         began.set()
-        go_on.wait(10)
+        go_on.wait(BOUND_S)
         ran.append("at hand")
 
     one.submit(Job(Priority.READ, work, print))
     one.submit(Job(Priority.READ, lambda _: ran.append("forgotten"), print))
-    assert began.wait(10)
+    assert began.wait(BOUND_S)
     other.submit(Job(Priority.READ, lambda _: ran.append("another's"), print))
     stopped = threading.Thread(target=one.stop)
     stopped.start()
     assert stopped.is_alive()
     go_on.set()
-    stopped.join(10)
+    stopped.join(BOUND_S)
     assert ran[0] == "at hand"
     eventually(lambda: ran == ["at hand", "another's"])
 
@@ -83,12 +84,12 @@ def test_the_last_job_of_a_batch_wakes_the_loop_even_if_one_raises():
 
     def submit(number: int, batch: Batch, gate: threading.Event) -> None:
         def work(_):
-            gate.wait(10)
+            gate.wait(BOUND_S)
             return 1 // (number % 3)
 
         pool.submit(Job(Priority.READ, work, finished.append, batch))
 
-    for _ in range(50):
+    for _ in range(BATCHES):
         finished.clear()
         gate = threading.Event()
         batch = Batch(8)
@@ -96,12 +97,12 @@ def test_the_last_job_of_a_batch_wakes_the_loop_even_if_one_raises():
             submit(number, batch, gate)
         gate.set()
         while len(finished) < 8:  # a wake may be the second one of the batch before
-            assert woken.wait(10)
+            assert woken.wait(BOUND_S)
             woken.clear()
             pool.finish_jobs()
         assert sorted(map(str, finished)) == ["0"] * 2 + ["1"] * 3 + ["None"] * 3
     pool.stop()
-    assert 50 <= len(wakes) <= 50 * NUM_THREADS
+    assert BATCHES <= len(wakes) <= BATCHES * NUM_THREADS
 
 
 def test_a_read_in_several_pieces_wakes_the_loop_once(tmp_path):

@@ -83,10 +83,10 @@ def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, cont
     while "new connections wait" not in said:
         said = process.stderr.readline()
         assert said, "it ended"
-    time.sleep(0.2)
-    before = cpu_s(process.pid)
-    time.sleep(1)
-    assert cpu_s(process.pid) - before < 0.15, "something spins"
+    before, ours = cpu_s(process.pid), cpu_s(os.getpid())
+    while cpu_s(os.getpid()) < ours + 0.3:
+        pass  # a process that spins gets as much of the processor as this one
+    assert cpu_s(process.pid) - before < 0.1, "something spins"
     for each in crowd:
         each.close()
     peer = Peer(context, endpoint)
@@ -130,7 +130,7 @@ def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
             monkeypatch.setattr(process_limits, "num_open", lambda: 10)
             assert entrance.open_again()
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
-            socket.create_connection(address, timeout=5).close()
+            socket.create_connection(address, timeout=60).close()
         finally:
             entrance.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -233,31 +233,28 @@ def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
 
 # ── a client of many servers ─────────────────────────────────────────────────────────────
 
-_A_FLEET = """
-import logging, resource, sys
+_FLEETS = """
+import logging, resource
 from remote_server.client import ClientConfig
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
 
 logging.basicConfig(format="%(message)s")
-servers = WatchedList(f"tcp://k-{{0..{int(sys.argv[1]) - 1}}}.invalid:5757")
-Fleet(servers, ClientConfig("tcp://127.0.0.1:1", quiet=True)).close()
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+for num_servers, hard in ((4, 4096), (40, 4096), (40, 400)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    servers = WatchedList(f"tcp://k-{{0..{num_servers - 1}}}.invalid:5757")
+    Fleet(servers, ClientConfig("tcp://127.0.0.1:1", quiet=True)).close(60)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
-@pytest.mark.parametrize(
-    ("servers", "hard", "raised", "warns"), [(4, 4096, False, False), (40, 4096, True, False),
-                                             (40, 400, True, True)],
-)  # fmt: skip
-def test_a_client_of_many_servers_raises_the_soft_limit_that_is_too_low_for_them(
-    servers: int, hard: int, raised: bool, warns: bool
-):
-    soft = 256
+def test_a_client_of_many_servers_raises_the_soft_limit_that_is_too_low_for_them():
+    """And warns where the hard limit is too low as well."""
     done = subprocess.run(
-        [sys.executable, "-c", _A_FLEET, str(servers)], capture_output=True, text=True,
-        timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        [sys.executable, "-c", _FLEETS], capture_output=True, text=True, timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (int(done.stdout) > soft) is raised
-    assert ("a list of 40 servers may need 600 open files" in done.stderr) is warns
+    few, many, too_many = map(int, done.stdout.split())
+    assert few == 256 < too_many < many
+    assert done.stderr.count("a list of 40 servers may need 600 open files") == 1
