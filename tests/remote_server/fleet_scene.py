@@ -4,21 +4,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import xxhash
-from fake_server import eventually
 
 from remote_server.client import ClientConfig, GetResult, PutResult
 from remote_server.client.session import BreakerState
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
-from remote_server.protocol import Found, Stretch
+from remote_server.protocol import Found, KeyState, Stretch
 from remote_server.runs import begins_run
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NAMESPACE = "fleet-test"
 ROW_BYTES = 4096
 ROW_TOKENS = 256
@@ -63,7 +63,7 @@ def put(fleet: Fleet, prompt: Prompt) -> PutResult:
     return stored.result(PATIENCE_S)
 
 
-def look(fleet: Fleet, prompt: Prompt, timeout_s: float = 5.0) -> Found:
+def look(fleet: Fleet, prompt: Prompt, timeout_s: float = PATIENCE_S) -> Found:
     found = fleet.lookup(
         NAMESPACE, prompt.keys, timeout_s=timeout_s, chain=prompt.chain, anchors=prompt.anchors
     )
@@ -75,7 +75,7 @@ def get(fleet: Fleet, prompt: Prompt, num_keys: int | None = None) -> GetResult:
     keys = prompt.keys[:num_keys]
     rows = [memoryview(bytearray(ROW_BYTES)) for _ in keys]
     got = fleet.get(
-        NAMESPACE, keys, rows, stall_s=5.0, anchors=prompt.anchors[:num_keys]
+        NAMESPACE, keys, rows, stall_s=PATIENCE_S, anchors=prompt.anchors[:num_keys]
     ).result(PATIENCE_S)  # fmt: skip
     assert all(bytes(rows[index]) == row_of(keys[index]) for index in got.landed)
     return got
@@ -88,6 +88,7 @@ class Scene:
         self._folder = folder
         self._stack = stack
         self.servers: dict[str, Server] = {}
+        self._fleets: list[Fleet] = []
         self._stops: dict[str, ExitStack] = {}
 
     def start(self, name: str, **settings: object) -> Server:
@@ -119,6 +120,7 @@ class Scene:
         quick = {"reconnect_s": 0.01, "longest_reconnect_s": 0.02, "breaker_backoff_s": 0.02}
         fleet = Fleet(servers, ClientConfig("tcp://127.0.0.1:1", **{**quick, **config}))
         self._stack.callback(self._close, fleet)
+        self._fleets.append(fleet)
         fleet.declare(NAMESPACE, ROW_BYTES)
         return fleet
 
@@ -128,18 +130,37 @@ class Scene:
         assert fleet.closed and fleet.queued_bytes == 0
         assert fleet.counters()["internal_errors"] == 0
 
-    def holds(self, name: str, prompt: Prompt) -> list[int]:
-        """The indices of the rows that this server has."""
-        with self.alone(name) as fleet:
-            states = look(fleet, prompt).states
-        return [index for index, state in enumerate(states) if state == 2]
+    def close_fleets(self) -> None:
+        """For the next test on the same servers."""
+        while self._fleets:
+            self._close(self._fleets.pop())
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[Fleet]:
-        fleet = self.fleet([self.address(name)])
-        eventually(lambda: fleet.ready, "the server is ready")
-        yield fleet
-        fleet.close(PATIENCE_S)
+    def frozen(self, name: str) -> Iterator[None]:
+        """The server's loop stands still until this block ends, as that of a stopped process."""
+        stands, go_on = Event(), Event()
+
+        def stand_still() -> None:
+            stands.set()
+            go_on.wait(PATIENCE_S)
+
+        self.servers[name].loop_calls.call(stand_still)
+        assert stands.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+    def holds(self, name: str, prompt: Prompt) -> list[int]:
+        """The indices of the rows that this server has."""
+        server = self.servers[name]
+        memory = server.store.memory
+        states = server.loop_calls.call(lambda: memory.lookup_all(NAMESPACE, prompt.keys))
+        return [
+            index
+            for index, state in enumerate(states.result(PATIENCE_S))
+            if state == KeyState.READABLE
+        ]
 
 
 def all_ready(fleet: Fleet) -> bool:

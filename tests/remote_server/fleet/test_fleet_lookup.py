@@ -150,16 +150,6 @@ def test_a_key_whose_homes_are_silent_is_unanswered(error: Exception, state: int
     assert scene.forgotten == [b"c"], "what was not answered is not absent"
 
 
-def test_a_late_reply_fills_its_keys_in(scene: Scene):
-    scene.parts[0].indices, scene.parts[0].keys = [0, 1], KEYS[:2]
-    scene.parts[1].indices, scene.parts[1].keys = [2, 3], KEYS[2:]
-    scene.merged.failed(scene.parts[0], LATE)
-    scene.answers(1, READABLE, READABLE)
-    scene.merged.late(scene.parts[0], found(READABLE, ABSENT))
-    (late,) = scene.late
-    assert [*late.states] == [READABLE, ABSENT, READABLE, READABLE] and late.prefix == 1
-
-
 def test_a_late_reply_before_the_end_is_part_of_the_result(scene: Scene):
     scene.merged.failed(scene.parts[0], LATE)
     scene.merged.late(scene.parts[0], found(READABLE, ABSENT, ABSENT, ABSENT))

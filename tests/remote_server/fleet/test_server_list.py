@@ -27,6 +27,7 @@ def write(path: Path, *lines: str) -> str:
 @pytest.mark.parametrize("text", ["tcp://10.0.0.7:5757", "tcp://localhost:1", "tcp://cache.svc:1"])
 def test_one_plain_address_is_a_list_of_one_without_a_name(text: str):
     assert read_list(text) == read_list([text]) == ServerList((Member("", text),))
+    assert WatchedList(text).changed() is None
     assert read_list(f"{text}?name=a&keys=/k&copies=head") == (
         (Member("a", text, "/k"),), True
     )  # fmt: skip
@@ -39,15 +40,20 @@ def test_a_range_has_a_member_for_each_number_named_by_the_first_label():
         "kvferry-3", "tcp://kvferry-3.kvferry:5757", "/etc/client.key"
     )
     assert not servers.copies_head
+    assert read_list(["tcp://a:1", "tcp://b:1?copies=head"]).copies_head, "one decides for all"
 
 
-def test_a_padded_range_keeps_its_zeros():
-    assert names_of(read_list("tcp://c{08..11}:1")) == ["c08", "c09", "c10", "c11"]
-    assert names_of(read_list("tcp://c{9..11}:1")) == ["c10", "c11", "c9"]
-
-
-def test_a_range_of_one_number_is_a_list_and_has_a_name():
-    assert names_of(read_list("tcp://c{7..7}.x:1")) == ["c7"]
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ("tcp://c{08..11}:1", ["c08", "c09", "c10", "c11"]),
+        ("tcp://c{9..11}:1", ["c10", "c11", "c9"]),
+        ("tcp://c{7..7}.x:1", ["c7"]),
+        (["tcp://z:1", "tcp://10.0.0.1:1?name=m", "tcp://a:1"], ["a", "m", "z"]),
+    ],
+)
+def test_members_stand_in_the_order_of_their_names_and_ranges_keep_their_zeros(setting, names):
+    assert names_of(read_list(setting)) == names
 
 
 def test_ranges_of_one_address_are_counted_together():
@@ -57,14 +63,6 @@ def test_ranges_of_one_address_are_counted_together():
         Member("s1", "tcp://127.0.0.1:5758", "/k2"),
         Member("s2", "tcp://127.0.0.1:5759", "/k3"),
     )
-
-
-def test_members_stand_in_the_order_of_their_names():
-    assert names_of(read_list(["tcp://z:1", "tcp://10.0.0.1:1?name=m", "tcp://a:1"])) == list("amz")
-
-
-def test_one_member_with_copies_head_decides_for_the_list():
-    assert read_list(["tcp://a:1", "tcp://b:1?copies=head"]).copies_head
 
 
 def test_the_digest_depends_on_the_names_alone():
@@ -97,15 +95,15 @@ WRONG: list[tuple[str | Sequence[str], str, str]] = [
 
 
 @pytest.mark.parametrize(("setting", "wrong", "example"), WRONG)
-@pytest.mark.parametrize("what", ["server", ""])
-def test_a_wrong_list_is_one_sentence(
-    setting: str | Sequence[str], wrong: str, example: str, what: str
-):
+def test_a_wrong_list_is_one_sentence(setting: str | Sequence[str], wrong: str, example: str):
     with pytest.raises(ConfigError) as refused:
-        read_list(setting, what)
+        read_list(setting, "server")
     text = str(refused.value)
-    assert text.startswith("server: ") == bool(what) and "\n" not in text
+    assert text.startswith("server: ") and "\n" not in text
     assert wrong in text and example in text.partition(" like ")[2]
+    with pytest.raises(ConfigError) as refused:
+        read_list(setting, "")
+    assert not str(refused.value).startswith("server: ")
 
 
 def test_a_file_has_a_server_a_line_and_comments(tmp_path: Path):
@@ -142,16 +140,12 @@ def test_a_file_that_is_no_text_or_not_there_is_an_error(tmp_path: Path):
 def test_a_watched_file_is_read_again_when_it_changed(tmp_path: Path):
     watched = WatchedList(write(tmp_path / "servers", "tcp://a:1", "tcp://b:1"))
     assert watched.changed() is None
+    write(tmp_path / "servers", "tcp://a:1 # moved to rack 2", "tcp://b:1")
+    assert watched.changed() is None, "another comment"
     write(tmp_path / "servers", "tcp://a:1", "tcp://c:1")
     found = watched.changed()
     assert found is not None and names_of(found) == ["a", "c"]
     assert watched.current == found and watched.changed() is None
-
-
-def test_another_comment_is_no_change(tmp_path: Path):
-    watched = WatchedList(write(tmp_path / "servers", "tcp://a:1"))
-    write(tmp_path / "servers", "tcp://a:1 # moved to rack 2")
-    assert watched.changed() is None
 
 
 def test_a_configmap_that_swaps_its_symlink_is_a_change(tmp_path: Path):
@@ -196,19 +190,13 @@ def test_no_secret_of_a_line_is_logged(tmp_path: Path, caplog: pytest.LogCapture
     assert len(caplog.messages) == 1 and "/very/private" not in caplog.text
 
 
-@pytest.mark.parametrize("setting", ["tcp://a:1", ["tcp://a:1", "tcp://b:1"], "tcp://a{0..2}:1"])
-def test_a_list_in_the_setting_never_changes(setting: str | Sequence[str]):
-    watched = WatchedList(setting)
-    assert watched.current == read_list(setting) and watched.changed() is None
-
-
 def test_no_text_is_worse_than_an_error():
     """Random settings are lists with unique names and addresses, or a `ConfigError`."""
     chance = random.Random(11)
     pieces = ["tcp://", "a", "b", ".x", ":", "{0..2}", "{", "}", "10.0.0.", "[::1]", "é", "\0", " "]
     ends = [":1", ":{1..3}", "", ":1?name=b", ":1?keys=k&name=c{1..3}", ":1?copies=head", ":1?&"]
     rights = 0
-    for _ in range(4000):
+    for _ in range(1500):
         texts = [
             "tcp://"
             + "".join(chance.choices(pieces, k=chance.randrange(1, 4)))
@@ -223,4 +211,4 @@ def test_no_text_is_worse_than_an_error():
         assert 1 <= len(servers.members) <= MOST_MEMBERS
         assert len({one.name for one in servers.members}) == len(servers.members)
         assert len({one.endpoint for one in servers.members}) == len(servers.members)
-    assert rights > 20
+    assert rights > 10
