@@ -176,8 +176,8 @@ class StoreModel:
     def made_room(
         self, namespace: str, wanted: int, num_new: int, gone: list[Place], *, refused: bool
     ) -> None:
-        """A put wanted `wanted` slots, got `num_new`, and `gone` went; `refused` says that its rank
-        is the reason. Judge, and forget them. Called before the new copies are added."""
+        """A put wanted `wanted` slots, got `num_new`, and `gone` went; with `refused` its rank is
+        the reason. Judge, and forget them. Called before the new copies are added."""
         slot_bytes = slot_bytes_for(BLOCK_BYTES[namespace])
         per_slab = SLAB_BYTES // slot_bytes
         in_own_slabs, room = self.room(slot_bytes)

@@ -36,11 +36,6 @@ def test_the_one_used_longest_ago_leaves_first(lru, items):
     assert leaving_order(lru) == [items[1], items[2], items[3], items[0]]
 
 
-def test_naming_a_victim_does_not_remove_it(lru, items):
-    assert lru.victim() is lru.victim() is items[0]
-    assert len(lru) == 4
-
-
 def test_a_pinned_one_is_never_the_victim(lru, items):
     items[0].pins = items[2].pins = 1
     assert leaving_order(lru) == [items[1], items[3]]
@@ -55,20 +50,3 @@ def test_an_unpinned_one_can_leave_again(lru, items):
     items[0].pins = 0
     lru.unpin(items[0])
     assert leaving_order(lru) == [items[1], items[2], items[3], items[0]]
-
-
-def test_one_removed_while_pinned_is_forgotten(lru, items):
-    items[0].pins = 1
-    lru.victim()
-    lru.remove(items[0])
-    items[0].pins = 0
-    lru.unpin(items[0])
-    assert items[0] not in leaving_order(lru)
-
-
-def test_using_one_that_is_set_aside_keeps_it_aside(lru, items):
-    items[0].pins = 1
-    lru.victim()
-    lru.use(items[0])
-    assert items[0] not in leaving_order(lru)
-    assert items[0] in lru

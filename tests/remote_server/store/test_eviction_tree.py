@@ -69,7 +69,7 @@ def random_path(chance):
     return tuple(chance.randrange(3) for _ in range(chance.randint(1, 9)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_only_ends_of_prompts_are_evicted_and_no_prefix_ever_has_a_hole(seed):
     chance, pair = random.Random(seed), Pair()
     for _ in range(400):
@@ -84,7 +84,7 @@ def test_only_ends_of_prompts_are_evicted_and_no_prefix_ever_has_a_hole(seed):
         pair.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_oldest_one_is_that_of_lru_by_block(seed):
     chance, pair = random.Random(seed), Pair()
     used: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -99,7 +99,7 @@ def test_the_oldest_one_is_that_of_lru_by_block(seed):
             pair.remove(item)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_pinned_ends_are_passed_over_and_come_back(seed):
     chance, pair = random.Random(seed), Pair()
     for _ in range(300):
@@ -121,7 +121,7 @@ def test_pinned_ends_are_passed_over_and_come_back(seed):
         pair.check()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_block_may_be_removed_and_the_rest_stays(seed):
     chance, pair = random.Random(seed), Pair()
     for _ in range(200):

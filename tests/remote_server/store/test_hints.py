@@ -1,10 +1,8 @@
 """Hints: the marks that they give a request, when they are believed, and their way to it."""
 
 import pytest
-from fake_server import eventually
 from wire_peer import Peer, key
 
-from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import Hint, Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
@@ -115,24 +113,8 @@ def test_a_lookup_with_a_hint_marks_the_blocks_that_the_put_brings(context):
             peer.put(range(first, first + 8), chain=chain)
         memory = server.store.memory
         marks = [
-            server.loop_calls.call(lambda n=n: memory.peek("ns", key(n)).branch.kind).result(10)
+            server.loop_calls.call(lambda n=n: memory.peek("ns", key(n)).branch.kind).result(60)
             % MARKS
             for n in (0, 107, 200)
         ]
     assert marks == [NO_HINT, mark_of(YES), NO]
-
-
-def test_an_lru_server_ignores_the_hint_of_a_lookup():
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, admin="off")
-    with Server(config) as server:
-        client = RemoteClient(ClientConfig(endpoint=server.endpoint))
-        try:
-            client.declare("n", 4096)
-            eventually(lambda: client.ready, "ready")
-            rows = [memoryview(bytearray(b"x" * 4096))]
-            chain = [Stretch(1, 0, 0, 16)]
-            put = client.put("n", [b"k"], rows, chain=chain, deferred=False).result()
-            found = client.lookup("n", [b"k"], chain=chain, hint=Hint(True, 5.0), timeout_s=5.0)
-            assert put.created == 1 and found.result().prefix == 1
-        finally:
-            client.close()

@@ -67,22 +67,6 @@ def test_a_slab_is_taken_where_memory_was_idle_for_longest(tier):
     assert tier.counters() == {"evicted": 8, "slabs_recut": 1, "keep_declined": 0}
 
 
-def test_memory_follows_use_and_comes_back(tier):
-    def live(namespace, block_bytes, rounds):
-        """A working set of 40 KiB, read again and again."""
-        for _ in range(rounds):
-            for number in range(40 * 1024 // block_bytes):
-                if not tier.touch(namespace, b"%d" % number):
-                    put(tier, namespace, number, block_bytes)
-
-    live("first", SMALL, rounds=20)
-    assert tier.used_bytes("first") == 40 * 1024
-    live("second", LARGE, rounds=20)
-    assert tier.used_bytes("second") == 40 * 1024
-    live("first", SMALL, rounds=20)
-    assert tier.used_bytes("first") == 40 * 1024
-
-
 def test_two_busy_namespaces_both_keep_a_fair_part(tier):
     for number in range(2000):
         put(tier, "first", number, SMALL)

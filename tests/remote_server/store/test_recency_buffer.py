@@ -45,13 +45,3 @@ def test_no_more_is_remembered_than_the_bound_however_long_nobody_asks():
     assert disk.told == [("ns", [*keys, A])]
     served.add("ns", [B])
     assert len(disk.told) == 1
-
-
-def test_keys_are_the_callers_again_as_soon_as_they_were_added():
-    disk = Disk()
-    served = RecencyBuffer(disk)
-    keys = [A, B]
-    served.add("ns", keys)
-    keys.clear()
-    served.flush()
-    assert disk.told == [("ns", [A, B])]

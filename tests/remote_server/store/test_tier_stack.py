@@ -235,37 +235,12 @@ def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
     both.memory.unpin_all(found)
 
 
-def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
-    for number in range(2 * IN_MEMORY):
-        both.put(number)
-    results = []
-    with jobs_held(both.disk.pool):
-        both.fetches.fetch("ns", [b"0"], results.append)
-        both.put(100, 101, settle=False)
-        both.memory.clear("ns")
-        both.tier_stack.clear_below("ns")
-        assert both.states(0, 100, 101) == [0, 0, 0]
-    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
-    both.settle()
-    assert results == [[None]]
-    assert both.states(*range(2 * IN_MEMORY), 100, 101) == [0] * (2 * IN_MEMORY + 2)
-    assert both.disk.tier.stats().blocks == 0
-
-
 def force(both: Both, data: bytes) -> None:
     checksum = protocol.checksum("ns", b"1", data)
     (block,) = both.memory.begin_puts("ns", [b"1"], BLOCK, [3], [checksum])
     both.memory.view(block)[:] = data
     both.memory.complete_puts([block])
     both.tier_stack.published([block])
-
-
-def test_a_replaced_block_is_replaced_on_disk_as_well(both):
-    both.put(1)
-    force(both, b"new")
-    both.settle()
-    both.put(*range(10, 10 + IN_MEMORY))
-    assert both.fetch(1) == [b"new"]
 
 
 def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_back(tmp_path):
@@ -280,30 +255,6 @@ def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_bac
     both.settle()
     assert both.fetch(1) == [None]
     both.close()
-
-
-def test_a_block_replaced_while_it_was_written_to_disk_is_not_found_there(tmp_path):
-    both = Both(tmp_path, max_writing_bytes=BLOCK)
-    with jobs_held(both.disk.pool):
-        both.put(1, settle=False)
-        force(both, b"new")
-        both.memory.clear("ns")  # the new one never gets there
-    both.settle()
-    assert both.states(1) == [0]
-    both.close()
-
-
-def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
-    for number in range(2 * IN_MEMORY):
-        both.put(number)
-    results = []
-    with jobs_held(both.disk.pool):
-        both.fetches.fetch("ns", [b"1"], results.append)
-        force(both, b"new")
-    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
-    assert bytes(both.memory.view(results[0][0])) == b"new"
-    both.memory.unpin_all([results[0][0]])
-    assert both.fetch(1) == [b"new"]
 
 
 def test_bytes_that_the_disk_has_are_not_written_again(both):
@@ -384,7 +335,7 @@ class Three:
     def settle(self) -> None:
         def is_idle() -> bool:
             self.store.tier_stack.finish_jobs()
-            if self.third.busy:  # it ends at the next turn, and wakes nobody
+            if self.third.busy:  # it ends at the next turn, without a wake
                 self.disk.event.set()
             return not (self.store.tier_stack.busy or self.disk.tier.busy)
 

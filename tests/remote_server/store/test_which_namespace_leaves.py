@@ -2,7 +2,6 @@
 
 import pytest
 
-from remote_server.protocol import MAX_FINGERPRINT_BYTES
 from remote_server.shm.mapping import Arena
 from remote_server.store import namespaces
 from remote_server.store.memory_tier import MemoryTier
@@ -144,12 +143,6 @@ def test_statistics_have_texts_for_those_who_ask_alone(store: Store):
     short = store.namespaces.stats(texts=False)["a"]
     assert (short.client, short.fingerprint, short.engines) == ("engine", {}, {})
     assert not short.forgotten
-
-
-def test_a_fingerprint_of_the_largest_size_fits_often_enough():
-    """Some hundred engines can be compared."""
-    info = NamespaceInfo(block_bytes=64, fingerprint={"a": "x" * (MAX_FINGERPRINT_BYTES - 1)})
-    assert 200 * info.text_bytes < namespaces.MAX_TEXT_BYTES
 
 
 def test_block_sizes_that_came_and_went_leave_nothing_behind(store: Store):
