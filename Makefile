@@ -21,11 +21,12 @@ $(SET_UP): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/g
 $(LIBRARY): remote_server/native/build.py $(wildcard remote_server/native/*.[ch]) | $(SET_UP)
 	@$(PYTHON_VENV) -m remote_server.native.build --optional
 
-check: $(READY) ## lint, formatting, types, retired words
+check: $(READY) ## lint, formatting, types, retired words, seconds in tests
 	$(PYTHON_VENV) -m ruff check
 	$(PYTHON_VENV) -m ruff format --check
 	$(PYTHON_VENV) -m mypy
 	$(PYTHON_VENV) .ci/prose.py
+	$(PYTHON_VENV) .ci/clocks.py
 
 format: $(READY) ## repair findings of `check` where possible
 	$(PYTHON_VENV) -m ruff check --fix

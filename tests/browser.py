@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 _ALONE = ("--single-process", "--no-zygote", "--headless=shell")  # for a build made to be unpacked
 
