@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,48 +51,15 @@ def test_parameters_follow_from_the_machine_as_the_source_s_wrapper_has_it(tmp_p
         "mlperf_submission llama3.1-70b-instruct": (40, 600, 0, 4, False),
     }
     assert all(options.seed == 42 for _, options, _ in runs.values())
-    assert runs["capacity-autoscale"].options.model == "llama3.1-70b-instruct"
-    assert runs["capacity-autoscale"].options.autoscaler_mode == "capacity"
-    assert runs["autoscale"].options.autoscaler_mode == "qos"
     for size, name in (("8b", "llama3.1-8b"), ("70b", "llama3.1-70b-instruct")):
         options = runs[f"mlperf_submission {name}"].options
         for setting, value in SCENARIOS[f"submission-{size}"].items():
             assert getattr(options, setting) == value, setting
 
 
-@pytest.mark.parametrize(
-    ("memory_gb", "high", "half", "small"), [(2, 50, 1, 1), (24, 240, 12, 3), (512, 300, 256, 64)]
-)
-def test_what_is_derived_from_memory_has_its_limits(memory_gb, high, half, small):
-    machine = Hardware(0, memory_gb, Path("/tmp"), 1)
-    assert (machine.users_high, machine.memory_half_gb, machine.memory_small_gb) == (
-        high, half, small,
-    )  # fmt: skip
-
-
 def test_every_letter_of_the_wrapper_changes_what_it_says(tmp_path):
-    runs = planned(
-        tmp_path,
-        *[
-            "-m",
-            "tiny-1b",
-            "-t",
-            "1",
-            "-s",
-            "2",
-            "-r",
-            "3",
-            "-a",
-            "4",
-            "-u",
-            "5",
-            "-U",
-            "6",
-            "-R",
-            "-D",
-            "7",
-        ],
-    )
+    words = "-m tiny-1b -t 1 -s 2 -r 3 -a 4 -u 5 -U 6 -R -D 7"
+    runs = planned(tmp_path, *words.split())
     of: dict[Any, Any] = {
         name: options for name, options, _ in (tuple(one) for one in runs.values())
     }
@@ -111,16 +80,6 @@ def test_what_no_workload_could_do_ends_the_suite_before_it_begins(tmp_path, wor
         planned(tmp_path, *words.split())
 
 
-def test_storage_is_the_first_folder_there_is_of_the_source_s_choices(tmp_path):
-    for folders, chosen in (
-        ((tmp_path / "gone", tmp_path), tmp_path),
-        ((tmp_path, Path("/tmp")), tmp_path),
-        ((tmp_path / "gone",), Path.cwd()),
-    ):
-        assert hardware.detect(folders).storage == chosen
-    assert (Path("/mnt/nvme"), Path("/mnt/ssd"), Path("/tmp")) == hardware.STORAGE_CANDIDATES
-
-
 def fake_run(options: Options, **more: Any) -> Run:
     return Run(options, Record("benchmarks.storage_workload", "…"), "digest", **more)
 
@@ -138,16 +97,6 @@ def test_ctrl_c_in_one_workload_keeps_it_and_skips_the_rest(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["cpu-only.json"]
     assert json.loads((tmp_path / "cpu-only.json").read_text())["interrupted"] is True
     assert "SKIPPED (interrupted)" in comparison.render(outcomes)
-
-
-def test_ctrl_c_before_a_workload_measures_skips_it_too(tmp_path, monkeypatch):
-    def execute(options: Options) -> Run:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(suite, "execute", execute)
-    words = ["suite", "-w", "cpu-only,storage-only", "--folder", str(tmp_path)]
-    assert storage_workload.main(words) == 130
-    assert (tmp_path / "comparison.txt").read_text().count("SKIPPED (interrupted)") == 2
 
 
 def test_a_workload_that_cannot_run_is_skipped_with_its_reason_and_the_others_run(tmp_path):
@@ -170,13 +119,10 @@ def test_a_comparison_says_where_blocks_are_what_is_waited_for_and_what_is_wrong
     found = json.loads(workload_run.json.read_text())
     stats = found["summary"]["cache_stats"]
     text = comparison.render([Outcome("gpu-only", None, "no GPU"), Outcome("mine", found)])
-    held = stats["cpu_used_gb"], stats["nvme_used_gb"]
-    row = next(line for line in text.splitlines() if line.startswith("mine") and "PASS" not in line
-               and "FAIL" not in line).split()  # fmt: skip
-    assert row[1:4] == ["-", "-", "-"]
-    assert float(row[5]) == pytest.approx(100 * held[0] / sum(held), rel=0.01)
-    assert float(row[6]) == pytest.approx(100 * stats["read_share_by_tier"]["cpu"], rel=0.01)
-    assert float(row[8]) == pytest.approx(100 * held[1] / sum(held), rel=0.01)
+    (row,) = (line.split() for line in text.splitlines() if re.match("mine +(- +){3}", line))
+    shares = [float(row[place]) / 100 for place in (5, 8)]
+    held = [stats["cpu_used_gb"], stats["nvme_used_gb"]]
+    assert shares == pytest.approx([each / sum(held) for each in held], rel=0.01)
     assert f"  mine: {found['summary']['dominates']['component']} is " in text
     assert "the books agree" in text
     broken = json.loads(workload_run.json.read_text())
@@ -191,18 +137,16 @@ def test_a_comparison_says_where_blocks_are_what_is_waited_for_and_what_is_wrong
         assert said in text
 
 
-def test_a_search_for_the_number_of_users_is_compared_by_what_it_found(workload_run: WorkloadRun):
-    found = json.loads(workload_run.json.read_text())
-    for key in ("final_user_count", "peak_user_count"):
-        found["summary"]["autoscaling_summary"] = {key: 4321}
-        assert " 4321 " in comparison.render([Outcome("autoscale", found)])
-
-
 def test_a_suite_of_two_tiers_runs_and_one_without_a_gpu_is_skipped(tmp_path, capsys, monkeypatch):
+    def execute(options: Options) -> Run:
+        """Ends after so many requests, on a host of any speed."""
+        return run.execute(replace(options, duration=60.0, max_requests=2, think_scale=0.0))
+
+    monkeypatch.setattr(suite, "execute", execute)
     monkeypatch.setattr(run, "HEADROOM_S", 0.05)
     monkeypatch.setattr(hardware, "_gpu_gb", lambda: 0)
     status = storage_workload.main(
-        f"suite -w gpu-only,cpu-only,storage-only -t 1 -u 8 -m tiny-1b --bytes-scale 0.01 "
+        f"suite -w gpu-only,cpu-only,storage-only -t 1 -u 4 -m tiny-1b --bytes-scale 0.01 "
         f"--storage-capacity-gb 0.2 --cache-dir {tmp_path} --folder {tmp_path}".split()
     )
     printed = capsys.readouterr().out
@@ -224,8 +168,3 @@ def test_a_suite_of_two_tiers_runs_and_one_without_a_gpu_is_skipped(tmp_path, ca
     assert {path.name for path in tmp_path.iterdir()} == {
         "comparison.txt", "cpu-only.json", "storage-only.json",
     }  # fmt: skip
-
-
-def test_a_suite_of_which_nothing_could_run_has_not_passed(tmp_path, monkeypatch):
-    monkeypatch.setattr(hardware, "_gpu_gb", lambda: 0)
-    assert storage_workload.main(["suite", "-w", "gpu-only", "--folder", str(tmp_path)]) == 1
