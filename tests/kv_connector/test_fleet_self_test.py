@@ -111,7 +111,7 @@ def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(
     """The time goes on once the fourth one has been tested, which takes as long as it takes."""
     be_patient(monkeypatch)
     clock, tested = Clock(), list[bool]()
-    compare = fleet_self_test.compare_pages
+    compare = self_test.compare_pages
 
     def compared(*pages: Any) -> None:
         tested.append(True)
