@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from chaos_client import ChaosClient, Request
+from chaos_client import REQUEST_S, ChaosClient, Request
 from fault_proxy import FaultProxy
 from faults import TO_CLIENT, TO_SERVER, Direction
 from oracle import LARGE
@@ -40,7 +40,7 @@ class Phase:
         if self.op != "put":
             assert client.finish(client.put(LARGE, BLOCKS)) == "stored"
 
-    def begin(self, client: ChaosClient, timeout_s: float) -> Request:
+    def begin(self, client: ChaosClient, timeout_s: float = REQUEST_S) -> Request:
         """Make the request. Its message will be held; its future is the caller's to wait for."""
         match self.op:
             case "lookup":

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chaos_client import ChaosClient
+from chaos_client import ChaosClient, JumpingClock
 from chaos_server import PATIENCE_S, eventually
 from fault_proxy import FaultProxy
 from faults import TO_CLIENT
@@ -23,16 +23,6 @@ from remote_server.values import MiB
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HOUR_S = 3600.0
 NUMBERS = range(8)
-
-
-class JumpingClock:
-    """The monotonic clock, and as much as it has jumped."""
-
-    def __init__(self):
-        self.jumped = 0.0
-
-    def __call__(self):
-        return time.monotonic() + self.jumped
 
 
 @pytest.fixture

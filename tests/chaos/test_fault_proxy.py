@@ -137,7 +137,7 @@ def test_what_is_swallowed_never_comes_and_what_is_frozen_comes_later(line):
     assert line.arrived() == [[b"frozen"]]
 
 
-@pytest.mark.parametrize("faults", [Faults(latency_s=600), Faults(bytes_per_s=1)], ids=str)
+@pytest.mark.parametrize("faults", [Faults(latency_s=600), Faults(bytes_per_s=1)])
 def test_what_is_slow_waits_in_the_proxy(line, faults):
     line.proxy.set(faults)
     line.dealer.send_multipart(MESSAGE)

@@ -1,7 +1,9 @@
 """Everything a network can do to a connection that goes on existing, or seems to."""
 
+from functools import partial
+
 import pytest
-from chaos_client import REQUEST_S, most_late, retried
+from chaos_client import REQUEST_S, JumpingClock, retried
 from chaos_server import ChaosServer, eventually
 from faults import BOTH, TO_CLIENT, TO_SERVER, Faults
 from oracle import LARGE, NAMESPACES, SMALL
@@ -22,9 +24,14 @@ def server():
 
 
 @pytest.fixture
-def client(make_client, transport):
+def clock():
+    return JumpingClock()
+
+
+@pytest.fixture
+def client(make_client, transport, clock):
     """With some blocks of each size stored."""
-    client = make_client(transport)
+    client = make_client(transport, clock=clock)
     for namespace in NAMESPACES:
         assert client.finish(client.put(namespace, NUMBERS)) == "stored"
     return client
@@ -37,15 +44,15 @@ def recovers(client):
         retried(client, "hit", lambda timeout_s: client.get(namespace, NUMBERS, timeout_s))  # noqa: B023
 
 
-def a_few_of_each(client, timeout_s):
-    """Every kind of request, one at a time; their words."""
+def a_few_of_each(client, end, timeout_s=REQUEST_S):
+    """Every kind of request, one at a time; how `end` says that each ended."""
     words = []
     for namespace in NAMESPACES:
         words += [
-            client.finish(client.lookup(namespace, NUMBERS, timeout_s)),
-            client.finish(client.get(namespace, NUMBERS, timeout_s)),
-            client.finish(client.put(namespace, NUMBERS, timeout_s, force=True)),
-            client.finish(client.touch(namespace, NUMBERS, timeout_s)),
+            end(client.lookup(namespace, NUMBERS, timeout_s)),
+            end(client.get(namespace, NUMBERS, timeout_s)),
+            end(client.put(namespace, NUMBERS, timeout_s, force=True)),
+            end(client.touch(namespace, NUMBERS, timeout_s)),
         ]
     return words
 
@@ -64,19 +71,23 @@ QUICK = [*DEAD][:3]
 @pytest.mark.parametrize(
     "what", [pytest.param(w, marks=() if w in QUICK else pytest.mark.whole) for w in DEAD]
 )
-def test_on_a_dead_connection_few_requests_wait_for_their_deadline_and_all_end(what, client, proxy):
-    timeout_s = 0.1
+def test_on_a_dead_connection_few_requests_wait_for_their_deadline_and_all_end(
+    what, client, clock, proxy
+):
     proxy.set(DEAD[what])
-    words = [word for _ in range(3) for word in a_few_of_each(client, timeout_s)]
+    end = partial(clock.pass_deadline, client)
+    words = [word for _ in range(3) for word in a_few_of_each(client, end)]
     assert set(words) == {"late", "unavailable"}
-    assert words.count("late") <= most_late(client, timeout_s), words
+    assert words.count("late") <= client.config.breaker_timeouts + 1, words
     proxy.clear()
+    clock.jumped += REQUEST_S  # no lane is waited with any more
+    client.client.check()
     recovers(client)
 
 
 def test_where_connections_are_refused_requests_are_turned_away(client, proxy):
     proxy.set(Faults(refuse=True))
-    words = a_few_of_each(client, REQUEST_S) + a_few_of_each(client, REQUEST_S)
+    words = a_few_of_each(client, client.finish) + a_few_of_each(client, client.finish)
     assert words.count("unavailable") >= len(words) - 1, words
     eventually(lambda: proxy.counts["refused"], "it has tried to connect again")
     proxy.clear()
@@ -95,9 +106,9 @@ def test_whatever_becomes_of_messages_on_the_way_nothing_wrong_is_announced(
         is_on_this_wire = name != "flip payload" or client.transport != "shm"
         rounds, before = 0, proxy.counts[counted]
         proxy.set(Faults(tamper=tamper, share=share))
-        while rounds < (8 if whole else 1) or (is_on_this_wire and proxy.counts[counted] == before):
-            a_few_of_each(client, timeout_s=0.1)
+        while rounds < (3 if whole else 1) or (is_on_this_wire and proxy.counts[counted] == before):
             rounds += 1
+            a_few_of_each(client, client.finish, timeout_s=0.1 * rounds)
         assert (proxy.counts[counted] > before) == is_on_this_wire
         proxy.clear()
         recovers(client)

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from chaos_client import most_late
+from chaos_client import JumpingClock
 from oracle import LARGE, MEDIUM, SMALL
 from phases import BLOCKS, PHASES, some
 
@@ -65,14 +65,15 @@ def test_a_request_ends_at_once_when_its_server_is_killed(
 def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_bytes_go_nowhere(
     phase, fraction, server, proxy, make_client
 ):
-    client = make_client(phase.transport)
+    clock = JumpingClock()
+    client = make_client(phase.transport, clock=clock)
     phase.prepare(client)
     caught = phase.catch(proxy, fraction)
-    request = phase.begin(client, timeout_s=0.2)
+    request = phase.begin(client)
     caught.wait()
     server.freeze()
     caught.release(deliver=True)
-    client.finish(request)  # poisons its rows
+    clock.pass_deadline(client, request)  # poisons its rows
     server.thaw()
     works_again(client, proxy, server)
     client.check()  # looks at them again
@@ -101,13 +102,14 @@ def test_while_the_server_is_away_requests_are_turned_away_and_not_kept_waiting(
     server, proxy, transport, make_client
 ):
     """Of many, only those pay with their deadline that find out that it is gone."""
-    client, timeout_s = make_client(transport), 0.05
+    clock = JumpingClock()
+    client = make_client(transport, clock=clock)
     server.freeze()
     words = []
     for _ in range(50):
-        words.append(client.finish(client.lookup(SMALL, [1], timeout_s)))
-        words.append(client.finish(client.get(SMALL, [1], timeout_s)))
-    assert words.count("late") <= most_late(client, timeout_s), words
+        words.append(clock.pass_deadline(client, client.lookup(SMALL, [1])))
+        words.append(clock.pass_deadline(client, client.get(SMALL, [1])))
+    assert words.count("late") <= client.config.breaker_timeouts + 1, words
     assert set(words) == {"late", "unavailable"}
     server.thaw()
     works_again(client, proxy, server)
