@@ -223,10 +223,10 @@ def test_numbers_of_lanes_are_not_used_again(lanes):
     assert min(numbers) > 0
 
 
-def test_many_lanes_leave_no_files_and_threads(engine):
+def test_a_thousand_lanes_leave_no_files_and_threads(engine):
     threads, files = num_threads_at_rest(), len(os.listdir("/proc/self/fd"))
     with closing(make_lanes(2)) as lanes:
-        for number in range(100):
+        for number in range(1000):
             near, far = connected()
             lane = lanes.open(near)
             if number % 2:

@@ -206,6 +206,27 @@ def test_every_length_is_copied_in_pieces_with_its_digest_and_nothing_beside_it(
     assert wrong == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_source_and_target_may_have_any_alignment(native, text, cases, stream) -> None:
+    chance = random.Random(13)
+    memory = Memory(3 * 4096)
+    size_digests = [case for case in cases if case[0] <= 2 * 4096 + 700]
+    wrong = []
+    for offset in range(GUARD):
+        for place in range(offset % 4, GUARD, 4):
+            size, _, seed, _ = chance.choice(size_digests)
+            source, target = text.address + offset, memory.address + place
+            memory.forget(target, size)
+            got = native.copy_pieces(target, source, cut(size, chance), seed, stream=stream)
+            is_copy = memory.is_copy(target, size, source)
+            memory.forget(target, size)
+            native.copy(target, source, size, stream=stream)
+            digest = xxhash.xxh3_64_intdigest(ctypes.string_at(source, size), seed)
+            if got != digest or not is_copy or not memory.is_copy(target, size, source):
+                wrong.append((offset, place, size))
+    assert wrong == []
+
+
 @pytest.mark.parametrize("hashed", [0, 5, 240, 241, 256, 4096, 8191])
 def test_bytes_past_the_length_of_the_block_are_copied_and_not_hashed(native, text, hashed) -> None:
     memory = Memory(MOST)
