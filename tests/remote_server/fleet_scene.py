@@ -142,7 +142,7 @@ class Scene:
 
         def stand_still() -> None:
             stands.set()
-            go_on.wait(PATIENCE_S)
+            go_on.wait()
 
         self.servers[name].loop_calls.call(stand_still)
         assert stands.wait(PATIENCE_S)

@@ -27,7 +27,6 @@ class S3(NamedTuple):
     url: str
     environment: dict[str, str]
     pid: int = 0
-    is_ours: bool = True
 
     @property
     def address(self) -> str:
@@ -44,11 +43,6 @@ class S3(NamedTuple):
         """Have it go on, if it stands still."""
         if self.pid:
             os.kill(self.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        if not self.is_ours:
-            pytest.skip("the store that is given is not ours to kill")
-        os.kill(self.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -77,7 +71,7 @@ def _given(address: str) -> Iterator[S3]:
     bucket, environment = parts.path.strip("/"), _environment(f"{parts.scheme}://{parts.netloc}")
     url = f"s3://{bucket}/kvferry-tests/{uuid.uuid4().hex}"
     pid = int(os.environ.get(GIVEN_PID, 0))
-    yield S3(url, environment, pid, is_ours=False)
+    yield S3(url, environment, pid)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

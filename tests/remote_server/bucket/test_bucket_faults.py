@@ -16,8 +16,6 @@ from remote_server.store.bucket.names import ABSENT_S, UNREADABLE_S
 from remote_server.store.bucket.objects import Availability, Failure, Head
 from remote_server.store.bucket.packs import object_name, pack_id, packs_in
 
-pytestmark = pytest.mark.real_time
-
 ROWS = 8
 KEYS = [key(number) for number in range(ROWS)]
 DATA = [block(number, ROW_BYTES) for number in range(ROWS)]
@@ -79,8 +77,8 @@ def write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
 
 def begin_to_write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
     """The results of a write, once it has ended."""
-    sums = protocol.checksums("ns", KEYS, rows_data)
-    rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS))
+    sums, lengths = protocol.checksums("ns", KEYS, rows_data), [*map(len, rows_data)]
+    rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, lengths, sums, chain_of(ROWS))
     results: list = []
     if rows:
         bucket.tier.write(rows, [memoryview(data) for data in rows_data], results.extend)
@@ -104,7 +102,7 @@ def look(bucket: RealBucket) -> bytes:
 def read(bucket: RealBucket) -> list[bytes | None]:
     """The bytes of all rows; None for a miss."""
     rows = bucket.tier.pin_all("ns", KEYS)
-    buffers = [bytearray(ROW_BYTES) for _ in rows]
+    buffers = [bytearray(row.length if row is not None else 0) for row in rows]
     here = [place for place, row in enumerate(rows) if row is not None]
     results: list[bool] = []
     if here:

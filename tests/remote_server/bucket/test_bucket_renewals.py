@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, bucket_server, chain_of, folder_url
-from wire_peer import block, key
+from bucket_helpers import FaultyObjects, RealBucket, bucket_server, folder_url
+from test_bucket_faults import KEYS, NAME, write
 
-from remote_server import protocol
 from remote_server.store.bucket.objects import Failure
-from remote_server.store.bucket.packs import object_name, tenant_prefix
+from remote_server.store.bucket.packs import tenant_prefix
 from remote_server.store.bucket.renewals import LATE
 from remote_server.store.bucket.sweep import CLOCK
 
@@ -16,10 +15,6 @@ pytestmark = pytest.mark.real_time
 
 DAY_S = 86_400.0
 MAX_AGE_S = 7 * DAY_S
-ROWS = 8
-KEYS = [key(number) for number in range(ROWS)]
-DATA = [block(number, ROW_BYTES) for number in range(ROWS)]
-NAME = object_name("", "ns", KEYS[-1])
 
 
 @pytest.fixture
@@ -32,12 +27,7 @@ def bucket(objects):
     """One pack that has just been written."""
     with RealBucket(objects=objects, renew_age_s=MAX_AGE_S) as bucket:
         bucket.tier.listed({}, now=objects.time(f"{tenant_prefix('')}/{CLOCK}"))
-        sums = protocol.checksums("ns", KEYS, DATA)
-        rows = bucket.tier.begin_puts(
-            "ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS)
-        )
-        bucket.tier.write(rows, [memoryview(data) for data in DATA], lambda _: None)
-        bucket.drain()
+        write(bucket)
         yield bucket
 
 

@@ -5,25 +5,21 @@ import tracemalloc
 
 import msgspec
 import pytest
-from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
+from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, folder_url
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_bucket_faults import KEYS, NAME, ROWS, look, read
+from test_bucket_faults import write as write_all
 from wire_peer import key
 
-from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.server.config import ServerConfig
 from remote_server.store.bucket import codecs, layout
 from remote_server.store.bucket.codecs import NONE, ZSTD, CodecError
-from remote_server.store.bucket.packs import object_name, packs_in
 from remote_server.store.disk.layout import PAGE
 
 zstandard = pytest.importorskip("zstandard")
-
-ROWS = 8
-KEYS = [key(number) for number in range(ROWS)]
-NAME = object_name("", "ns", KEYS[-1])
 
 
 def numbers(seed: int, num_bytes: int = ROW_BYTES) -> bytes:
@@ -45,33 +41,10 @@ def objects(tmp_path):
 
 def write(objects: FaultyObjects, compress: str, data: list[bytes] = DATA) -> dict[str, int]:
     """A server writes all rows. Returns its counters."""
-    sums = protocol.checksums("ns", KEYS, data)
-    results: list = []
     with RealBucket(objects=objects, compress=compress) as bucket:
-        lengths = [len(each) for each in data]
-        rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, lengths, sums, chain_of(ROWS))
-        bucket.tier.write(rows, [memoryview(each) for each in data], results.extend)
-        bucket.drain()
-        assert set(results) == {"ok"}
+        assert set(write_all(bucket, data)) == {"ok"}
         assert read(bucket) == data, "the writer knows the places of its rows"
         return bucket.tier.counters()
-
-
-def look(bucket: RealBucket) -> bytes:
-    bucket.tier.expect("ns", [*packs_in(KEYS, chain_of(ROWS), ROW_BYTES, 16 << 20)])
-    states = bucket.tier.lookup_all("ns", KEYS)
-    bucket.drain()
-    return states
-
-
-def read(bucket: RealBucket) -> list[bytes | None]:
-    """The bytes of all rows; None for a miss."""
-    rows = [row for row in bucket.tier.pin_all("ns", KEYS) if row is not None]
-    buffers = [bytearray(row.length) for row in rows]
-    results: list[bool] = []
-    bucket.tier.read(rows, [memoryview(each) for each in buffers], results.extend)
-    bucket.drain()
-    return [bytes(each) if good else None for each, good in zip(buffers, results, strict=True)]
 
 
 def header_of(objects: FaultyObjects) -> layout.PackHeader:

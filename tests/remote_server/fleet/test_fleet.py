@@ -10,6 +10,7 @@ from fleet_scene import NAMESPACE, PATIENCE_S, Prompt, Scene, all_ready, get, lo
 from remote_server.client import GetOutcome
 from remote_server.client.cache_client import ABSENT_SO_FAR
 from remote_server.fleet.fleet import Fleet
+from remote_server.fleet.placement import homes
 from remote_server.protocol import KeyState, PutOutcome
 
 pytestmark = pytest.mark.real_time
@@ -113,7 +114,9 @@ def test_without_anchors_each_row_has_homes_of_its_own(standing: Scene, fleet: F
     fleet.put(NAMESPACE, prompt.keys, prompt.rows, deferred=False).result(PATIENCE_S)
     found = fleet.lookup(NAMESPACE, prompt.keys, timeout_s=PATIENCE_S).result(PATIENCE_S)
     assert found.prefix == len(prompt.keys)
-    assert all(held(standing, prompt).values()), "64 rows on four servers"
+    names = [*standing.servers]
+    for name, rows in held(standing, prompt).items():
+        assert all(names.index(name) in homes(names, NAMESPACE, prompt.keys[row]) for row in rows)
 
 
 def test_empty_requests_end(fleet: Fleet):

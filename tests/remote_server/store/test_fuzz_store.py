@@ -480,4 +480,4 @@ class LearningMachine(StoreMachine):
 
 @pytest.mark.parametrize("machine", [StoreMachine, LearningMachine])
 def test_the_store_does_what_a_model_of_it_allows(fuzz, machine):
-    fuzz.machine(machine, examples=40, steps=50)
+    fuzz.machine(machine, examples=60, steps=50)

@@ -104,17 +104,6 @@ def test_a_working_set_of_several_memories_is_served_whole_from_both(both):
     assert both.disk.tier.counters()["written"] == 4 * IN_MEMORY, "something was written twice"
 
 
-def test_a_block_is_on_disk_without_ever_leaving_memory_so_a_killed_server_has_it(tmp_path):
-    first = Both(tmp_path)
-    first.put(1, 2, 3)
-    first.close()
-    second = Both(tmp_path)
-    second.settle()
-    assert second.states(1, 2, 3, 4) == [2, 2, 2, 0]
-    assert second.fetch(3, 4, 1) == [data_of(3), None, data_of(1)]
-    second.close()
-
-
 def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp_path):
     first = Both(tmp_path)
     for number in range(8 * 16):
@@ -169,14 +158,6 @@ def test_what_memory_has_is_fetched_at_once(both):
     both.memory.unpin_all([results[0][0]])
     assert both.fetches.fetch("ns", [], results.append)
     assert results[1] == []
-
-
-def test_a_block_is_pinned_in_memory_while_it_is_written_and_no_longer(both):
-    with jobs_held(both.disk.pool):
-        both.put(1, settle=False)
-        assert both.memory.stats().pinned == 1
-    both.settle()
-    assert both.memory.stats().pinned == 0
 
 
 def test_blocks_that_memory_evicts_before_the_disk_had_time_are_counted_and_lost(tmp_path):
@@ -241,6 +222,55 @@ def force(both: Both, data: bytes) -> None:
     both.memory.view(block)[:] = data
     both.memory.complete_puts([block])
     both.tier_stack.published([block])
+
+
+def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with jobs_held(both.disk.pool):
+        both.fetches.fetch("ns", [b"0"], results.append)
+        both.put(100, 101, settle=False)
+        both.memory.clear("ns")
+        both.tier_stack.clear_below("ns")
+        assert both.states(0, 100, 101) == [0, 0, 0]
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    both.settle()
+    assert results == [[None]]
+    assert both.states(*range(2 * IN_MEMORY), 100, 101) == [0] * (2 * IN_MEMORY + 2)
+    assert both.disk.tier.stats().blocks == 0
+
+
+def test_a_replaced_block_is_replaced_on_disk_as_well(both):
+    both.put(1)
+    force(both, b"new")
+    both.settle()
+    both.put(*range(10, 10 + IN_MEMORY))
+    assert both.fetch(1) == [b"new"]
+
+
+def test_a_block_replaced_while_it_was_written_to_disk_is_not_found_there(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    with jobs_held(both.disk.pool):
+        both.put(1, settle=False)
+        force(both, b"new")
+        both.memory.clear("ns")  # the new one never gets there
+    both.settle()
+    assert both.states(1) == [0]
+    both.close()
+
+
+def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with jobs_held(both.disk.pool):
+        both.fetches.fetch("ns", [b"1"], results.append)
+        force(both, b"new")
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    assert bytes(both.memory.view(results[0][0])) == b"new"
+    both.memory.unpin_all([results[0][0]])
+    assert both.fetch(1) == [b"new"]
 
 
 def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_back(tmp_path):
