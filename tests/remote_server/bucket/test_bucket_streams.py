@@ -113,7 +113,7 @@ def test_a_long_get_over_shared_memory_has_many_packs_read_at_a_time(server, obj
     rows = [region.view[n * ROW_BYTES :][:ROW_BYTES] for n in range(ROWS)]
     with closing(region), closing(client_of(server)) as client:
         client.register(region.view, region.fd)
-        eventually(lambda: client.counters()["shm_attached"])
+        eventually(lambda: client.transport == "shm")
         got, _ = get_all(client, rows=rows)
         calls = [objects.next_held() for _ in range(PACKS)]
         objects.is_held = False
