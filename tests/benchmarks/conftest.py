@@ -4,20 +4,35 @@ what it leaves behind."""
 import contextlib
 import io
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import run
+from benchmarks.storage_workload import run, stores
+from benchmarks.storage_workload.payload import Payload
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _servers_do_not_populate() -> Iterator[None]:
-    """Benchmarks give a server a GiB at least; to fault it in takes 0.6 s of CPU time."""
+def _little_is_filled() -> Iterator[None]:
+    """Benchmarks give a server a GiB at least; to fault it in takes 0.6 s of CPU time. The storage
+    workload cuts its blocks from 64 MiB of noise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVFERRY_POPULATE", "false")
+        patch.setattr(stores, "Payload", partial(Payload, noise_bytes=1 << 20))
         yield
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """torch's threads wait for each other in a loop, which costs most where the host is busy."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +43,8 @@ def workload_run(tmp_path_factory: pytest.TempPathFactory) -> WorkloadRun:
     arguments = [
         "--model", "tiny-1b", "--num-users", "6", "--max-requests", "8",
         "--generation-mode", "none", "--gpu-mem-gb", "0", "--cpu-mem-gb", "0.01",
-        "--storage-capacity-gb", "0.2",
-        "--bytes-scale", "0.05", "--think-scale", "0.02", "--seed", "42", "--duration", "600",
+        "--storage-capacity-gb", "0.2", "--duration", "600", "--block-tokens", "64",
+        "--bytes-scale", "0.05", "--think-scale", "0.02", "--seed", "42",
         "--enable-rag", "--rag-num-docs", "2", "--cache-dir", str(folder),
         "--output", str(to.json), "--html", str(to.html),
     ]  # fmt: skip

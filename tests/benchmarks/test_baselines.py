@@ -54,6 +54,7 @@ def run(module, tmp_path: Path, *arguments: str) -> tuple[dict, dict]:
     return record, {(row["operation"], row["transport"], row["integrity"]): row for row in rows}
 
 
+@pytest.mark.usefixtures("one_torch_thread")
 def test_memory_io(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     record, rows = run(memory_io, tmp_path)
     assert {operation for operation, _, _ in rows} == {
@@ -138,6 +139,7 @@ def test_a_server_with_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     )
 
 
+@pytest.mark.usefixtures("one_torch_thread")
 def test_sigterm_keeps_what_a_run_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -54,7 +54,6 @@ def test_a_join_and_a_return_lose_nothing(tmp_path, kind, event):
     requests = conversations(tmp_path)
     point = point_of(requests, kind, 2, event)
     assert point.hits == without_limit(requests)
-    assert point.remarks == {}
     assert len(point.stored) == (3 if event is Event.JOIN else 2)
     assert min(point.stored.values()) > 0
 

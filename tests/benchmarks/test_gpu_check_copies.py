@@ -26,7 +26,7 @@ def record() -> Record:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+def small(monkeypatch: pytest.MonkeyPatch, one_torch_thread: None) -> argparse.Namespace:
     """A small shape, one trial."""
     monkeypatch.setattr(copies, "SHAPES", SMALL)
     return argparse.Namespace(total_mib=1, region_mib=4, trials=1, json=None)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from benchmarks.storage_workload.device_times import Interval, covered
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
@@ -174,14 +172,10 @@ def test_who_joins_a_read_counts_only_what_was_left_of_it():
 
 OPTIONS = Options(
     model="tiny-1b", num_users=3, max_requests=4, think_scale=0, generation_mode="none",
+    block_tokens=64,
     bytes_scale=1 / 16, gpu_mem_gb=0, cpu_mem_gb=1 / 64, storage_capacity_gb=1 / 16, seed=3,
 )  # fmt: skip
 SHAPE = BlockShape(16, 1536)
-
-
-@pytest.fixture(autouse=True)
-def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "Payload", partial(Payload, noise_bytes=1 << 20))
 
 
 def run_of(options: Options) -> Run:

@@ -263,7 +263,7 @@ def test_after_many_at_once_every_row_and_every_block_is_accounted_for(
 def options(**settings: object) -> Options:
     given = {
         "model": "tiny-1b", "num_users": 4, "duration": 60, "max_requests": 6, "seed": 5,
-        "generation_mode": "none", "bytes_scale": 1 / 64, "think_scale": 0.0,
+        "generation_mode": "none", "bytes_scale": 1 / 64, "think_scale": 0.0, "block_tokens": 64,
         "gpu_mem_gb": 1 / 512, "cpu_mem_gb": 1 / 16, "storage_capacity_gb": 1 / 4,
     }  # fmt: skip
     return Options(**{**given, **settings})  # type: ignore[arg-type]
