@@ -6,10 +6,8 @@ import json
 import logging
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,12 +15,12 @@ from typing import Any
 import pytest
 from workload_stores import Booked, MiB, blocks_of, payload, server, wire_to
 
-from benchmarks.storage_workload import accounting, stores, wire
+from benchmarks.storage_workload import accounting, wire
 from benchmarks.storage_workload.__main__ import main
 from benchmarks.storage_workload.backend import WriteDone
 from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
+from remote_server import keys
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import StatsReply
@@ -45,11 +43,6 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def mortal() -> Iterator[Server]:
     with server("--memory", "32MiB") as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "Payload", partial(Payload, noise_bytes=MiB))
 
 
 def stats_of(endpoint: str) -> StatsReply:
@@ -220,7 +213,8 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     caplog.set_level(logging.INFO)
     code = main([
         "--server", endpoint, "--model", "tiny-1b", "--num-users", "5", "--duration", "100",
-        "--generation-mode", "none", "--bytes-scale", "0.05",
+        "--gpu-mem-gb", "0",
+        "--generation-mode", "none", "--bytes-scale", "0.05", "--block-tokens", "64",
         "--seed", "1", "--output", str(output), "--think-scale", "0",
     ])  # fmt: skip
     gc.collect()  # a task whose error was not retrieved logs it when it is collected
@@ -239,13 +233,11 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
 
 
 def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_path: Path):
-    subprocess.run(
-        [sys.executable, "-m", "remote_server.keys", str(tmp_path / "keys"), "blue"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    keys.make_keys(tmp_path / "keys", ["blue"], "")
     key, tenants = tmp_path / "keys" / "server.key", tmp_path / "keys" / "tenants.toml"
-    words = ["--model", "tiny-1b", "--num-users", "2", "--max-requests", "1", "--think-scale", "0",
-             "--generation-mode", "none", "--bytes-scale", "0.05", "--seed", "1",
+    words = ["--model", "tiny-1b", "--gpu-mem-gb", "0", "--num-users", "2", "--max-requests", "1",
+             "--think-scale", "0", "--generation-mode", "none", "--bytes-scale", "0.05",
+             "--seed", "1",
              "--output", str(tmp_path / "run.json")]  # fmt: skip
     with server("--memory", "64MiB", "--keys", str(key), "--tenants", str(tenants)) as (_, where):
         client = tmp_path / "keys" / "client-blue.key"
