@@ -1,5 +1,4 @@
-"""A server, and an engine that takes four prompts at a time; between them nothing of the test, or a
-network that it can spoil.
+"""A server, and an engine that takes four prompts at a time; between them nothing of the test.
 
 The engine's pool holds nine prompts and its own cache four, so a queue of them comes from the
 server one after the other. Every limit is as users have it.
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster import BLOCK, PATIENCE_S, POOL_ROWS, connector, observer_of, stats_of
-from proxy_process import ProxyProcess
 
 from benchmarks.engine.slow_engine import SlowEngine
 from examples.engine import Completion
@@ -25,8 +23,6 @@ AT_A_TIME = 4
 ROWS = 20
 PROMPT_TOKENS = ROWS * BLOCK + 3
 ANSWER_TOKENS = 4
-# Each of four running prompts needs 21 blocks and a block more for 32 tokens of its answer: four
-# answers of 120 tokens do not fit, so requests are preempted.
 ENGINE_BLOCKS = 92
 
 FILLERS = range(9_000, 9_000 + 3 * POOL_ROWS // (2 * ROWS))
@@ -53,7 +49,9 @@ class Scene:
     def hold(self, seeds: range) -> None:
         """These prompts are on the server and nowhere else; what is not yet known is computed,
         one prompt at a time. A busy host declines some puts: what they lost is computed again."""
-        self.learn(seeds)
+        for seed in seeds:
+            if seed not in self.expected:
+                self.expected[seed] = self.ask(seed, ANSWER_TOKENS)
         for _ in range(ATTEMPTS):
             for seed in FILLERS:
                 self.ask(seed, 1)
@@ -63,12 +61,6 @@ class Scene:
             for seed in self.expected:
                 self.ask(seed, 1)
         raise AssertionError("the server does not hold the prompts")
-
-    def learn(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> None:
-        """The answers that are not yet known are."""
-        for seed in seeds:
-            if seed not in self.expected:
-                self.expected[seed] = self.ask(seed, answer_tokens)
 
     def _all_stored(self) -> bool:
         """Whether backfill, which goes with steps, brings all blocks to the server in time."""
@@ -90,22 +82,17 @@ class Scene:
             prompt_tokens(PROMPT_TOKENS, seed), answer_tokens, extra=extra, timeout_s=120
         )
 
-    def ask_all(
-        self,
-        seeds: range,
-        answer_tokens: int = ANSWER_TOKENS,
-        extra: Mapping[str, Any] | None = None,
-    ) -> list[Completion]:
+    def ask_all(self, seeds: range, extra: Mapping[str, Any] | None = None) -> list[Completion]:
         """The answers to all of these together. They are right."""
         with ThreadPoolExecutor(len(seeds)) as askers:
-            answers = list(askers.map(lambda seed: self.ask(seed, answer_tokens, extra), seeds))
+            answers = list(askers.map(lambda seed: self.ask(seed, ANSWER_TOKENS, extra), seeds))
         assert all(a.agrees_with(self.expected[s]) for s, a in zip(seeds, answers, strict=True))
         return answers
 
-    def ask_at_once(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> dict[str, float]:
+    def ask_at_once(self, seeds: range) -> dict[str, float]:
         """Ask all of these together. Gives what the engine counted."""
         with self.counting() as counted:
-            self.ask_all(seeds, answer_tokens)
+            self.ask_all(seeds)
         return counted
 
     @contextmanager
@@ -139,48 +126,23 @@ class Scene:
             time.sleep(0.05)
 
 
-class FarScene(Scene):
-    """The engine reaches the server by TCP through `proxy`, all the time. On a busy host the proxy
-    makes healthy lookups late, though it is a process of its own: a test that needs every prompt
-    in time uses `Scene`."""
-
-    def __init__(self, server: RemoteServer, proxy: ProxyProcess, engine: SlowEngine) -> None:
-        super().__init__(server, engine)
-        self.proxy = proxy
-
-
 @contextmanager
 def scene_of(model: Path, logs: Path) -> Iterator[Scene]:
     """All of it, until the end of the block."""
-    with (
-        RemoteServer("512MiB", log=logs / "busy-server.log") as server,
-        engine_at(model, server.endpoint, logs / "busy-engine.log") as engine,
-    ):
-        scene = Scene(server, engine)
-        yield scene
-        scene.client.close()
-
-
-@contextmanager
-def far_scene_of(model: Path, logs: Path) -> Iterator[FarScene]:
-    """The same with the proxy in between."""
-    with (
-        RemoteServer("512MiB", log=logs / "far-server.log") as server,
-        ProxyProcess(server.endpoint) as proxy,
-        engine_at(model, proxy.endpoint, logs / "far-engine.log", transport="tcp") as engine,
-    ):
-        scene = FarScene(server, proxy, engine)
-        yield scene
-        scene.client.close()
-
-
-def engine_at(model: Path, endpoint: str, log: Path, **settings: str) -> SlowEngine:
     args = [
         *("--max-model-len", "1024"),
         *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
         *("--max-num-seqs", str(AT_A_TIME)),
     ]
-    return SlowEngine(model, connector=connector(endpoint, **settings), args=args, log=log)
+    with (
+        RemoteServer("512MiB", log=logs / "busy-server.log") as server,
+        SlowEngine(
+            model, connector=connector(server.endpoint), args=args, log=logs / "busy-engine.log"
+        ) as engine,
+    ):
+        scene = Scene(server, engine)
+        yield scene
+        scene.client.close()
 
 
 def counted_of(counted: Mapping[str, float], name: str) -> float:

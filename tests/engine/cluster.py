@@ -82,10 +82,6 @@ class Cluster:
     def counter(self, name: str) -> int:
         return self.stats().counters[name]
 
-    def namespace_of_the_model(self) -> str:
-        """Where the engines keep the small model's blocks; this client may use it now."""
-        return declared(self.client)
-
     @contextmanager
     def left(self, engine: "Engine") -> Iterator[None]:
         """The proxy may aim at other servers in the block, and has nothing to offer to them."""
@@ -306,7 +302,7 @@ def connector(endpoint: str | None, **settings: Any) -> dict[str, Any]:
     }
 
 
-def bare_tier(server: str | list[str], namespace: str, **settings: Any) -> dict[str, Any]:
+def bare_tier(server: str, namespace: str, **settings: Any) -> dict[str, Any]:
     """vLLM's own connector over the tier: as on a GPU host, but for the spec, since vLLM's refuses
     the CPU platform."""
     tier = {

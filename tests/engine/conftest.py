@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from busy_scene import FarScene, Scene, far_scene_of, scene_of
+from busy_scene import Scene, scene_of
 from cluster import (
     PATIENT,
     ROW_BYTES,
@@ -42,7 +42,7 @@ def cluster(logs: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def engines(
+def shared_engines(
     request: pytest.FixtureRequest, cluster: Cluster, model: Path, logs: Path
 ) -> Iterator[dict[str, Engine]]:
     """Those of the three fixtures below that some test of this session names."""
@@ -68,34 +68,27 @@ def engines(
 
 
 @pytest.fixture(scope="session")
-def engine(engines: dict[str, Engine]) -> Engine:
+def engine(shared_engines: dict[str, Engine]) -> Engine:
     """The ordinary engine: its own prefix cache on, a small pool, the server over TCP so that a
     test can hold what comes from it."""
-    return engines["engine"]
+    return shared_engines["engine"]
 
 
 @pytest.fixture(scope="session")
-def plain(engines: dict[str, Engine]) -> Engine:
+def plain(shared_engines: dict[str, Engine]) -> Engine:
     """vLLM as it is, without a connector."""
-    return engines["plain"]
+    return shared_engines["plain"]
 
 
 @pytest.fixture(scope="session")
-def uncached(engines: dict[str, Engine]) -> Engine:
+def uncached(shared_engines: dict[str, Engine]) -> Engine:
     """A second engine on the server, over shared memory, with vLLM's own prefix caching off and its
     worker in another process. It names the connector by its module, not by the plugin."""
-    return engines["uncached"]
+    return shared_engines["uncached"]
 
 
 @pytest.fixture(scope="session")
 def scene(model: Path, logs: Path) -> Iterator[Scene]:
-    """An engine for queues, and its server. For the whole suite, as the next one."""
+    """An engine for queues, and its server. For the whole suite."""
     with scene_of(model, logs) as scene:
-        yield scene
-
-
-@pytest.fixture(scope="session")
-def far_scene(model: Path, logs: Path) -> Iterator[FarScene]:
-    """The same with a network between them that can be spoiled."""
-    with far_scene_of(model, logs) as scene:
         yield scene

@@ -6,7 +6,7 @@ client computes alone; where they are is asked of each server itself.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -15,13 +15,11 @@ from busy_scene import counted_of
 from cluster import (
     BLOCK,
     PATIENCE_S,
-    POOL_ROWS,
-    ROW_BYTES,
     Engine,
     by_reason,
     connector,
+    declared,
     observer_of,
-    stats_of,
     until,
 )
 from gate_proxy import GateProxy
@@ -30,9 +28,6 @@ from benchmarks.engine.prompts import keys_of
 from examples.engine import Completion
 from examples.processes import RemoteServer, free_port
 from examples.tiny_model import prompt_tokens
-from remote_server.client import ClientConfig
-from remote_server.fleet.fleet import Fleet
-from remote_server.fleet.server_list import WatchedList
 from remote_server.protocol import KeyState
 from remote_server.runs import run_of
 
@@ -68,23 +63,17 @@ class Member:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.port = name, free_port()
-        self.disk = folder / name
         self._log = folder / f"{name}.log"
         self.proxy = GateProxy(f"tcp://127.0.0.1:{self.port}")
         self.direct = f"tcp://127.0.0.1:{self.port}?name={name}"
         self.through_proxy = f"{self.proxy.endpoint}?name={name}"
         self.start()
 
-    def start(self, *args: str) -> None:
-        """A new process, without blocks but for those of a disk in `args`."""
-        self.server = RemoteServer(
-            "128MiB", bind=f"tcp://127.0.0.1:{self.port}",
-            args=["--name", self.name, *args], log=self._log,
-        ).start()  # fmt: skip
+    def start(self) -> None:
+        """A new process, without blocks."""
+        bind, args = f"tcp://127.0.0.1:{self.port}", ["--name", self.name]
+        self.server = RemoteServer("128MiB", bind=bind, args=args, log=self._log).start()
         self.client = observer_of(self.server)
-
-    def with_disk(self) -> None:
-        self.start("--disk", str(self.disk), "--disk-bytes", "128MiB", "--disk-write-rate", "0")
 
     def kill(self) -> None:
         """With -9. What came through the proxy ends there too, and what waits in it is lost."""
@@ -96,9 +85,6 @@ class Member:
     def states(self, namespace: str, keys: Sequence[bytes]) -> list[KeyState]:
         found = self.client.lookup(namespace, keys, timeout_s=PATIENCE_S).result()
         return [KeyState(state) for state in found.states]
-
-    def counter(self, name: str) -> int:
-        return stats_of(self.client).counters[name]
 
 
 class Servers:
@@ -134,59 +120,18 @@ class Servers:
     def addresses(self) -> list[str]:
         return [self.by_name[name].direct for name in NAMES]
 
-    def add(self, name: str) -> Member:
-        self.by_name[name] = Member(name, self._folder)
-        return self.by_name[name]
-
-    def remove(self, name: str) -> None:
-        member = self.by_name.pop(name)
-        member.kill()
-        member.proxy.__exit__()
-
     @property
     def alive(self) -> dict[str, Member]:
         return {name: one for name, one in self.by_name.items() if one.server.running}
 
-    def namespace(self, label: str) -> str:
+    def namespace(self) -> str:
         """Where engines keep the blocks of the model; the test's clients may use it now."""
-        namespace, fingerprint = self._declared(label)
-        for member in self.alive.values():
-            member.client.declare(namespace, ROW_BYTES, fingerprint)
-            until(lambda client=member.client: client.ready, "the server takes the namespace")
+        (namespace,) = {declared(member.client) for member in self.alive.values()}
         return namespace
 
-    def _declared(self, label: str) -> tuple[str, Mapping[str, str]]:
-        """The namespace of the engines, and what they declared of it."""
-        found = dict[str, Mapping[str, str]]()
-        for member in self.alive.values():
-            known = member.client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
-            found |= {name: seen.fingerprint for name, seen in known.items()}
-        ((namespace, fingerprint),) = (
-            one for one in found.items() if one[0].startswith(f"{label}@")
-        )
-        return namespace, fingerprint
-
-    def fetched_by_another_client(self, prompt: Sequence[int], label: str = "qwen2") -> None:
-        """All rows, as an engine of its own would get them."""
-        namespace, fingerprint = self._declared(label)
-        keys = keys_of(prompt, BLOCK)
-        rows = [memoryview(bytearray(ROW_BYTES)) for _ in keys]
-        fleet = Fleet(WatchedList(self.addresses), ClientConfig("tcp://127.0.0.1:1"))
-        try:
-            fleet.declare(namespace, ROW_BYTES, fingerprint)
-            until(lambda: all(fleet.are_ready), "the servers take another client")
-            anchors = [keys[PARTS.index(part)] for part in PARTS]
-            fleet.lookup(namespace, keys, timeout_s=PATIENCE_S, anchors=anchors).result()
-            got = fleet.get(
-                namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, anchors=anchors
-            )
-            assert len(got.result().landed) == len(keys)
-        finally:
-            fleet.close()
-
-    def holders(self, prompt: Sequence[int], label: str = "qwen2") -> Holders:
+    def holders(self, prompt: Sequence[int]) -> Holders:
         """As each server itself answers."""
-        namespace, keys = self.namespace(label), keys_of(prompt, BLOCK)
+        namespace, keys = self.namespace(), keys_of(prompt, BLOCK)
         holders: Holders = [[] for _ in keys]
         for name, member in self.alive.items():
             for row, state in enumerate(member.states(namespace, keys)):
@@ -194,11 +139,11 @@ class Servers:
                     holders[row].append(name)
         return holders
 
-    def when_stored(self, prompts: Sequence[Sequence[int]], label: str = "qwen2") -> list[Holders]:
+    def when_stored(self, prompts: Sequence[Sequence[int]]) -> list[Holders]:
         """The holders of these prompts, once every row has some."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            found = [self.holders(prompt, label) for prompt in prompts]
+            found = [self.holders(prompt) for prompt in prompts]
             if all(all(holders) for holders in found):
                 return found
             lacking = [holders.count([]) for holders in found]
@@ -208,12 +153,6 @@ class Servers:
 
 class FleetEngine(Engine):
     """An engine on several servers."""
-
-    def push_out_of_pool(self, seed: int) -> None:
-        """Fill the pool with other prompts and forget the engine's own blocks."""
-        for i in range(3):
-            self.ask(prompt_tokens(POOL_ROWS // 2 * BLOCK, seed=10_000 + seed * 10 + i), 1)
-        self.forget()
 
     def ready_servers(self) -> set[str]:
         self.tick()
@@ -238,10 +177,7 @@ class FleetEngine(Engine):
         answer, tokens = self.ask_from(prompt)
         assert tokens["engine"] == tokens["pool"] == 0, "it has been there before"
         counted = {name: n - before.get(name, 0) for name, n in self.metrics().items()}
-        reasons = ("kvferry_missed_blocks_t", "kvferry_prefix_cut_t", "kvferry_loaded_blocks_t")
         waited = counted_of(counted, "kvferry_wait_seconds_sum")
-        found = {name: n for name, n in counted.items() if n and name.startswith(reasons)}
-        print(f"{tokens}, waited {waited:.3f} s, {found}")
         assert waited <= BUDGET_S + 0.5, "a step of the engine besides"
         assert self.metric("kvferry_hook_errors_total") == 0
         return answer, tokens["server"]

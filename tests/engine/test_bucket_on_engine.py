@@ -122,6 +122,5 @@ def lose_a_machine(
         until(lambda: stats_of(client).counters["bucket_listed"] == 1, "the bucket is listed")
         found = [engine.ask_from(prompt) for prompt in prompts]
         counters = stats_of(client).counters
-    print({name: n for name, n in counters.items() if "bucket" in name and n})
     assert all(a.agrees_with(e) for (a, _), e in zip(found, expected, strict=True))
     return sum(levels["server"] for _, levels in found), counters

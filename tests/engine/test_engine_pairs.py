@@ -1,12 +1,10 @@
 """Pairs of real engines, one after the other against one server: equal ones share, others never.
 
 The first engine stores a prompt. Each of the others differs from it in one thing, asks for the
-same prompt, and finds the blocks of the first or does not. With `-s` the table is printed. It is
-written beside the engines' logs as well.
+same prompt, and finds the blocks of the first or does not. With `-s` a table is printed.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,8 +102,6 @@ PAIRS: dict[str, Pair] = {
 
 
 def test_equal_engines_share_and_different_ones_never(cluster: Cluster, model: Path, logs: Path):
-    wanted = os.environ.get("KVFERRY_PAIRS")  # some of them, to look into one
-    pairs = {name: pair for name, pair in PAIRS.items() if not wanted or name in wanted.split(";")}
     with Engine(
         model, connector=connector(cluster.server.endpoint, **PATIENT), args=ENGINE_ARGS,
         log=logs / "first.log",
@@ -113,9 +109,8 @@ def test_equal_engines_share_and_different_ones_never(cluster: Cluster, model: P
         first.when_ready()
         expected = first.ask(PROMPT)
         first.settle()
-    table, wrong = logs / "pairs.txt", []
-    table.write_text(line("what differs", "shared", "tokens from the server"))
-    for number, (name, pair) in enumerate(pairs.items()):
+    wrong = []
+    for number, (name, pair) in enumerate(PAIRS.items()):
         try:
             answer, tokens = second(pair, cluster, model, logs, f"pair-{number}")
         except StartFailed:
@@ -126,14 +121,9 @@ def test_equal_engines_share_and_different_ones_never(cluster: Cluster, model: P
             same = found == 640 // BLOCK * BLOCK and answer.agrees_with(expected)
         if shared != pair.shares or (shared and not same):
             wrong.append(name)
-        with table.open("a") as rows:
-            rows.write(line(name, {None: "no start"}.get(shared, "yes" if shared else "no"), found))
-    print(f"\n{table.read_text()}")
+        verdict = {None: "no start"}.get(shared, "yes" if shared else "no")
+        print(f"{name:30} shared: {verdict:8} {found} tokens from the server")
     assert wrong == []
-
-
-def line(name: str, shared: str, tokens: object) -> str:
-    return f"{name:30} {shared:8} {tokens}\n"
 
 
 def second(pair: Pair, cluster: Cluster, model: Path, logs: Path, name: str) -> tuple[Any, Any]:

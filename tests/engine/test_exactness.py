@@ -159,15 +159,16 @@ def test_a_queue_that_the_server_holds_comes_from_it_while_the_pool_is_too_small
 def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine):
     """Eight prompts just fit the engine's blocks; their answers do not. The prompts come from the
     server, and what is preempted does so again."""
-    prompts = [prompt_tokens(376 + i, seed=200 + i) for i in range(8)]
+    prompts = [prompt_tokens(12 * BLOCK - 4, seed=200 + i) for i in range(8)]
+    answer_tokens = 40
     assert 8 * 12 < SMALL_BLOCKS < 8 * 14
-    alone = [plain.ask(prompt, 72) for prompt in prompts]
+    alone = [plain.ask(prompt, answer_tokens) for prompt in prompts]
     before = engine.metric("vllm:num_preemptions_total")
     # What a preempted request computes again, it computes in another batch.
-    assert wrong_of(engine.ask_together(prompts, 72), alone) == [], "cold"
+    assert wrong_of(engine.ask_together(prompts, answer_tokens), alone) == [], "cold"
     engine.leave_to_server()
     with engine.counting() as tokens:
-        answers = engine.ask_together(prompts, 72)
+        answers = engine.ask_together(prompts, answer_tokens)
     assert wrong_of(answers, alone) == [], "from the server"
     assert tokens["server"] >= 8 * 11 * BLOCK
     assert engine.metric("vllm:num_preemptions_total") > before

@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from cluster import BLOCK, PATIENCE_S, ROW_BYTES, Cluster, Engine
+from cluster import BLOCK, PATIENCE_S, ROW_BYTES, Cluster, Engine, declared
 
 from benchmarks.engine.prompts import keys_of
 from examples.tiny_model import prompt_tokens
@@ -26,7 +26,7 @@ def test_the_tests_would_notice_altered_blocks(engine: Engine, cluster: Cluster)
     prompt = prompt_tokens(1000, seed=500)
     cold = engine.ask(prompt)
     engine.leave_to_server()
-    namespace = cluster.namespace_of_the_model()
+    namespace = declared(cluster.client)
     keys = keys_of(prompt, BLOCK)
     intact = blocks_of(cluster, namespace, keys)
     altered = [bytearray(block) for block in intact]
@@ -56,7 +56,7 @@ def test_what_comes_back_is_what_was_stored(engine: Engine, cluster: Cluster):
     prompt = prompt_tokens(20 * BLOCK + 3, seed=510)
     engine.ask(prompt, 1)
     engine.leave_to_server()
-    namespace = cluster.namespace_of_the_model()
+    namespace = declared(cluster.client)
     keys = keys_of(prompt, BLOCK)
     digest = hashlib.sha256(b"".join(blocks_of(cluster, namespace, keys))).digest()
     _, tokens = engine.ask_from(prompt, 1)
