@@ -14,16 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from busy_scene import (
-    AT_A_TIME,
-    ATTEMPTS,
-    LATE,
-    MISSED,
-    ROWS,
-    Scene,
-    counted_of,
-    longest,
-)
+from busy_scene import AT_A_TIME, ATTEMPTS, LATE, MISSED, ROWS, Scene, counted_of, longest
 from cluster import BLOCK, by_reason
 
 from benchmarks.engine.slow_engine import SlowEngine
