@@ -256,6 +256,7 @@ def test_a_put_given_up_after_its_bytes_have_left_costs_nothing(far, make_client
     far.silence(Put)
     put = client.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
     far.wait_for(Put)
+    turn(client)
     eventually(lambda: not client._loop.channels[-1]._sending)
     clock.advance(60.1)
     assert put.result(PATIENCE_S).error is not None
