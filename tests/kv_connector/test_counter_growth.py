@@ -1,10 +1,12 @@
 """Counters of the tier: vLLM adds up what it is given, so each event is reported once."""
 
+from typing import Any
+
 from kv_connector import metrics
 from kv_connector.metrics import TierCounters
 
 
-def grown(counters: TierCounters) -> dict[str, object]:
+def grown(counters: TierCounters) -> dict[str, Any]:
     return dict(counters.take_stats({}).data["data"])
 
 

@@ -1,4 +1,4 @@
-"""Jobs of two files: where the offsets of one go on in the other, and when only one can be read."""
+"""Verdicts of the mover: whose bytes a job moves, to which byte, and what it reports as intact."""
 
 import os
 from contextlib import ExitStack, closing
@@ -54,3 +54,15 @@ def test_the_file_that_ends_early_is_not_intact_and_the_other_is(tmp_path):
 
     assert job.failed
     assert job.intact(()) == [True, False]
+
+
+def test_a_streamed_copy_has_its_last_bytes_at_any_alignment():
+    for shift in (0, 1, 63):
+        for length in (1, 63, 64, 65, 200, 4096 + 17):
+            source, target = random_memory(length), random_memory(length + shift + 1)
+            after = target.at(shift + length, 1)
+            with closing(make_mover(1)) as mover:
+                places = [target.address + shift], [source.address], [length]
+                mover.run(Job(Kind.COPY, *places, stream=True, keep=(source, target)))
+            assert target.at(shift, length) == source.at(0, length), (shift, length)
+            assert target.at(shift + length, 1) == after, (shift, length)
