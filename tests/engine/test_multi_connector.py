@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
-from sibling_connector import GOT_ITS_OWN
 
 from examples.tiny_model import prompt_tokens
 
@@ -32,6 +31,8 @@ def multi(*connectors: dict[str, Any]) -> dict[str, Any]:
 def test_both_connectors_work_in_either_order(
     first: str, cluster: Cluster, model: Path, logs: Path
 ):
+    from sibling_connector import GOT_ITS_OWN  # seconds of vLLM, for one test
+
     prompt, log = prompt_tokens(640 + 3, seed=950 + len(first)), logs / f"multi-{first}.log"
     ours = connector(cluster.server.endpoint, **PATIENT)
     order = [ours, SIBLING] if first == "kvferry" else [SIBLING, ours]

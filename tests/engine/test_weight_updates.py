@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
-from safetensors.torch import load_file, save_file
 
 from examples.tiny_model import prompt_tokens
 
@@ -31,6 +30,8 @@ class Updated(Engine):
 
 
 def with_other_weights(model: Path, folder: Path) -> Path:
+    from safetensors.torch import load_file, save_file  # seconds of torch, for one test
+
     folder.mkdir()
     for file in model.iterdir():
         if file.suffix == ".safetensors":
