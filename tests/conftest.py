@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.real_time)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(400))
+                item.add_marker(pytest.mark.timeout(900))  # several start at once
     if config.getoption("--whole"):
         return
     kept, left_out = [], []

@@ -61,7 +61,6 @@ def test_a_lost_machines_prompts_come_back_from_the_bucket_alone(
     assert counters["bucket_packs_read"] == PACKS, "each once"
 
 
-@pytest.mark.timeout(600)
 def test_a_hybrid_models_prompts_come_back_too(model: Path, logs: Path, tmp_path: Path):
     """Of each pack, the rows of full attention and those of two groups with a window."""
     hybrid = build_hybrid(tmp_path / "hybrid", model)
