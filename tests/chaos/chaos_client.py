@@ -6,9 +6,10 @@ And by the clock: its future ends by its own deadline, give or take `SLACK_S`.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from remote_server.client import (
     PutResult,
     RemoteClient,
     SharedRegion,
+    lane_link,
 )
 from remote_server.client.lane_opening import why_slow
 from remote_server.errors import (
@@ -43,6 +45,10 @@ PIECE_BYTES = 1 << 20
 """The rows of one request: enough for the largest in the random run."""
 
 NUM_LANES = 2
+
+LANE_PAUSE_S = 0.2
+"""The longest before a lane is opened again. A client waits for up to half a minute when its lanes
+break all the time, and would use ZeroMQ meanwhile."""
 
 QUICK = {"reconnect_s": 0.02, "longest_reconnect_s": 0.2, "breaker_longest_backoff_s": 1.0}
 
@@ -307,6 +313,16 @@ class ChaosClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def eager_lanes(pause_s: float = LANE_PAUSE_S) -> Iterator[None]:
+    """Clients of this process wait no longer before they open a lane again."""
+    usual, lane_link.LONGEST_PAUSE_S = lane_link.LONGEST_PAUSE_S, pause_s
+    try:
+        yield
+    finally:
+        lane_link.LONGEST_PAUSE_S = usual
 
 
 class JumpingClock:

@@ -7,7 +7,7 @@ length. Tests in files called `test_engine_….py` start a real engine and are m
 import random
 
 import pytest
-from chaos_client import ChaosClient
+from chaos_client import ChaosClient, eager_lanes
 from chaos_server import ChaosServer
 from fault_proxy import FaultProxy
 
@@ -92,8 +92,9 @@ def make_client(proxy):
         clients[-1].wait_until_ready()
         return clients[-1]
 
-    yield make
-    proxy.clear()
-    for client in clients:
-        client.check()
-        client.close()
+    with eager_lanes():
+        yield make
+        proxy.clear()
+        for client in clients:
+            client.check()
+            client.close()

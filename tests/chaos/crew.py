@@ -10,26 +10,26 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import zmq
 from actors import SETTLE_S, Actor, Habits, Totals
+from chaos_client import LANE_PAUSE_S, eager_lanes
 from chaos_server import eventually
 from fault_proxy import FaultProxy
 from lane_storm import LaneStorm
 from sky import Sky
 from weather import Weather
 
-from remote_server.client import RemoteClient, lane_link
+from remote_server.client import RemoteClient
 from remote_server.native.job import Job, Kind
 from remote_server.native.mover import run
 
-_PAUSE_S, _STORM_PAUSE_S = 0.2, 0.005
-"""The longest before a lane is opened again. A client waits for up to half a minute when its lanes
-break all the time, and would use ZeroMQ meanwhile."""
+_STORM_PAUSE_S = 0.005
+"""The longest before a lane is opened again, in a storm."""
 
 
 class Progress(NamedTuple):
@@ -126,7 +126,7 @@ class Crew:
         open_once()
         self._before = Held.by(os.getpid())
         self._stack = ExitStack()
-        self._stack.enter_context(_eager_lanes(_STORM_PAUSE_S if plan.storm else _PAUSE_S))
+        self._stack.enter_context(eager_lanes(_STORM_PAUSE_S if plan.storm else LANE_PAUSE_S))
         number = plan.number * len(plan.transports)
         self._proxies = [
             self._stack.enter_context(FaultProxy(endpoint, plan.seed + number + at))
@@ -251,16 +251,6 @@ class Crew:
             actor.run(lambda: not (self._over.is_set() or self._errors))
         except BaseException as error:
             self._errors.append(error)
-
-
-@contextmanager
-def _eager_lanes(pause_s: float) -> Iterator[None]:
-    """Clients of this process wait no longer before they open a lane again."""
-    usual, lane_link.LONGEST_PAUSE_S = lane_link.LONGEST_PAUSE_S, pause_s
-    try:
-        yield
-    finally:
-        lane_link.LONGEST_PAUSE_S = usual
 
 
 def open_once() -> None:

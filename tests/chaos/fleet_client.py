@@ -39,8 +39,8 @@ class Limits(NamedTuple):
     put_s: float
 
 
-ENGINE = Limits(0.3, 2.0, 0.3, 1.0)
-"""About those of an engine. A server that is busy may be late."""
+IMPATIENT = Limits(1.0, 4.0, 1.0, 4.0)
+"""More than an engine's: healthy servers are hardly late beside other work."""
 
 PATIENT = Limits(60.0, 60.0, 60.0, 60.0)
 

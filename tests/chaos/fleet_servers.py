@@ -154,7 +154,10 @@ class FleetServers:
 
 
 def shared_files() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "kvferry" in name}
+    """Without those of engines, which others may run on this host."""
+    return {
+        name for name in os.listdir("/dev/shm") if "kvferry" in name and not name.startswith("vllm")
+    }
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 from chaos_server import eventually
-from fleet_client import ENGINE, PATIENT, FleetClient
+from fleet_client import IMPATIENT, PATIENT, FleetClient
 from fleet_load import FleetLoad, failed, hit_rate
 from fleet_servers import FAULTS, NAMES, FleetServers, nothing_left
 
@@ -84,7 +84,7 @@ def one_fault(
     before = load.sweep()
     assert before > 0.99, "all rows fit"
     opened = [client.opened() for client in load.clients]
-    with load.running(ENGINE if is_timed else PATIENT) as during:
+    with load.running(IMPATIENT if is_timed else PATIENT) as during:
         load.until_served(during, 2 * len(load.clients))
         with victim.fault(kind):
             load.until_served(during, (100 if is_timed else 20) * len(load.clients))
@@ -101,7 +101,7 @@ def one_fault(
 
     eventually(lambda: all(client.complete for client in load.clients), "it is used again")
     # Of a connection that lost a part of a message the first sweep finds out.
-    rates = [load.sweep(ENGINE), load.sweep()]
+    rates = [load.sweep(IMPATIENT), load.sweep()]
     assert rates[-1] >= RECOVERED * before, f"{kind}: {before:.3f} before, then {rates}"
     print(
         f"  {kind:22} of {victim.name}: {len(during):5} requests, hits {hit_rate(during):4.0%}, "
