@@ -118,6 +118,22 @@ def test_rows_are_untouched_from_the_end_of_their_get_on(far, make_client, clock
     client.check()
 
 
+def test_a_get_whose_lane_ends_amid_its_blocks_has_those_that_came_whole(far, make_client):
+    client = make_client(far.endpoint)
+    wait_for_lanes(client)
+    future, rows, asked = begun(client, far, 3)
+    data = announce(far, asked)
+    lane = far.lanes.of(asked.peer, asked.message.lane)
+    lane.connection.sendall(data[: len(data) // 2])
+    (gets,) = [one for one in client._loop.channels if hasattr(one, "_landings")]
+    eventually(lambda: gets._landings)
+    lane.finish()
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [HIT] + [GetOutcome.UNAVAILABLE] * 2
+    assert rows[0] == block(0)
+    assert client.counters()["lanes_broken"] == 1
+
+
 def test_the_lane_of_blocks_that_never_come_is_closed_after_a_second(
     far, make_client, clock: Clock
 ):

@@ -18,6 +18,7 @@ from client_helpers import (
     key,
     rows_of,
     turn,
+    wake,
 )  # fmt: skip
 from descriptors import memfd, open_fds
 from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
@@ -339,6 +340,23 @@ def test_a_client_is_not_ready_while_it_maps_the_blocks_of_an_earlier_epoch(
     clock.advance(RETRY_S + 0.1)
     eventually(lambda: client.ready)
     assert client.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S).created == 1
+
+
+def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch, breaks_inside):
+    def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    near.silence(SharedGet)
+    keys = hold_blocks(near, range(1))
+    got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
+    near.wait_for(SharedGet)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShmLink, "expire", fail)
+        wake(auto)
+        assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
+    near.behave()
+    eventually(lambda: auto.ready and auto.transport == "shm")
+    works(auto, near, SharedGet)
 
 
 def _num_maps() -> int:
