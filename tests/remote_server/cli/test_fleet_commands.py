@@ -5,7 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import IO, NamedTuple
 
 import pytest
@@ -235,34 +236,45 @@ def test_why_names_the_difference_of_engines_that_declared_to_different_servers(
 # ── processes ────────────────────────────────────────────────────────────────────────────
 
 
-def test_watching_goes_on_while_a_server_stands_still_and_ends_with_ctrl_c():
-    servers = [ServerProcess("16MiB", "--name", name) for name in ("a", "b")]
-    addresses = ",".join(
-        f"{one.endpoint}?name={name}" for one, name in zip(servers, ("a", "b"), strict=True)
-    )
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "remote_server.cli", "watch", "--json", "--server", addresses,
-         "--timeout-s", "0.5"],
+@contextmanager
+def watching(addresses: str, timeout_s: float) -> Iterator[IO[str]]:
+    """The lines of `kvferry watch`, which is ended by Ctrl-C after this block."""
+    command = [sys.executable, "-m", "remote_server.cli", "watch", "--json"]
+    process = subprocess.Popen(
+        [*command, "--server", addresses, "--timeout-s", str(timeout_s)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        # A shell has its background jobs ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        assert watching.stdout is not None
-        assert "kvferry" in watching.stdout.readline()
-        with servers[1].frozen():
-            _line_with(watching.stdout, '"failed": {"b"', "the server is gone")
-        _line_with(watching.stdout, '"failed": {}', "epoch")
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(PATIENCE_S) == 130
+        assert process.stdout is not None
+        yield process.stdout
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
     finally:
-        watching.kill()
-        watching.communicate()
-        for server in servers:
-            server.close()
+        process.kill()
+        process.communicate()
 
 
-def _line_with(lines: IO[str], *texts: str) -> None:
-    """Read until a line has one of `texts`."""
-    assert any(any(text in line for text in texts) for line in lines)
+def test_watching_goes_on_without_a_server_that_is_gone_and_ends_with_ctrl_c(filled: Scene):
+    with watching(",".join(map(filled.address, NAMES)), PATIENCE_S) as lines:
+        assert "kvferry" in lines.readline()
+        filled.stop("kvferry-1")
+        assert any("the server is gone" in line for line in lines)
+
+
+@pytest.mark.whole
+def test_watching_goes_on_while_a_server_stands_still():
+    with ExitStack() as stack:
+        servers = {name: ServerProcess("16MiB", "--name", name) for name in ("a", "b")}
+        for server in servers.values():
+            stack.callback(server.close)
+        addresses = ",".join(f"{one.endpoint}?name={name}" for name, one in servers.items())
+        with watching(addresses, 0.5) as lines:
+            assert "kvferry" in lines.readline()
+            with servers["b"].frozen():
+                assert any("the server is gone" in line for line in lines)
+            assert any("epoch" in line for line in lines)
 
 
 @pytest.mark.whole

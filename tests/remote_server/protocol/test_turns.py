@@ -101,16 +101,6 @@ def test_a_tenant_gets_the_time_of_one_however_many_connections_it_has(server):
     assert abs(Counter(server.seen)["alone"] - 30) <= 1
 
 
-def test_connections_of_one_tenant_share_its_time(server):
-    server.add("a1", "a1", 30, tenant="a")
-    server.add("a2", "a2", 30, tenant="a")
-    server.add("b", "b", 30, tenant="b")
-    for _ in range(40):
-        server.step()
-    counted = Counter(server.seen)
-    assert (counted["b"], counted["a1"], counted["a2"]) == (20, 10, 10)
-
-
 def test_time_counts_and_not_the_number_of_steps(server):
     server.add("slow", "slow", 20, 4 * STEP_S)
     server.add("quick", "quick", 80, STEP_S)

@@ -56,7 +56,7 @@ def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
 
 
 def refused(capsys, *flags: str) -> str:
-    """What a server with these flags says instead of starting."""
+    """What a server with these flags prints instead of starting."""
     assert main(["--bind", "tcp://127.0.0.1:*", "--admin", "off", *flags]) == 2
     return capsys.readouterr().err
 

@@ -94,7 +94,7 @@ def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, mo
         peer.put(range(40), length=LENGTH)
         for _ in range(20):
             frozen.send_get(range(40))
-        peer.stats_once(lambda stats: stats.counters["clients_gone"] == 1)
+        peer.stats_once(lambda stats: stats.counters["clients_gone"] >= 1)
         peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
         server.store.tier_stack.check()
 

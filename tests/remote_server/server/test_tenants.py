@@ -106,33 +106,23 @@ def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
     assert a.stats().counters["removed"] == 0
 
 
-def test_a_tenant_that_fills_its_quota_evicts_only_its_own(tenancy):
-    tenancy.write(a='memory = "2MiB"', b='memory = "1MiB"')
-    tenancy.start()
-    a, b = tenancy.peer("a"), tenancy.peer("b")
-    a.hello()
-    b.hello()
-    a.put(range(8))
-    for first in range(0, 1000, 50):
-        b.put(range(first, first + 50))
-    stats = b.stats()
-    assert stats.tiers["memory"].used_bytes <= 1 * MiB
-    assert stats.counters["evicted"] > 0
-    assert a.lookup(range(8)).states == READABLE * 8
-    assert a.stats().counters["evicted"] == 0
-
-
-def test_pinning_all_of_its_memory_takes_nothing_from_another_tenant(tenancy):
+def test_a_tenant_that_fills_or_pins_all_of_its_memory_takes_nothing_from_another(tenancy):
     tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
     tenancy.start()
-    greedy, a = SharedPeer(tenancy.peer("b"), namespace="ns"), tenancy.peer("a")
+    a, greedy = tenancy.peer("a"), SharedPeer(tenancy.peer("b"), namespace="ns")
     a.hello()
+    a.put(range(8))
     full = 1 * MiB // BLOCK_BYTES
-    for first in range(0, full, 100):
-        greedy.put(range(first, min(first + 100, full)))
-    assert greedy.lease(range(full)).hit == full
+    for first in range(0, 2 * full, 64):
+        greedy.put(range(first, first + 64))
+    stats = greedy.peer.stats()
+    assert stats.tiers["memory"].used_bytes <= 1 * MiB
+    assert stats.counters["evicted"] > 0
+    assert greedy.lease(range(full, 2 * full)).hit == full
     assert greedy.peer.put([9999]).declined == {"no_slot": 1}
-    assert a.put(range(full)).created == full
+    assert a.lookup(range(8)).states == READABLE * 8
+    assert a.stats().counters["evicted"] == 0
+    assert a.put(range(8, full)).created == full - 8
 
 
 def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(tenancy):
@@ -173,22 +163,14 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
 # ── shared memory ────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_tenants_arena_never_shows_a_byte_of_another_tenant(tenancy):
+def test_arenas_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
     tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
-    tenancy.start()
+    server = tenancy.start()
     a, b = (SharedPeer(tenancy.peer(name), namespace="ns") for name in "ab")
     a.put(range(5))
     assert a.get(range(5)) == [block(number) for number in range(5)]
-    whole = b.arena[:]
     assert block(1)[:64] in a.arena[:]
-    assert block(1)[:64] not in whole
-    assert not any(whole), "untouched, words and all"
-
-
-def test_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
-    server = tenancy.start()
-    a, b = (SharedPeer(tenancy.peer(name), namespace="ns") for name in "ab")
-    a.put([1])
+    assert not any(b.arena[:]), "untouched, words and all"
     held = a.lease([1])
     assert held.hit == 1
     b.peer.send(Release(request_id=b.peer.next_id(), lease=held.lease.number))

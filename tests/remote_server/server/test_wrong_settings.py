@@ -204,7 +204,7 @@ def numeric_flags() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("command", "flag"), [*numeric_flags()])
 def test_a_wrong_number_is_wrong_usage_in_every_command(command, flag, capsys):
     zero = [] if flag == "--seconds" else ["0", "-0"]  # a bench of no time measures five times
-    texts = WRONG_NUMBERS if command in ("watch", "bench") else ["nan", "", "-5"]
+    texts = WRONG_NUMBERS if flag in ("--every-s", "--seconds", "--block") else ["nan", "", "-5"]
     for text in [*texts, *zero]:
         with pytest.raises(SystemExit) as ended:
             kvferry([command, *(["ns"] if "pin" in command else []), f"{flag}={text}"])
