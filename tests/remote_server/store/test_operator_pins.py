@@ -106,37 +106,6 @@ def test_half_of_a_quota_may_be_kept_so_that_its_namespace_still_takes_puts(make
     assert readable(tier, range(120)) == [*range(5), *range(115, 120)]
 
 
-def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_sizes(tier):
-    put(tier, range(CAPACITY))
-    one_in_each = keys(range(0, CAPACITY, 8))
-    assert tier.pin_for_operator("ns", one_in_each) == (8, 8 * SMALL, 8)
-    put(tier, range(100), "large", LARGE)
-    assert tier.num_blocks("large") == 2 * NUM_SLABS // 2
-
-
-def test_a_block_that_replaces_a_kept_one_is_kept_in_its_stead(tier):
-    put(tier, range(4))
-    tier.pin_for_operator("ns", keys([2]))
-    sent = tier.pin("ns", b"2")
-    put(tier, [2], data=b"new")
-    assert (tier.stats().kept, tier.stats().pinned) == (1, 2), "the old one is still being sent"
-    assert bytes(tier.view(sent)[:3]) == b"old"
-    tier.unpin(sent)
-    scan(tier)
-    block = tier.pin("ns", b"2")
-    assert bytes(tier.view(block)[:3]) == b"new"
-    tier.unpin(block)
-    assert (tier.stats().kept, tier.stats().pinned) == (1, 1)
-
-
-def test_a_replacement_that_fails_leaves_the_kept_block_kept(tier):
-    put(tier, [1])
-    tier.pin_for_operator("ns", keys([1]))
-    tier.fail_put(tier.begin_put("ns", b"1", SMALL, SMALL, 0))
-    scan(tier)
-    assert readable(tier, [1]) == [1]
-
-
 LETTING_GO = {
     "let go": lambda tier: tier.unpin_for_operator("ns", keys(range(4))),
     "cleared": lambda tier: tier.clear("ns"),
