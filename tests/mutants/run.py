@@ -43,7 +43,7 @@ LIBRARY = Path("remote_server", "native", build.LIBRARY)
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--force-reruns", "0")
 PASSED, FAILED = 0, 1
 
-HANG_S = 120.0
+HANG_S = 300.0
 FIRST_RUN_S = 900.0
 """For all named tests of one worker, without a fault."""
 
