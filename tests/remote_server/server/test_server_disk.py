@@ -156,6 +156,7 @@ def test_a_self_test_takes_no_file_on_disk_full_or_not(tmp_path, context):
                 peer.hello(namespace=namespace, block_bytes=LENGTH)
                 assert peer.put(range(IN_MEMORY), namespace, LENGTH, force=True).declined == {}
                 assert peer.get([0], namespace)[0].hit == 1
+                peer.stats_once(lambda s: s.tiers["memory"].pinned == 0)
             after = peer.stats()
             assert after.tiers["disk"] == before.tiers["disk"]
             assert after.counters["disk_demote_declined"] == 0

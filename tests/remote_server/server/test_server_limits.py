@@ -146,13 +146,13 @@ def test_all_readers_together_leave_a_part_of_the_memory_to_others(start, contex
 
 
 def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context):
-    """1,000 answers of 16 KB are more than the sockets hold and the limit together."""
+    """2,000 answers of 8 KB are more than the sockets hold and the limit together."""
     server = start()
     deaf = Peer(context, server.endpoint, rcvhwm=1, rcvbuf=4096)
     other = Peer(context, server.endpoint)
     keys = [b"k"] * protocol.MAX_KEYS_PER_MESSAGE
     asked = protocol.encode(Lookup(request_id=1, namespace="ns", keys=keys, key_bytes=1))
-    for _ in range(1000):
+    for _ in range(2000):
         deaf.send_frames(asked)
     other.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) > 0)
     waiting = [*server.tenants[""].send_queues._queues.values()]
