@@ -1,8 +1,9 @@
 """How the tests of a parallel run are spread over its workers, and how many workers there are.
 
-A file's tests run in one worker, in their order, so its fixtures are made once. Tests that start
-real engines all run in one worker: they share engines, and two starts at once would take the
-processor from each other. That worker begins with them, since they take longest.
+A file's tests run in one worker, in their order, so its fixtures are made once. Files that share
+what is costly to make run in one worker, too. So do all tests that start real engines: they share
+engines, and two starts at once would take the processor from each other. That worker begins with
+them, since they take longest.
 """
 
 import os
@@ -38,12 +39,18 @@ def _without_engine(item: pytest.Item) -> bool:
     return item.get_closest_marker("engine") is None
 
 
+TOGETHER = ("tests/deployment/", "tests/benchmarks/test_workload_")
+"""Beginnings of paths: files that share a wheel, and files that share a run of the workload."""
+
+
 class ByFile(LoadScopeScheduling):
-    """One unit of work a file, and one for all engines."""
+    """One unit of work a file, one for files that belong together, and one for all engines."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return ENGINES if _starts_engines(path) else path
+        if _starts_engines(path):
+            return ENGINES
+        return next((start for start in TOGETHER if path.startswith(start)), path)
 
 
 def _starts_engines(path: str) -> bool:
