@@ -139,8 +139,9 @@ def test_a_comparison_says_where_blocks_are_what_is_waited_for_and_what_is_wrong
 
 def test_a_suite_of_two_tiers_runs_and_one_without_a_gpu_is_skipped(tmp_path, capsys, monkeypatch):
     def execute(options: Options) -> Run:
-        """Ends after so many requests, on a host of any speed."""
-        return run.execute(replace(options, duration=60.0, max_requests=2, think_scale=0.0))
+        """Ends after so many requests, on a host of any speed, and generates nothing."""
+        few = replace(options, max_requests=2, duration=60.0)
+        return run.execute(replace(few, think_scale=0.0, generation_mode="none"))
 
     monkeypatch.setattr(suite, "execute", execute)
     monkeypatch.setattr(run, "HEADROOM_S", 0.05)
