@@ -106,6 +106,23 @@ def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+FILES_TO_START = 32
+"""Files that a server opens until it is ready, with some to spare. When libzmq cannot open one of
+its own, it ends the process by `abort`: no error comes, so there must be room beforehand."""
+
+
+def check_room_for_files() -> None:
+    """Raise `ConfigError` when this process may open too few files for a server to start."""
+    if num_open() + FILES_TO_START > may_open():
+        raise ConfigError(_TOO_FEW_FILES.format(may_open()))
+
+
+_TOO_FEW_FILES = (
+    "open files: this process may open {}, too few to start: raise the limit (ulimit -n, "
+    "LimitNOFILE=)"
+)
+
+
 def warn_if_too_few(max_connections: int, others: int) -> bool:
     """Log one warning when the limit is less than `max_connections` and `others` together, and
     return whether it is."""
@@ -143,10 +160,7 @@ def named_when_missing() -> Iterator[None]:
             cause = cause.__cause__
         if cause is None:
             raise
-        raise ConfigError(
-            f"open files: this process may open {may_open()}, too few to start: raise "
-            "the limit (ulimit -n, LimitNOFILE=)"
-        ) from error
+        raise ConfigError(_TOO_FEW_FILES.format(may_open())) from error
 
 
 def _is_about_files(error: BaseException) -> bool:

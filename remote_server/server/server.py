@@ -18,6 +18,7 @@ from remote_server.native.moves import Moves
 from remote_server.process_limits import (
     check_file_sizes,
     check_memory_fits,
+    check_room_for_files,
     named_when_missing,
     warn_if_dev_shm_is_small,
     warn_if_too_few,
@@ -108,6 +109,7 @@ class Server:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:
                 check_file_sizes(segment_bytes_for(config.disk), "disk")
+        check_room_for_files()
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()
