@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.baseline.block_path import BlockPath, measure
+from remote_server.native.mover import what_moves
 
 
 class Bound(NamedTuple):
@@ -37,8 +38,10 @@ def is_short(way: BlockPath) -> bool:
 def test_a_block_passes_few_files_and_threads():
     ways = measure(BLOCKS, is_short)
     assert [way.name for way in ways] == list(BOUNDS)
+    # Python's mover copies on a thread of its own.
+    most = 3 if what_moves().startswith("native") else 4
     for way in ways:
-        assert way.threads == 3, "the scheduler, the client's thread, the server's loop"
+        assert 3 <= way.threads <= most, "the scheduler, the client's thread, the server's loop"
         assert is_short(way), way
         assert len(way.files) > 10, "the profiler saw little of it"
         assert way.crossings >= 2, way
