@@ -26,11 +26,16 @@ BOUNDS = {
 BLOCKS = 30
 
 
+def with_python() -> int:
+    """Python's mover copies on a thread of its own, to which a block crosses."""
+    return 0 if what_moves().startswith("native") else 1
+
+
 def is_short(way: BlockPath) -> bool:
     bound = BOUNDS[way.name]
     return (
         len(way.files) <= bound.files
-        and way.crossings <= bound.crossings
+        and way.crossings <= bound.crossings + with_python()
         and way.requests <= bound.requests
     )
 
@@ -38,10 +43,10 @@ def is_short(way: BlockPath) -> bool:
 def test_a_block_passes_few_files_and_threads():
     ways = measure(BLOCKS, is_short)
     assert [way.name for way in ways] == list(BOUNDS)
-    # Python's mover copies on a thread of its own.
-    most = 3 if what_moves().startswith("native") else 4
     for way in ways:
-        assert 3 <= way.threads <= most, "the scheduler, the client's thread, the server's loop"
+        assert 3 <= way.threads <= 3 + with_python(), (
+            "the scheduler, the client's thread, the server's loop"
+        )
         assert is_short(way), way
         assert len(way.files) > 10, "the profiler saw little of it"
         assert way.crossings >= 2, way
