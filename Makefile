@@ -73,7 +73,7 @@ soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prin
 fleet-soak: $(READY) ## a thousand engines on four servers for MINUTES=10: does anything grow?
 	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/fleet_soak.py --minutes $(MINUTES) $(ARGS)
 
-mutants: $(READY) ## deliberate faults, each with the test that must fail: ten minutes; ARGS="--jobs 2 -k disk"
+mutants: $(READY) ## deliberate faults, each with the test that must fail; ARGS="--jobs 2 -k disk"
 	@PYTHONPATH=. $(PYTHON_VENV) tests/mutants/run.py $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes

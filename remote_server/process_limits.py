@@ -111,16 +111,16 @@ FILES_TO_START = 32
 its own, it ends the process by `abort`: no error comes, so there must be room beforehand."""
 
 
-def check_room_for_files() -> None:
-    """Raise `ConfigError` when this process may open too few files for a server to start."""
-    if num_open() + FILES_TO_START > may_open():
-        raise ConfigError(_TOO_FEW_FILES.format(may_open()))
-
-
 _TOO_FEW_FILES = (
     "open files: this process may open {}, too few to start: raise the limit (ulimit -n, "
     "LimitNOFILE=)"
 )
+
+
+def check_room_for_files() -> None:
+    """Raise `ConfigError` when this process may open too few files for a server to start."""
+    if num_open() + FILES_TO_START > may_open():
+        raise ConfigError(_TOO_FEW_FILES.format(may_open()))
 
 
 def warn_if_too_few(max_connections: int, others: int) -> bool:

@@ -24,7 +24,9 @@ def test_prompts_computed_while_the_server_was_away_are_hits_from_it_afterwards(
             waited = engine.metric("kvferry_wait_steps_sum")
             backfilled = engine.metric("kvferry_backfill_blocks_total")
             answers = [engine.ask(prompt) for prompt in prompts[1:]]
-            assert engine.metric("kvferry_wait_steps_sum") == waited, "nobody waits for nobody"
+            assert engine.metric("kvferry_wait_steps_sum") == waited, (
+                "a request waits for a server that is away"
+            )
         with RemoteServer("256MiB", log=logs / "second.log") as second:
             aim(cluster.proxy, engine, second).close()
             engine.leave_to_server()

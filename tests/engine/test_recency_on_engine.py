@@ -48,7 +48,7 @@ def test_a_system_prompt_that_only_levels_above_serve_outlives_a_scan_of_the_ser
                 engine.ask(system + prompt_tokens(8, seed=51_000 + number), 1)
                 engine.ask(prompt, 1)
                 if number % (MEMORY_PROMPTS // 2) == 0:
-                    engine.until(is_touched, "the server is told of its use")
+                    engine.until(is_touched, "the server counts the use")
                     touched = engine.metric(TOUCHED)
         assert rows_of(client, namespace, system) == ROWS
         assert rows_of(client, namespace, unused) == 0
