@@ -19,6 +19,8 @@ ROUNDING = 1 / 64
 """Nats between neighbouring bfloat16 logits of 2 to 4. On some processors the batch shapes of
 vLLM's own hit and of a cold run round alike, and those of another hit do not (0.0001 seen)."""
 
+REFUSED_BY_POOL = "vllm:kv_offload_allocation_failure_total"
+
 # Before, on and after a block boundary; below one block; more than one prefill chunk of 512.
 LENGTHS = [31, 32, 33, 10 * BLOCK + 1, 1500]
 PROMPTS = {length: prompt_tokens(length, seed=length) for length in LENGTHS}
@@ -148,9 +150,12 @@ def test_a_queue_that_the_server_holds_comes_from_it_while_the_pool_is_too_small
         engine.settle()
     engine.leave_to_server()
     for _ in range(2):  # the second time most have been evicted from the pool again
+        refused_before = engine.metric(REFUSED_BY_POOL)
         with engine.counting() as tokens:
             answers = engine.ask_together(prompts)
-        assert sum(tokens.values()) == rows * len(prompts) * BLOCK
+        # vLLM computes a prompt whose next block finds every row of the pool in use.
+        refused = int(engine.metric(REFUSED_BY_POOL) - refused_before)
+        assert 0 <= rows * len(prompts) * BLOCK - sum(tokens.values()) <= refused * rows * BLOCK
         assert tokens["server"] > sum(tokens.values()) / 3
         assert wrong_of(answers, cold) == []
         engine.forget()
