@@ -70,6 +70,33 @@ def test_victims_that_were_chosen_long_ago_decline_no_put():
 
 
 @pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("arrives", [True, False], ids=["for one put", "for several"])
+def test_a_prompt_that_has_lost_its_end_loses_no_pinned_block(rule, arrives):
+    now = [1.0]
+    here: dict[bytes, Place] = {}
+    learner = Learner(lambda: now[0], rule)
+    policy = LearnedPolicy(learner, lambda _, key: here.get(key))
+    for keys in (KEYS[:3], KEYS[3:6]):
+        here.update({key: Place(NAMESPACE, key, pins=0) for key in keys})
+        learner.arriving(NAMESPACE, keys, chain(keys))
+        policy.reserve([here[key] for key in keys])
+        for key in keys:
+            policy.add(here[key])
+        now[0] += 10.0
+    if arrives:
+        learner.arriving(NAMESPACE, KEYS[6:9], chain(KEYS[6:9]))
+        policy.arrive(NAMESPACE, KEYS[6], may_refuse=False)
+    victims = []
+    for _ in range(4):
+        victim = policy.victim()
+        victims.append(KEYS.index(victim.key))
+        policy.remove(here.pop(victim.key))
+        here[KEYS[1]].pins = 1
+    assert victims == [2, 5, 4, 3]
+    assert policy.victim() is None
+
+
+@pytest.mark.parametrize("rule", Rule)
 def test_a_touch_of_a_prompt_is_one_use_in_the_shadows_and_cuts_no_segment(rule):
     """However many of its keys are sampled."""
     keys = [key_of(number) for number in range(60)]
