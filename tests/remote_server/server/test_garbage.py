@@ -23,8 +23,10 @@ class Node:
 @pytest.fixture(autouse=True)
 def no_pass_of_its_own():
     gc.disable()
+    gc.unfreeze()
     with only_new_collected():
         yield
+    gc.freeze()
     gc.enable()
 
 
