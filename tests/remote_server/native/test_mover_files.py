@@ -1,8 +1,10 @@
-"""Reads and writes of neighbours in one file: each has its own bytes, digest and error."""
+"""Reads and writes of neighbours in one file: each has its own bytes, digest and error. And whose
+bytes a job moves, to which byte."""
 
 import errno
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,25 @@ def do(request):
         yield mover.run if request.param == "run" else lambda job: submitted(mover, job)
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 @pytest.fixture
 def file(tmp_path):
-    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield fd
-    os.close(fd)
+    with opened(tmp_path / "file") as fd:
+        yield fd
+
+
+@pytest.fixture
+def other(tmp_path):
+    with opened(tmp_path / "other") as fd:
+        yield fd
 
 
 class Neighbours:
@@ -121,6 +137,24 @@ def test_a_file_that_ends_among_neighbours_costs_those_behind_its_end(do, file):
     assert [*job.digests[:2]] == [these.digest(index) for index in (0, 1)]
 
 
+def test_offsets_that_go_on_in_another_file_are_of_that_file(do, file, other):
+    written, read = (Neighbours(file, [3000, 3000], first=0) for _ in range(2))
+    for these, of in ((written, Kind.WRITE), (read, Kind.READ)):
+        do(these.job(of, files={1: other}))
+    assert [os.fstat(fd).st_size for fd in (file, other)] == [3000, 6000]
+    assert [written.in_file(0), os.pread(other, 3000, 3000)] == [written.of(0), written.of(1)]
+    assert read.memory.map[:] == written.memory.map[:]
+
+
+def test_the_file_that_ends_early_is_not_intact_and_the_other_is(do, file, other):
+    os.ftruncate(file, 3000)
+    os.ftruncate(other, 2999)
+    job = Neighbours(file, [3000, 3000], first=0).job(Kind.READ, files={1: other}, offsets={1: 0})
+    do(job)
+    assert job.failed
+    assert job.intact(()) == [True, False]
+
+
 def test_a_device_without_space_is_the_error_of_each(do):
     with open("/dev/full", "wb", buffering=0) as full:
         job = Neighbours(full.fileno(), [4096, 70_000]).job(Kind.WRITE)
@@ -156,3 +190,14 @@ def test_a_copy_to_no_address_only_hashes(do):
     digests = [xxhash.xxh3_64_intdigest(source.at(0, 600_000), 1),
                xxhash.xxh3_64_intdigest(source.at(7, 70), 2)]  # fmt: skip
     assert [*job.digests] == digests
+
+
+def test_a_streamed_copy_has_its_last_bytes_at_any_alignment(do):
+    for shift in (0, 1, 63):
+        for length in (1, 63, 64, 65, 200, 4096 + 17):
+            source, target = random_memory(length), random_memory(length + shift + 1)
+            after = target.at(shift + length, 1)
+            places = [target.address + shift], [source.address], [length]
+            do(Job(Kind.COPY, *places, stream=True, keep=(source, target)))
+            assert target.at(shift, length) == source.at(0, length), (shift, length)
+            assert target.at(shift + length, 1) == after, (shift, length)
