@@ -16,12 +16,12 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
+from lane_peer import HEADER, TRAILER, frame
+
 from remote_server.protocol import LaneOpened
 
 PATIENCE_S = 30.0
 
-HEADER = struct.Struct("<QII")
-TRAILER = struct.Struct("<Q")
 GREETING = struct.Struct("<4sI")
 
 Blocks = Sequence[tuple[bytes, int]]
@@ -30,10 +30,7 @@ Blocks = Sequence[tuple[bytes, int]]
 
 def frames_of(request_id: int, blocks: Blocks) -> bytes:
     """The bytes of a message's blocks on a lane."""
-    return b"".join(
-        HEADER.pack(request_id, position, len(block)) + block + TRAILER.pack(checksum)
-        for position, (block, checksum) in enumerate(blocks)
-    )
+    return b"".join(frame(request_id, position, *one) for position, one in enumerate(blocks))
 
 
 class FakeLane:

@@ -3,11 +3,11 @@
 import os
 import select
 import socket
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
+from lane_peer import HEADER, frame
 from mover_helpers import MAX_S, Memory
 
 from remote_server.native import LaneJob, LaneKind, Lanes
@@ -27,12 +27,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def header(request_id: int, position: int, length: int) -> bytes:
-    return struct.pack("<QII", request_id, position, length)
-
-
-def frame(request_id: int, position: int, block: bytes, checksum: int = 0) -> bytes:
-    return header(request_id, position, len(block)) + block + struct.pack("<Q", checksum)
+header = HEADER.pack
 
 
 def digest(block: bytes, seed: int) -> int:
@@ -100,16 +95,6 @@ def reap(lanes: Lanes, num_jobs: int, num_broken: int = 0) -> tuple[list[LaneJob
 
 def reaped(lanes: Lanes, num_jobs: int) -> list[LaneJob]:
     return reap(lanes, num_jobs)[0]
-
-
-def read(connection: socket.socket, num_bytes: int) -> bytes:
-    """Exactly so many bytes."""
-    pieces = bytearray()
-    while len(pieces) < num_bytes:
-        piece = connection.recv(num_bytes - len(pieces))
-        assert piece, "the connection was closed"
-        pieces += piece
-    return bytes(pieces)
 
 
 def read_slowly(connection: socket.socket, num_bytes: int) -> bytes:

@@ -48,12 +48,13 @@ def read(connection: socket.socket, num_bytes: int) -> bytes:
     pieces = bytearray()
     while len(pieces) < num_bytes:
         piece = connection.recv(num_bytes - len(pieces))
-        assert piece, "the server closed the lane"
+        assert piece, "the other end closed it"
         pieces += piece
     return bytes(pieces)
 
 
-def frame(request_id: int, position: int, data: bytes, checksum: int) -> bytes:
+def frame(request_id: int, position: int, data: bytes, checksum: int = 0) -> bytes:
+    """A block and what is around it."""
     return HEADER.pack(request_id, position, len(data)) + data + TRAILER.pack(checksum)
 
 

@@ -1,11 +1,7 @@
-"""Lanes with slow, stopped and silent peers, jobs taken back at any moment, and forks."""
+"""Lanes with slow and silent peers, jobs taken back at any moment, and forks."""
 
 import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from contextlib import closing, suppress
 
 import pytest
@@ -13,14 +9,12 @@ from lane_helpers import (
     Blocks,
     connected,
     header,
-    is_readable,
     random_blocks,
-    read,
     read_slowly,
     reap,
     reaped,
 )
-from mover_helpers import until
+from lane_peer import read
 from tls_helpers import secured_end
 
 from remote_server.errors import MoverClosed
@@ -31,14 +25,6 @@ pytestmark = pytest.mark.real_time
 pytest_plugins = ["engine_of_lanes_fixtures"]
 
 KiB, MiB = 1 << 10, 1 << 20
-
-ECHO = """
-import socket, sys
-connection = socket.socket(fileno=int(sys.argv[1]))
-connection.setblocking(True)
-while piece := connection.recv(1 << 20):
-    connection.sendall(piece)
-"""
 
 
 def test_a_peer_that_sends_single_bytes(lanes, link):
@@ -88,38 +74,6 @@ def test_lanes_whose_peers_do_nothing_hold_up_no_other_lane_of_their_thread(engi
         lanes.close()
         for _, far in silent:
             far.close()
-
-
-def test_a_peer_that_is_stopped_delays_its_lane_and_no_call(lanes):
-    near, far = connected()
-    os.set_inheritable(far.fileno(), True)
-    child = subprocess.Popen(
-        [sys.executable, "-c", ECHO, str(far.fileno())], pass_fds=[far.fileno()]
-    )
-    far.close()
-    try:
-        lane = lanes.open(near)
-        source, target = random_blocks([4 * MiB] * 8), Blocks([4 * MiB] * 8)
-        receive = target.receive(seeds=[3] * 8)
-        lanes.submit(lane, receive)
-        lanes.submit(lane, source.send(seeds=[3] * 8))
-        until(lambda: receive.done[0])
-        child.send_signal(signal.SIGSTOP)
-        os.waitpid(child.pid, os.WUNTRACED)  # until it is
-        late = Blocks([9]).receive(8)
-        lanes.submit(lane, late)
-        lanes.abandon(late)
-        time.sleep(0.05)
-        assert not is_readable(lanes)
-        child.send_signal(signal.SIGCONT)
-        jobs = reaped(lanes, 2)
-        assert all(all(job.intact()) for job in jobs)
-        assert target.memory.map[:] == source.memory.map[:]
-        child.kill()
-        assert reap(lanes, 0, 1)[1][0][0] == lane
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_memory_of_an_abandoned_send_is_not_read_again(lanes):

@@ -1,5 +1,6 @@
 """Our client and encrypted lanes: the right certificate, a wrong one, and none."""
 
+import json
 import logging
 import ssl
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from tenancy import tenancy
 from tls_helpers import a_certificate
 
+from remote_server.cli.__main__ import main
 from remote_server.client import lane_opening
 from remote_server.native import why_no_tls
 
@@ -87,6 +89,14 @@ def connect(make_client, tenancy, **settings):
     return make_client(
         tenancy.server.endpoint, keys=tenancy.client_file("a"), **{"lanes": 2, **settings}
     )
+
+
+def test_doctor_says_that_lanes_are_encrypted(tenancy, capsys):
+    server = tenancy.start(lanes="127.0.0.1:*")
+    main(["doctor", "--json", "--server", f"{server.endpoint}?keys={tenancy.client_file('a')}"])
+    found = {one["check"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["lanes"]["told"].endswith("encrypted")
+    assert found["lanes from here"]["verdict"] == ("note" if lane_opening.why_slow() else "ok")
 
 
 def test_a_client_with_keys_opens_no_lane_in_clear(tenancy, make_client, monkeypatch, caplog):

@@ -6,7 +6,8 @@ from contextlib import closing
 from socket import socket
 
 import pytest
-from lane_helpers import Blocks, connected, frame, random_blocks, reap, reaped
+from lane_helpers import Blocks, connected, random_blocks, reap, reaped
+from lane_peer import frame
 from mover_helpers import until
 from tls_helpers import a_certificate
 

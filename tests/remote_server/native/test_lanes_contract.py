@@ -1,7 +1,6 @@
 """The contract of lanes over real connections, held by the native ones and the reference."""
 
 import gc
-import os
 import time
 import weakref
 from contextlib import suppress
@@ -12,14 +11,13 @@ from lane_helpers import (
     Blocks,
     connected,
     digest,
-    frame,
     is_readable,
     move_both_ways,
     random_blocks,
-    read,
     reap,
     reaped,
 )
+from lane_peer import frame, read
 from mover_helpers import until
 
 from remote_server.native import LaneJob, LaneKind
@@ -95,14 +93,6 @@ def test_a_block_without_an_address_is_discarded(lanes, link):
 def test_both_directions_at_once_on_many_lanes(lanes):
     ends = [connected() for _ in range(6)]
     move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
-
-
-def test_a_block_of_64_mib(lanes, loop):
-    source, target = Blocks([64 * MiB], os.urandom(MiB) * 64), Blocks([64 * MiB])
-    lanes.submit(loop[0], source.send(seeds=[5]))
-    lanes.submit(loop[1], target.receive(seeds=[5]))
-    assert all(all(job.intact()) for job in reaped(lanes, 2))
-    assert target.memory.map[:] == source.memory.map[:]
 
 
 def test_jobs_without_blocks_complete_in_their_order(lanes, link):

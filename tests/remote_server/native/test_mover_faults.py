@@ -259,9 +259,7 @@ def test_after_a_fork_the_library_itself_refuses_every_call(native):
     """)
 
 
-@pytest.mark.parametrize(
-    ("kind", "end"), [("native", ""), ("native", "del mover"), ("native", "1 / 0"), ("python", "")]
-)
+@pytest.mark.parametrize(("kind", "end"), [("native", ""), ("native", "1 / 0"), ("python", "")])
 def test_an_exit_with_running_jobs_ends_them_first(kind, end):
     """Or threads would copy from memory that the interpreter has unmapped."""
     if kind == "native":
