@@ -102,7 +102,7 @@ class PausingLease(Lease):
         super()._sort(*given)
 
 
-def install(put: Callable[[object, str, object], None] = setattr) -> FaultPoints:
+def install(put: Callable[[object, str, object], None]) -> FaultPoints:
     """Have clients that are made from now on pause at the points. `put` sets an attribute."""
     put(shm_channels, "ShmPuts", PausingPuts)
     put(shm_channels, "Tickets", PausingTickets)

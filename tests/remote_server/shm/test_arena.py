@@ -1,7 +1,10 @@
+"""The memory of a server and of a client: whose it is, its size, its pages, and its end."""
+
 import fcntl
 import logging
 import mmap
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from remote_server.native.job import address_of
 from remote_server.process_limits import warn_if_dev_shm_is_small
 from remote_server.shm import mapping
 from remote_server.shm.mapping import WORD_BYTES, Arena, Population
-from remote_server.shm.region import SharedRegion
+from remote_server.shm.region import SharedRegion, Tickets
 from remote_server.values import GiB, MiB
 
 
@@ -39,17 +42,31 @@ def test_memory_is_taken_only_when_touched(arena):
     assert 0 < resident_bytes(arena) < MiB * 4
 
 
-def test_it_is_its_owners_alone_before_anybody_can_have_it(arena):
-    assert os.fstat(arena.fd).st_mode & 0o777 == 0o600
+@pytest.mark.parametrize("make", [Arena, SharedRegion])
+def test_it_is_its_owners_alone_before_anybody_can_have_it(make):
+    with closing(make(8 * MiB)) as memory:
+        assert os.fstat(memory.fd).st_mode & 0o777 == 0o600
 
 
-def test_a_client_can_rely_on_its_size(arena):
-    seals = fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS)
-    assert seals & fcntl.F_SEAL_SHRINK
-    assert seals & fcntl.F_SEAL_GROW
-    for num_bytes in (1 * MiB, 100 * MiB):
-        with pytest.raises(PermissionError):
-            os.ftruncate(arena.fd, num_bytes)
+@pytest.mark.parametrize("make", [Arena, SharedRegion])
+def test_its_reader_can_rely_on_its_size(make):
+    with closing(make(8 * MiB)) as memory:
+        seals = fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS)
+        assert seals & fcntl.F_SEAL_SHRINK
+        assert seals & fcntl.F_SEAL_GROW
+        for num_bytes in (0, 1 * MiB, 100 * MiB):
+            with pytest.raises(PermissionError):
+                os.ftruncate(memory.fd, num_bytes)
+
+
+@pytest.mark.parametrize("make", [lambda: Arena(1 * MiB), lambda: SharedRegion(1 * MiB), Tickets])
+def test_what_is_closed_has_closed_its_file(make):
+    shared = make()
+    before = shared.fd
+    assert os.fstat(before).st_size > 0
+    shared.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(before)
 
 
 def test_nobody_else_can_write_to_it_and_it_can_still_be_written(arena):

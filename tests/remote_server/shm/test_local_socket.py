@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 from descriptors import memfd, open_fds
@@ -190,53 +191,40 @@ def test_the_pages_that_a_client_has_are_faulted_in_and_no_others_allocated(name
 # ── refusals ─────────────────────────────────────────────────────────────────────────────
 
 
-def bad_files(kind: str) -> tuple[list[int], int]:
-    """Descriptors of which one is not what it should be, and the size to announce."""
-    region, tickets = memfd(REGION_BYTES), memfd(TICKETS_BYTES)
-    size = REGION_BYTES
-    if kind == "unsealed":
-        os.close(region)
-        region = memfd(REGION_BYTES, seals=0)
-    elif kind == "unsealed tickets":
-        os.close(tickets)
-        tickets = memfd(TICKETS_BYTES, seals=0)
-    elif kind == "in dev shm":
-        os.close(region)
-        region = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
-        os.ftruncate(region, REGION_BYTES)
-    elif kind == "a pipe":
-        os.close(region)
-        region, other = os.pipe()
-        os.close(other)
-    elif kind == "larger than announced":
-        size -= 1
-    elif kind == "smaller than announced":
-        size += 1
-    elif kind == "tickets too small":
-        os.close(tickets)
-        tickets = memfd(TICKETS_BYTES - 8)
-    elif kind == "larger than any memory":
-        os.close(region)
-        size = 5 * os.sysconf("SC_PHYS_PAGES") * 4096
-        region = memfd(size)
-    return [region, tickets], size
+def in_dev_shm(num_bytes: int) -> int:
+    fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+    os.ftruncate(fd, num_bytes)
+    return fd
+
+
+def a_pipe(_: int) -> int:
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
+
+
+unsealed = partial(memfd, seals=0)
+SIZE, TOO_MUCH = REGION_BYTES, 5 * os.sysconf("SC_PHYS_PAGES") * 4096
 
 
 @pytest.mark.parametrize(
-    ("kind", "complaint"),
+    ("region_file", "size", "tickets", "complaint"),
     [
-        ("unsealed", "the region is not a memfd sealed"),
-        ("unsealed tickets", "the tickets file is not a memfd sealed"),
-        ("in dev shm", "not a memfd"),
-        ("a pipe", "not a regular file"),
-        ("larger than announced", f"has {REGION_BYTES} bytes, not {REGION_BYTES - 1}"),
-        ("smaller than announced", f"has {REGION_BYTES} bytes, not {REGION_BYTES + 1}"),
-        ("tickets too small", "the tickets file has 8184 bytes, not 8192"),
-        ("larger than any memory", "the most is"),
+        (partial(unsealed, SIZE), SIZE, memfd, "the region is not a memfd sealed"),
+        (partial(memfd, SIZE), SIZE, unsealed, "the tickets file is not a memfd sealed"),
+        (partial(in_dev_shm, SIZE), SIZE, memfd, "not a memfd"),
+        (partial(a_pipe, SIZE), SIZE, memfd, "not a regular file"),
+        (partial(memfd, SIZE), SIZE - 1, memfd, f"has {SIZE} bytes, not {SIZE - 1}"),
+        (partial(memfd, SIZE), SIZE + 1, memfd, f"has {SIZE} bytes, not {SIZE + 1}"),
+        (partial(memfd, SIZE), SIZE, lambda size: memfd(size - 8), "8184 bytes, not 8192"),
+        (partial(memfd, TOO_MUCH), TOO_MUCH, memfd, "the most is"),
     ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_a_file_that_could_kill_its_reader_is_refused(name, no_leaks, kind, complaint):
-    files, size = bad_files(kind)
+def test_a_file_that_could_kill_its_reader_is_refused(
+    name, no_leaks, region_file, size, tickets, complaint
+):
+    files = [region_file(), tickets(TICKETS_BYTES)]
     connection = LocalConnection(name)
     message = Attach(protocol=2, client="test", region_bytes=size)
     connection.send(protocol.encode_local(message), files)

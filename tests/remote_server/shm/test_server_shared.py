@@ -2,6 +2,7 @@
 
 import pytest
 from gates import copies_held
+from lane_peer import LaneClock
 from shared_messages import shared_get
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
@@ -25,13 +26,7 @@ def shared(peer):
 
 @pytest.fixture
 def clock():
-    class Clock:
-        now = 1000.0
-
-        def __call__(self):
-            return self.now
-
-    return Clock()
+    return LaneClock()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """How a client and a server on one host find each other, and lose each other again."""
 
 import logging
-import mmap
 import os
 import threading
 import time
@@ -25,15 +24,12 @@ from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
 
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client import ClientConfig, GetOutcome, SharedRegion
 from remote_server.client.attachment import ANSWER_S, LONGEST_RETRY_S, RETRY_S
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, Hello, NotAttached, Put
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.shm import mapping
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -86,11 +82,6 @@ def test_a_view_and_a_file_that_do_not_belong_together_are_told_at_once(near, ma
     region.close()
 
 
-def test_an_unknown_transport_fails_at_the_door():
-    with pytest.raises(ConfigError, match="transport"):
-        RemoteClient(ClientConfig("tcp://127.0.0.1:1", transport="rdma"))
-
-
 # ── refused, silent, lying ───────────────────────────────────────────────────────────────
 
 
@@ -120,32 +111,6 @@ def test_a_refusal_means_unavailable_when_nothing_else_is_allowed(
     assert client.put(NAMESPACE, [key(0)], [memoryview(block(0))]).result(PATIENCE_S).created == 1
     assert not near.all_asked(SharedPut) + near.all_asked(SharedGet)
     assert caplog.text.count("not sealed") == 1
-
-
-def test_a_file_that_could_shrink_is_refused_by_a_real_server_and_tcp_is_used(caplog):
-    caplog.set_level(logging.INFO, "remote_server.client")
-    fd = memfd(1 << 20, seals=0)
-    memory = memoryview(mmap.mmap(fd, 1 << 20))
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
-        client = PatientClient(ClientConfig(server.endpoint))
-        client.register(memory, fd)
-        client.declare(NAMESPACE, BLOCK_BYTES)
-        eventually(lambda: client.counters()["shm_refused"] == 1)
-        eventually(lambda: client.ready)
-        memory[:BLOCK_BYTES] = block(7)
-        row = memory[:BLOCK_BYTES]
-        assert client.put(NAMESPACE, [key(7)], [row], deferred=False).result(PATIENCE_S).created
-        row[:] = bytes(BLOCK_BYTES)
-        got = client.get(NAMESPACE, [key(7)], [row], stall_s=PATIENCE_S).result(PATIENCE_S)
-        assert got.landed == [0]
-        assert row == block(7)
-        assert client.transport == "tcp"
-        client.close()
-    os.close(fd)
-    # The server runs in this process, and logs its side too when an earlier test let it.
-    said = [each.getMessage() for each in caplog.records if ".client." in each.name]
-    assert sum("not a memfd sealed" in message for message in said) == 1
 
 
 def test_a_silent_local_socket_is_given_up_and_tried_again(near, shared, make_client, clock):
@@ -406,12 +371,3 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
     client.close()
     shared.region.close()
     assert unmapped.count(ARENA_BYTES) == 3, "an arena of an earlier attachment was still mapped"
-
-
-def test_a_region_is_sealed_against_everything_that_could_kill_its_reader():
-    region = SharedRegion(4096)
-    assert os.fstat(region.fd).st_mode & 0o777 == 0o600
-    for num_bytes in (0, 8192):
-        with pytest.raises(PermissionError):
-            os.ftruncate(region.fd, num_bytes)
-    region.close()
