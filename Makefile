@@ -35,8 +35,8 @@ format: $(READY) ## repair findings of `check` where possible
 test: $(READY) ## all tests but the longest, one process more than there are cores; ARGS="-k word" in one process
 	$(PYTHON_VENV) -m pytest $(or $(ARGS),-n auto)
 
-DATA_PATH := client/test_channel_conformance client/test_client_landing client/test_client_transports \
-	client/test_integrity disk/test_disk_tier server/test_copier server/test_server_streams \
+DATA_PATH := client/test_channel_conformance client/test_client_landing client/test_integrity \
+	disk/test_disk_tier server/test_copier server/test_server_streams \
 	shm/test_server_shared shm/test_shared_gets shm/test_shared_puts store/test_tier_conformance
 
 test-python: $(READY) ## tests of the data path as on a host without a C compiler: half a minute

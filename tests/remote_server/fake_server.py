@@ -25,7 +25,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -281,7 +281,7 @@ class FakeServer:
 
         return eventually(enough, f"{number} × {kind.__name__}")
 
-    def hold(self, namespace: str, blocks: dict[bytes, bytes]) -> None:
+    def hold(self, namespace: str, blocks: Mapping[bytes, memoryview | bytes]) -> None:
         """Have these blocks readable."""
         for key, block in blocks.items():
             self.blocks[namespace, key] = bytes(block)
@@ -451,24 +451,29 @@ class FakeServer:
         )  # fmt: skip
 
     def answer_put(self, asked: Asked) -> None:
-        put = asked.message
-        outcomes = []
         try:
             blocks = self._blocks_of(asked)
         except (KeyError, ConnectionError):
             return  # its lane ended
+        self.send(asked, self._keep(asked, blocks))
+
+    def _keep(self, asked: Asked, blocks: Sequence[memoryview | bytes]) -> Stored:
+        put, outcomes = asked.message, []
         for key, block in zip(put.keys, blocks, strict=True):
             existed = (put.namespace, key) in self.blocks
             outcomes.append(PutOutcome.EXISTED if existed else PutOutcome.CREATED)
-            self.blocks[put.namespace, key] = bytes(block)
-        self.send(
-            asked,
-            Stored(
-                request_id=put.request_id, epoch=self.epoch, total=len(outcomes),
-                created=outcomes.count(PutOutcome.CREATED),
-                existed=outcomes.count(PutOutcome.EXISTED),
-                forced=0, duplicate=0, declined={}, outcomes=bytes(outcomes),
-            ),
+            self.hold(put.namespace, {key: block})
+        return self.stored(asked, outcomes)
+
+    def stored(self, asked: Asked, outcomes: list[PutOutcome], reason: str = "no_slot") -> Stored:
+        """The answer to a put. `reason` is that of all who are declined."""
+        declined = outcomes.count(PutOutcome.DECLINED)
+        return Stored(
+            request_id=asked.message.request_id, epoch=self.epoch, total=len(outcomes),
+            created=outcomes.count(PutOutcome.CREATED), existed=outcomes.count(PutOutcome.EXISTED),
+            forced=outcomes.count(PutOutcome.FORCED),
+            duplicate=outcomes.count(PutOutcome.DUPLICATE),
+            declined={reason: declined} if declined else {}, outcomes=bytes(outcomes),
         )  # fmt: skip
 
     def _blocks_of(self, asked: Asked) -> list[memoryview]:
@@ -553,23 +558,11 @@ class FakeServer:
         rows = put.shared
         spans = zip(rows.offsets, put.lengths, strict=True)
         blocks = [self.region[offset : offset + length] for offset, length in spans]
-        withdrawn = self.tickets[rows.ticket] != rows.ticket_value
-        outcomes = []
-        for number, (key, block) in enumerate(zip(put.keys, blocks, strict=True)):
-            if withdrawn:
-                outcomes.append(PutOutcome.DECLINED)
-                continue
-            if put.checksums:
-                assert protocol.checksum(put.namespace, key, block) == put.checksums[number]
-            existed = (put.namespace, key) in self.blocks
-            outcomes.append(PutOutcome.EXISTED if existed else PutOutcome.CREATED)
-            self.hold(put.namespace, {key: block})
-        return Stored(
-            request_id=put.request_id, epoch=self.epoch, total=len(outcomes),
-            created=outcomes.count(PutOutcome.CREATED), existed=outcomes.count(PutOutcome.EXISTED),
-            forced=0, duplicate=0, declined={"withdrawn": len(outcomes)} if withdrawn else {},
-            outcomes=bytes(outcomes),
-        )  # fmt: skip
+        if self.tickets[rows.ticket] != rows.ticket_value:
+            return self.stored(asked, [PutOutcome.DECLINED] * len(blocks), "withdrawn")
+        if put.checksums:
+            assert protocol.checksums(put.namespace, put.keys, blocks) == put.checksums
+        return self._keep(asked, blocks)
 
     def leased_for(self, asked: Asked) -> Got:
         """The honest answer: every block it holds, each in a slot of its own."""

@@ -22,14 +22,17 @@ from client_helpers import (
     io_thread_held,
     key,
     rows_of,
+    turn,
     wait_for_lanes,
     wake,
 )
 from counting_channel import COUNTED, CountingChannel
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from held import Point
+from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, kind_of
 
+from remote_server import protocol
 from remote_server.client import (
     GetOutcome,
     IoThread,
@@ -51,7 +54,7 @@ from remote_server.protocol import (
     Put,
     PutOutcome,
     Release,
-    Stored,
+    Touched,
 )
 
 pytestmark = pytest.mark.real_time
@@ -84,15 +87,17 @@ class World:
         """The messages of a put and of a get."""
         return (SharedPut, SharedGet) if self.transport == "shm" else (Put, Get)
 
-    def put(self, numbers: range, length: int = BLOCK_BYTES) -> Future[Any]:
+    def put(
+        self, numbers: range, length: int = BLOCK_BYTES, timeout_s: float = 60.0
+    ) -> Future[Any]:
         self.rows += (rows := rows_of(numbers, length))
         keys = [key(number) for number in numbers]
-        return self._watched(self.client.put(NAMESPACE, keys, rows, timeout_s=60))
+        return self._watched(self.client.put(NAMESPACE, keys, rows, timeout_s=timeout_s))
 
-    def get(self, numbers: range) -> Future[Any]:
+    def get(self, numbers: range, stall_s: float = 600.0) -> Future[Any]:
         self.rows += (rows := empty_rows(len(numbers)))
         keys = [key(number) for number in numbers]
-        return self._watched(self.client.get(NAMESPACE, keys, rows, stall_s=600, timeout_s=60))
+        return self._watched(self.client.get(NAMESPACE, keys, rows, stall_s=stall_s, timeout_s=60))
 
     def _watched(self, future: Future[Any]) -> Future[Any]:
         future.add_done_callback(self.ended.append)
@@ -234,9 +239,10 @@ def submitted_put(world: World) -> Future[Any]:
     return world.put(range(2))
 
 
-def prepared_put(world: World) -> Future[Any]:
+def prepared_put(world: World, before_s: float = 60.0) -> Future[Any]:
+    """Behind one that ends after `before_s`."""
     world.fake.silence(world.messages[0])
-    world.put(range(10, 11))
+    world.put(range(10, 11), timeout_s=before_s)
     world.wait_until(PutState.SENT)
     future = world.put(range(2))
     world.wait_until(PutState.PREPARED)
@@ -272,17 +278,59 @@ def test_a_put_in_any_state_ends_once_however_it_ends(world: World, begin, end: 
         world.assert_works()
 
 
+def test_a_put_that_never_left_ends_at_its_deadline_without_a_new_connection(world: World):
+    future = prepared_put(world, before_s=600.0)
+    (before, _), kind = world.transfers, world.messages[0]
+    world.fake.wait_for(kind)
+    turn(world.client)
+    world.clock.advance(60.1)
+    put = future.result(PATIENCE_S)
+    assert isinstance(put.error, DeadlineExceeded)
+    assert put.bytes_sent == 0
+    assert before.state is PutState.SENT
+    assert world.client.counters()["put_resets"] == 0
+    assert world.client.queued_bytes == BLOCK_BYTES
+
+
+@pytest.mark.parametrize("integrity", [True, False])
+def test_puts_carry_checksums_unless_integrity_is_off(world: World, make_client, integrity: bool):
+    fake, keys, trailers = world.fake, [key(0), key(1)], []
+    if fake.lanes is not None:
+        fake.lanes.note = trailers.append
+    client = make_client(fake.endpoint, integrity=integrity)
+    assert client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S).created == 2
+    (asked,) = fake.all_asked(world.messages[0])
+    shared, rows = asked.message.shared, [block(0), block(1)]
+    pages = [row[: protocol.PAGE_BYTES] for row in rows]
+    sums = protocol.checksums(NAMESPACE, keys, pages if shared else rows) if integrity else []
+    if world.transport == "lanes":
+        assert (asked.message.checked, asked.message.checksums) == (integrity, [])
+        assert trailers == (sums or [0, 0]), "behind the blocks"
+        return
+    assert (shared.pages if shared else asked.message.checksums) == sums
+    assert not (shared and asked.message.checksums)
+
+
+def test_an_answer_to_a_put_that_does_not_fit_counts_as_none(world: World):
+    fake, kind = world.fake, world.messages[0]
+
+    def answer(asked: Asked) -> None:
+        stored = fake.stored(asked, [PutOutcome.CREATED] * len(asked.message.keys))
+        fake.send(asked, replace(stored, outcomes=b""))
+        fake.send(asked, replace(stored, outcomes=b"\x63" * stored.total))
+        fake.send(asked, replace(stored, created=-1))
+        fake.send(asked, Touched(request_id=stored.request_id, epoch=fake.epoch, touched=1))
+        fake.send(asked, stored, b"payload")
+        fake.send(asked, stored)
+
+    fake.rules[kind] = answer
+    assert world.put(range(2)).result(PATIENCE_S).created == 2
+    assert world.client.counters()["protocol_errors"] == 5 * len(fake.all_asked(kind))
+
+
 def test_a_put_ends_once_with_each_outcome(world: World):
     def answer(asked: Asked) -> None:
-        number = len(asked.message.keys)
-        counts = dict.fromkeys(("created", "existed", "forced", "duplicate"), 0)
-        if outcome is not PutOutcome.DECLINED:
-            counts[outcome.name.lower()] = number
-        declined = {"no_slot": number} if outcome is PutOutcome.DECLINED else {}
-        stored = Stored(
-            request_id=asked.message.request_id, epoch=world.fake.epoch, total=number,
-            declined=declined, outcomes=bytes([outcome]) * number, **counts,
-        )  # fmt: skip
+        stored = world.fake.stored(asked, [outcome] * len(asked.message.keys))
         world.fake.send(asked, stored)
         world.fake.send(asked, stored)  # a second answer changes nothing
 
@@ -312,10 +360,10 @@ def prepared_get(world: World) -> Future[Any]:
     return future
 
 
-def requested_get(world: World) -> Future[Any]:
+def requested_get(world: World, stall_s: float = 600.0) -> Future[Any]:
     hold_blocks(world.fake, range(2))
     world.fake.silence(world.messages[1])
-    future = world.get(range(2))
+    future = world.get(range(2), stall_s)
     world.wait_until(GetState.REQUESTED)
     world.fake.wait_for(world.messages[1])
     return future
@@ -359,6 +407,20 @@ def test_a_get_in_any_state_ends_once_however_it_ends(world: World, begin, end: 
         world.assert_works()
 
 
+def test_a_get_ends_when_nothing_comes_for_its_stall_time(world: World):
+    future = requested_get(world, stall_s=0.050)
+    turn(world.client)
+    world.clock.advance(0.049)
+    turn(world.client)
+    assert not future.done()
+    world.clock.advance(0.002)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.LATE] * 2
+    assert isinstance(got.error, DeadlineExceeded)
+    assert world.client.counters()["timeouts_get"] == 1
+    assert_untouched(world.rows)
+
+
 def test_a_get_ends_once_with_hits_and_misses(world: World):
     hold_blocks(world.fake, range(2))
     got = world.get(range(3)).result(PATIENCE_S)
@@ -393,6 +455,8 @@ def test_a_reply_after_the_end_of_a_get_writes_nothing_and_is_released(world: Wo
     assert_untouched(world.rows)
     if world.transport == "shm":
         eventually(lambda: world.client.counters()["released_leases"] == 1, "its lease is over")
+        (released,) = world.fake.wait_for(Release)
+        assert released.message.lease == asked.message.request_id + 10**6
     world.assert_nothing_is_left()
     world.assert_works()
 
@@ -421,6 +485,7 @@ def test_a_get_that_ends_amid_its_lease_releases_it(world: World, points, monkey
 
 @pytest.mark.parametrize("end", ["cancel_all", "close"])
 @pytest.mark.parametrize("begin", [submitted_put, submitted_get])
+@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_a_transfer_that_no_channel_has_yet_ends_once(world: World, begin, end: str):
     with io_thread_held(world.client, world.fake):
         future = begin(world)
@@ -450,10 +515,8 @@ def test_a_put_with_all_replies_ends_once_its_rows_are_released(
         future = world.put(range(24), MiB)
         eventually(lambda: client.counters()["blocks_out"] == 25)
         for number in range(1, 7):
-            stored = Stored(
-                request_id=first.message.request_id + number, epoch=fake.epoch, total=4, created=4,
-                existed=0, forced=0, duplicate=0, declined={}, outcomes=bytes(4),
-            )  # fmt: skip
+            stored = fake.stored(first, [PutOutcome.CREATED] * 4)
+            stored = replace(stored, request_id=stored.request_id + number)
             fake.do(partial(fake.send, first, stored))
         transfer = world.wait_until(PutState.RELEASING)
         assert not future.done()

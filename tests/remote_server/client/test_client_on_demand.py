@@ -20,9 +20,9 @@ from client_helpers import (
 from fake_server import PATIENCE_S, FakeServer, eventually
 from shared_messages import SharedGet
 
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient
+from remote_server.client import GetOutcome, RemoteClient
 from remote_server.client.connection import Connection
-from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Get, Put
 
 pytestmark = pytest.mark.real_time
@@ -284,9 +284,3 @@ def test_a_transfer_that_waits_for_its_connection_ends_when_the_server_leaves(
     fake.close()
     eventually(lambda: not client.ready)
     assert future.result(PATIENCE_S).outcomes == [GetOutcome.UNAVAILABLE]
-
-
-@pytest.mark.parametrize("idle_close_s", [0, -1.0, float("nan")])
-def test_a_time_that_is_none_is_refused(idle_close_s: float):
-    with pytest.raises(ConfigError, match="idle_close_s"):
-        ClientConfig("tcp://127.0.0.1:1", idle_close_s=idle_close_s)

@@ -18,7 +18,7 @@ from remote_server.errors import (
     LocalProtocolError,
     RequestRefused,
 )  # fmt: skip
-from remote_server.protocol import Declined, Get, Lookup, Put, PutOutcome, Stored
+from remote_server.protocol import MAX_LANES, Get, Lookup, Put, PutOutcome
 
 pytestmark = pytest.mark.real_time
 
@@ -90,14 +90,7 @@ def test_a_refused_batch_ends_its_request_without_sending_the_rest(fake, make_cl
 
 def test_declined_blocks_are_counted_by_reason_over_all_batches(fake, make_client):
     client = make_client(fake.endpoint, batch_bytes=BLOCK_BYTES)
-    fake.rules[Put] = lambda asked: fake.send(
-        asked,
-        Stored(
-            request_id=asked.message.request_id, epoch=fake.epoch, total=1, created=0, existed=0,
-            forced=0, duplicate=0, declined={Declined.NO_SLOT: 1},
-            outcomes=bytes([PutOutcome.DECLINED]),
-        ),
-    )  # fmt: skip
+    fake.rules[Put] = lambda asked: fake.send(asked, fake.stored(asked, [PutOutcome.DECLINED]))
     put = client.put(NAMESPACE, [key(1), key(2)], rows_of(range(2))).result(PATIENCE_S)
     assert put.declined == {"no_slot": 2}
     assert put.outcomes == [PutOutcome.DECLINED] * 2
@@ -116,14 +109,16 @@ def test_nothing_asked_is_answered_at_once(client, fake):
     "settings",
     [
         {"endpoint": "localhost"}, {"endpoint": "tcp://nowhere"}, {"endpoint": "tcp://a:b"},
-        {"endpoint": "tcp://127.0.0.1:1", "batch_bytes": 0},
-        {"endpoint": "tcp://127.0.0.1:1", "hello_timeout_s": -1.0},
+        {"batch_bytes": 0}, {"hello_timeout_s": -1.0}, {"transport": "rdma"},
+        {"lanes": -1}, {"lanes": MAX_LANES + 1},
+        {"idle_close_s": 0}, {"idle_close_s": -1.0}, {"idle_close_s": float("nan")},
     ],
     ids=str,
 )  # fmt: skip
 def test_impossible_settings_fail_at_the_door(settings):
-    with pytest.raises(ConfigError, match=next(reversed(settings))):
-        RemoteClient(ClientConfig(**settings))
+    (name,) = settings
+    with pytest.raises(ConfigError, match=name):
+        RemoteClient(ClientConfig(**{"endpoint": "tcp://127.0.0.1:1", **settings}))
 
 
 def test_impossible_declarations_fail_at_the_door(client):
