@@ -74,21 +74,6 @@ def test_a_block_comes_back_as_it_went(real, length):
     assert_untouched(rows, but=tuple(range(20)))
 
 
-def test_300_small_blocks_fit_through_a_window_of_16(transport, make_client):
-    with Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)) as server:
-        client = make_client(
-            server.endpoint, get_window_bytes=16 * BLOCK_BYTES, put_window_bytes=16 * BLOCK_BYTES,
-            batch_bytes=4 * BLOCK_BYTES,
-        )  # fmt: skip
-        keys = [key(number) for number in range(300)]
-        put = client.put(NAMESPACE, keys, rows_of(range(300)), deferred=False).result(PATIENCE_S)
-        assert put.created == 300
-        rows = empty_rows(300)
-        got = client.get(NAMESPACE, keys, rows).result(PATIENCE_S)
-        assert got.landed == list(range(300))
-        assert all(row == block(number) for number, row in enumerate(rows))
-
-
 def test_what_exists_is_not_created_again_unless_forced(real):
     keys, rows = [key(1), key(2)], rows_of(range(1, 3))
     assert real.put(NAMESPACE, keys, rows, deferred=False).result(PATIENCE_S).created == 2

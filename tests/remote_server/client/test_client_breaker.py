@@ -10,7 +10,6 @@ from client_helpers import (
     empty_rows,
     key,
     rows_of,
-    turn,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
@@ -97,17 +96,3 @@ def test_stalled_gets_and_late_puts_count_for_the_breaker(fake, make_client, clo
     eventually(lambda: client.counters()["breaker_opened"] == 1)
     clock.advance(1)
     eventually(lambda: client.ready)
-
-
-def test_a_burst_of_timeouts_opens_it_once_the_silence_has_lasted(fake, make_client, clock):
-    client = make_client(fake.endpoint, clock=clock)
-    fake.silence(Lookup)
-    futures = [client.lookup(NAMESPACE, [key(number)]) for number in range(3)]
-    fake.wait_for(Lookup, number=3)
-    turn(client)
-    clock.advance(0.06)
-    for future in futures:
-        assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
-    assert client.ready
-    clock.advance(0.2)
-    eventually(lambda: client.counters()["breaker_opened"] == 1)

@@ -17,13 +17,11 @@ from client_helpers import (
     io_thread_held,
     key,
     rows_of,
-    wake,
 )
 from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, IoThread, requests
-from remote_server.client.control import ControlChannel
 from remote_server.client.requests import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
@@ -145,24 +143,6 @@ def test_a_caller_that_releases_its_row_in_the_middle_of_a_get_loses_nothing_of_
     assert future.result(PATIENCE_S).outcomes == [GetOutcome.HIT]
     assert memory == block(0)
     fake.rules.pop(Get)
-
-
-def test_a_failure_that_would_end_the_thread_ends_requests_and_not_the_thread(
-    client, fake, monkeypatch, breaks_inside
-):
-    fake.silence(Stats)
-    future = client.stats(timeout_s=60)
-    fake.wait_for(Stats)
-
-    def leave(*_):
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ControlChannel, "expire", leave)
-        wake(client)
-        assert isinstance(future.exception(PATIENCE_S), ServerUnavailable)
-    eventually(lambda: client.ready)
-    assert_works(client, fake)
 
 
 def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(

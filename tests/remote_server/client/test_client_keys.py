@@ -1,7 +1,7 @@
 """Our client at servers with keys and without: it is let in, or reports why not and computes."""
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, Memory, block, key
+from client_helpers import NAMESPACE, block, empty_rows, key, rows_of
 from fake_server import PATIENCE_S, eventually
 from tenancy import tenancy
 
@@ -18,17 +18,6 @@ pytest_plugins = ["client_fixtures"]
 assert tenancy
 
 
-def rows(count: int) -> list[memoryview]:
-    return [Memory.source.take(BLOCK_BYTES) for _ in range(count)]
-
-
-def filled(numbers) -> list[memoryview]:
-    taken = rows(len(numbers))
-    for row, number in zip(taken, numbers, strict=True):
-        row[:] = block(number)
-    return taken
-
-
 def connect(make_client, tenancy, name: str, **settings) -> RemoteClient:
     return make_client(tenancy.server.endpoint, keys=tenancy.client_file(name), **settings)
 
@@ -40,15 +29,15 @@ def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memor
     server = tenancy.start(memory=64 << 20)
     client = connect(make_client, tenancy, "a")
     keys = [key(number) for number in range(20)]
-    put = client.put(NAMESPACE, keys, filled(range(20)), deferred=False).result(PATIENCE_S)
+    put = client.put(NAMESPACE, keys, rows_of(range(20)), deferred=False).result(PATIENCE_S)
     assert put.created == 20
-    target = rows(20)
+    target = empty_rows(20)
     got = client.get(NAMESPACE, keys, target).result(PATIENCE_S)
     assert got.landed == [*range(20)]
     assert [bytes(row) for row in target] == [bytes(block(number)) for number in range(20)]
     assert (client.counters()["shm_bytes_in"] > 0) is (transport == "shm")
     other = connect(make_client, tenancy, "b")
-    missed = other.get(NAMESPACE, keys, rows(20)).result(PATIENCE_S)
+    missed = other.get(NAMESPACE, keys, empty_rows(20)).result(PATIENCE_S)
     assert missed.outcomes == [GetOutcome.MISS] * 20
     assert server.tenants["b"].store.counters["bytes_in"] == 0
 
@@ -76,7 +65,7 @@ def told(client: RemoteClient, reason: str) -> None:
         return reason in str(error)
 
     eventually(says_so)
-    put = client.put(NAMESPACE, [key(1)], filled([1]), timeout_s=60).result(PATIENCE_S)
+    put = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60).result(PATIENCE_S)
     assert isinstance(put.error, ServerUnavailable)
     assert not client.ready
 

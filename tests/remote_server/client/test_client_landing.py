@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from remote_server import protocol
 from remote_server.client import GetOutcome
 from remote_server.protocol import (
-    Blocks,
     Found,
     Get,
     Got,
@@ -92,6 +91,10 @@ LIES = {
     "frames missing": (
         lambda header, f: [[header, f[0]]],
         [HIT, CORRUPT, CORRUPT], "short_blocks",
+    ),
+    "a bit flipped amid a packed frame": (
+        lambda header, f: [[replace(header, blocks_per_frame=3), f[0] + flip(f[1]) + f[2]]],
+        [HIT, CORRUPT, HIT], "checksum_failures",
     ),
 }  # fmt: skip
 
@@ -181,20 +184,6 @@ def test_a_header_may_say_what_it_likes(timed, fake, clock, lie):
     assert timed.get(NAMESPACE, keys, rows).result(PATIENCE_S).outcomes == [HIT] * 3
 
 
-def test_packed_blocks_are_checked_one_by_one(client, fake):
-    """Three blocks in one frame: one bad apple, two good ones."""
-
-    def tell(header, frames):
-        packed = frames[0] + flip(frames[1]) + frames[2]
-        return [[replace(header, blocks_per_frame=3), packed]]
-
-    got, rows, keys = get_three(client, fake, tell)
-    assert got.outcomes == [HIT, CORRUPT, HIT]
-    (verify,) = fake.wait_for(Verify)
-    assert verify.message.keys == [keys[1]]
-    assert_untouched(rows, but=(0, 1, 2))
-
-
 @pytest.mark.parametrize(
     ("indices", "lengths", "size", "outcomes"),
     [
@@ -232,23 +221,3 @@ def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
     assert found.states == b"\1"
     assert found.prefix == 0, "a prefix never outruns its states"
     assert client.counters()["protocol_errors"] == 4
-
-
-def test_a_frame_larger_than_the_protocol_allows_costs_the_connection_only(client, fake):
-    keys = hold_blocks(fake, range(1))
-
-    def answer(asked):
-        header = Blocks(
-            request_id=asked.message.request_id, epoch=fake.epoch, indices=[0],
-            lengths=[protocol.MAX_FRAME_BYTES + 1], checksums=[0], more=False,
-        )  # fmt: skip
-        fake.send(asked, header, bytes(protocol.MAX_FRAME_BYTES + 1))
-
-    fake.rules[Get] = answer
-    rows = empty_rows(1)
-    got = client.get(NAMESPACE, keys, rows).result(PATIENCE_S)
-    assert got.outcomes == [GetOutcome.UNAVAILABLE]
-    assert_untouched(rows)
-    fake.behave()
-    eventually(lambda: client.ready)
-    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0]

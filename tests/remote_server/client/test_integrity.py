@@ -11,7 +11,6 @@ from client_helpers import BLOCK_BYTES, NAMESPACE, block, empty_rows, key, rows_
 from fake_server import PATIENCE_S, eventually
 from gates import copies_held
 
-from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Clear, Cleared, Error, KeyState, Put
 from remote_server.server.config import ServerConfig
@@ -165,8 +164,3 @@ def test_forgetting_takes_a_name(peer):
     refused = peer.ask(Clear(request_id=peer.next_id(), forget=True))
     assert isinstance(refused, Error) and refused.code == "bad_request"
     assert list(peer.lookup([1]).states) == [KeyState.READABLE], "and nothing was cleared"
-
-
-def test_checksums_know_their_namespace_and_their_key():
-    seen = {protocol.checksum(ns, key(n), block(1)) for ns in ("a", "b") for n in (1, 2)}
-    assert len(seen) == 4

@@ -22,7 +22,6 @@ from client_helpers import (
     turn,
 )
 from fake_server import PATIENCE_S, FakeServer, eventually
-from server_process import ServerProcess
 
 from remote_server.client import BreakerState, ClientConfig, GetOutcome, IoThread, RemoteClient
 from remote_server.client.poll_set import PollSet
@@ -298,44 +297,37 @@ def test_the_end_of_the_thread_ends_every_client(fake: FakeServer, other: FakeSe
 # ── a server that stands still ───────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def servers() -> Iterator[list[ServerProcess]]:
-    servers = [ServerProcess(), ServerProcess()]
-    yield servers
-    for server in servers:
-        server.close()
-
-
-def test_a_frozen_server_delays_no_request_to_another(
-    servers: list[ServerProcess], make_client, clock: Clock
+def test_a_server_that_reads_nothing_delays_no_request_to_another(
+    make_client, fake: FakeServer, other: FakeServer, clock: Clock
 ):
-    frozen = make_client(servers[0].endpoint, clock=clock, hello_timeout_s=600.0)
-    sound = make_client(servers[1].endpoint)
+    still = make_client(fake.endpoint, clock=clock, hello_timeout_s=600.0)
+    sound = make_client(other.endpoint)
     keys = [key(number) for number in range(8)]
-    for client in (frozen, sound):
+    for client in (still, sound):
         assert client.put(NAMESPACE, keys, rows_of(range(8))).result(PATIENCE_S).created == 8
-    with servers[0].frozen():
-        silent = frozen.get(NAMESPACE, keys, empty_rows(8), stall_s=60, timeout_s=600)
-        lost = frozen.put(NAMESPACE, keys, rows_of(range(8)), force=True, timeout_s=60)
-        for _ in range(20):
-            for _ in range(4):
-                frozen.lookup(NAMESPACE, keys, timeout_s=60)
-            assert sound.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8
-            got = sound.get(NAMESPACE, keys, empty_rows(8)).result(PATIENCE_S)
-            assert got.outcomes == [GetOutcome.HIT] * 8
-        assert not (silent.done() or lost.done())
-        turn(frozen)
-        clock.advance(60.1)
-        assert silent.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 8
-        assert isinstance(lost.result(PATIENCE_S).error, DeadlineExceeded)
-        eventually(lambda: frozen.breaker is not BreakerState.CLOSED)
-        assert sound.breaker is BreakerState.CLOSED
-        counters = sound.counters()
-        assert not any(number for name, number in counters.items() if "timeouts" in name)
+    fake.stop_reading()
+    silent = still.get(NAMESPACE, keys, empty_rows(8), stall_s=60, timeout_s=600)
+    lost = still.put(NAMESPACE, keys, rows_of(range(8)), force=True, timeout_s=60)
+    for _ in range(20):
+        for _ in range(4):
+            still.lookup(NAMESPACE, keys, timeout_s=60)
+        assert sound.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8
+        got = sound.get(NAMESPACE, keys, empty_rows(8)).result(PATIENCE_S)
+        assert got.outcomes == [GetOutcome.HIT] * 8
+    assert not (silent.done() or lost.done())
+    turn(still)
+    clock.advance(60.1)
+    assert silent.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 8
+    assert isinstance(lost.result(PATIENCE_S).error, DeadlineExceeded)
+    eventually(lambda: still.breaker is not BreakerState.CLOSED)
+    assert sound.breaker is BreakerState.CLOSED
+    counters = sound.counters()
+    assert not any(number for name, number in counters.items() if "timeouts" in name)
+    fake.read_again()
 
     def is_back() -> bool:
         clock.advance(0.05)  # the breaker's pause
-        return frozen.ready
+        return still.ready
 
     eventually(is_back)
-    assert frozen.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8
+    assert still.lookup(NAMESPACE, keys).result(PATIENCE_S).prefix == 8
