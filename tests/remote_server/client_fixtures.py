@@ -92,7 +92,7 @@ def fake() -> Iterator[FakeServer]:
 @pytest.fixture
 def io_thread() -> IoThread | None:
     """The I/O thread of the test's clients; None: each has its own. A module may replace it by
-    `own_or_shared`."""
+    `any_connections`."""
     return None
 
 
@@ -100,17 +100,6 @@ def io_thread() -> IoThread | None:
 def more_settings() -> dict[str, object]:
     """Settings of all clients that the test makes."""
     return {}
-
-
-@pytest.fixture(params=["own", pytest.param("shared", marks=pytest.mark.whole)])
-def own_or_shared(request: pytest.FixtureRequest) -> Iterator[IoThread | None]:
-    """A thread for each client, or one that a client of another server shares. Whatever the test
-    did, that client works afterwards, and no thread remains."""
-    if request.param == "own":
-        yield None
-    else:
-        with shared_io_thread() as io:
-            yield io
 
 
 WHOLE = pytest.mark.whole
@@ -122,7 +111,9 @@ WHOLE = pytest.mark.whole
 def any_connections(
     request: pytest.FixtureRequest, more_settings: dict[str, object]
 ) -> Iterator[IoThread | None]:
-    """As `own_or_shared`; and a shared thread with connections on demand."""
+    """A thread for each client, or one that a client of another server shares; shared, also with
+    connections on demand. Whatever the test did, that client works afterwards, and no thread
+    remains."""
     if request.param == "own":
         yield None
         return

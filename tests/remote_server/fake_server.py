@@ -421,15 +421,8 @@ class FakeServer:
             case Verify():
                 self.send(asked, Verified(removed=0, intact=len(message.keys), **about))
             case Stats():
-                stats = StatsReply(
-                    server="fake",
-                    uptime_s=1.0,
-                    tiers={},
-                    namespaces={},
-                    counters={},
-                    protocol=2,
-                    **about,
-                )
+                nothing: dict[str, Any] = {"tiers": {}, "namespaces": {}, "counters": {}}
+                stats = StatsReply(server="fake", uptime_s=1, protocol=2, **nothing, **about)
                 self.send(asked, stats)
             case Clear():
                 removed, self.blocks = len(self.blocks), {}

@@ -32,8 +32,8 @@ pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 
 @pytest.fixture
-def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
-    return own_or_shared
+def io_thread(any_connections: IoThread | None) -> IoThread | None:
+    return any_connections
 
 
 NO_NAMESPACES = ["\ud800", "", "x" * 129, 7, ["a list"]]
@@ -178,7 +178,7 @@ def test_where_no_socket_can_be_made_for_a_region_the_client_becomes_ready_over_
         return open_socket(context, kind)
 
     monkeypatch.setattr(zmq.Context, "socket", open_while_some_are_left)
-    client = make_client(fake.endpoint, transport="auto")
+    client = make_client(fake.endpoint, transport="auto", idle_close_s=None)
     assert refused
     assert client.transport == "tcp"
     assert_works(client, fake)

@@ -35,8 +35,8 @@ pytest_plugins = ["client_fixtures"]
 
 
 @pytest.fixture
-def io_thread(own_or_shared: IoThread | None) -> IoThread | None:
-    return own_or_shared
+def io_thread(any_connections: IoThread | None) -> IoThread | None:
+    return any_connections
 
 
 HIT, MISS = GetOutcome.HIT, GetOutcome.MISS

@@ -1,7 +1,5 @@
 """Deadlines, stalls and late answers: a request ends in time, and its rows are free when it has."""
 
-import threading
-
 import pytest
 import zmq
 from client_helpers import (
@@ -40,18 +38,10 @@ HIT, LATE = GetOutcome.HIT, GetOutcome.LATE
 
 def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fake, clock):
     """Another thread of an engine holds the interpreter for longer than the whole deadline."""
-    holding, go_on = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        holding.set()
-        assert go_on.wait(PATIENCE_S)
-
     fake.silence(Lookup)
-    timed.lookup(NAMESPACE, []).add_done_callback(hold)
-    assert holding.wait(PATIENCE_S)
-    future = timed.lookup(NAMESPACE, [key(1)])
-    clock.advance(1.0)
-    go_on.set()
+    with io_thread_held(timed, fake):
+        future = timed.lookup(NAMESPACE, [key(1)])
+        clock.advance(1.0)
     (asked,) = fake.wait_for(Lookup)
     assert not future.done()
     fake.do(lambda: fake.answer(asked))

@@ -1,13 +1,14 @@
 """Gets whose blocks a mover's threads copy: a get that ends touches no row from then on."""
 
 import time
+from collections.abc import Callable
 
 import pytest
-from client_helpers import NAMESPACE, Clock, block, key
+from client_helpers import NAMESPACE, block, key, rows_of
 from fake_server import PATIENCE_S, eventually
 from mover_helpers import choose
 
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client import RemoteClient
 from remote_server.client.requests import Call
 from remote_server.client.shm_link import ShmLink
 from remote_server.native.moves import RUN_HERE_BELOW_BYTES, Moves
@@ -16,6 +17,8 @@ from remote_server.server.server import Server
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
+
+pytest_plugins = ["client_fixtures"]
 
 LENGTH = 2 * MiB
 NUM_BLOCKS = 8
@@ -29,31 +32,16 @@ def kind(request, monkeypatch):
 
 
 class Scene:
-    """A server that holds all blocks, and clients of it with rows in shared memory."""
+    """A server that holds all blocks, and a client of it with rows in shared memory."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, connect: Callable[[], RemoteClient]) -> None:
+        self.server, self.connect = server, connect
         self.keys = [key(number) for number in range(NUM_BLOCKS)]
         self.blocks = [block(number, LENGTH) for number in range(NUM_BLOCKS)]
-        self.clock = Clock()
-        self.client, self.rows, self.region = self.connect()
-        put = self.client.put(NAMESPACE, self.keys, self.blocks, deferred=False)
+        self.rows = rows_of(range(NUM_BLOCKS), LENGTH)
+        self.client = connect()
+        put = self.client.put(NAMESPACE, self.keys, self.rows, deferred=False, timeout_s=60)
         assert put.result(PATIENCE_S).created == NUM_BLOCKS
-
-    def connect(self) -> tuple[RemoteClient, list[memoryview], SharedRegion]:
-        region = SharedRegion(NUM_BLOCKS * LENGTH)
-        client = RemoteClient(ClientConfig(self.server.endpoint), clock=self.clock)
-        self.clock.clients = [client]
-        client.register(region.view, region.fd)
-        client.declare(NAMESPACE, LENGTH)
-        eventually(lambda: client.ready and client.transport == "shm")
-        starts = range(0, NUM_BLOCKS * LENGTH, LENGTH)
-        return client, [region.view[at : at + LENGTH] for at in starts], region
-
-    def close(self) -> None:
-        self.client.close(PATIENCE_S)
-        self.rows.clear()
-        self.region.close()
 
     def mark_rows(self) -> None:
         for row in self.rows:
@@ -69,12 +57,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene():
+def scene(make_client, shared, clock):
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=512 * MiB, populate=False)
     with Server(config) as server:
-        scene = Scene(server)
-        yield scene
-        scene.close()
+        yield Scene(server, lambda: make_client(server.endpoint, block_bytes=LENGTH, clock=clock))
 
 
 def lose_memory(scene: Scene) -> None:
@@ -85,15 +71,15 @@ def lose_memory(scene: Scene) -> None:
 
 
 ENDS = {
-    "deadline": lambda scene: scene.clock.advance(61),
-    "cancel": lambda scene: scene.client.cancel_all(PATIENCE_S),
-    "close": lambda scene: scene.client.close(PATIENCE_S),
-    "memory lost": lose_memory,
+    "deadline": lambda scene, clock: clock.advance(61),
+    "cancel": lambda scene, _: scene.client.cancel_all(PATIENCE_S),
+    "close": lambda scene, _: scene.client.close(PATIENCE_S),
+    "memory lost": lambda scene, _: lose_memory(scene),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_no_row_is_written_after_the_get_has_ended(scene, end, monkeypatch):
+def test_no_row_is_written_after_the_get_has_ended(scene, clock, end, monkeypatch):
     """Ended before its copies and amid them."""
     for number in range(4):
         scene.mark_rows()
@@ -107,7 +93,7 @@ def test_no_row_is_written_after_the_get_has_ended(scene, end, monkeypatch):
         monkeypatch.setattr(moves, "submit", submit_and_note)
         future = scene.get()
         eventually(lambda n=number, f=future, begun=begun: len(begun) >= n or f.done())
-        ENDS[end](scene)
+        ENDS[end](scene, clock)
         got = future.result(PATIENCE_S)
         for index in got.landed:
             assert scene.rows[index] == scene.blocks[index]
@@ -115,30 +101,27 @@ def test_no_row_is_written_after_the_get_has_ended(scene, end, monkeypatch):
         time.sleep(0.005)  # a thread that copies still would have written
         assert all(row[0] == row[-1] == MARK for row in scene.rows), "written after the end"
         if end in ("close", "memory lost"):
-            scene.close()
-            scene.client, scene.rows, scene.region = scene.connect()
+            scene.client.close(PATIENCE_S)
+            scene.client = scene.connect()
         scene.client.check()
 
 
-def test_what_is_copied_by_threads_has_the_servers_bytes(scene):
-    scene.mark_rows()
-    got = scene.get().result(PATIENCE_S)
-    assert got.outcomes == [GetOutcome.HIT] * NUM_BLOCKS
-    assert all(row == data for row, data in zip(scene.rows, scene.blocks, strict=True))
-    scene.client.check()
-    eventually(lambda: not scene.server.leases, "its leases are released")
-
-
-def test_a_get_whose_copy_is_slow_has_not_stalled(scene, monkeypatch):
+def test_a_get_whose_copy_is_slow_has_not_stalled_and_has_the_servers_bytes(
+    scene, clock, monkeypatch
+):
     """The server has answered: the time of our own copy is not its silence."""
+    scene.mark_rows()
     submit, waiting = scene.moves.submit, []
     monkeypatch.setattr(scene.moves, "submit", lambda *job: waiting.append(job))
     future = scene.client.get(NAMESPACE, scene.keys, scene.rows, stall_s=0.05, timeout_s=60)
     eventually(lambda: sum(job.num_bytes for _, job, _ in waiting) == NUM_BLOCKS * LENGTH)
-    scene.clock.advance(0.15)
+    clock.advance(0.15)
     for _ in range(2):
         scene.client.stats().result(PATIENCE_S)  # the thread has taken a turn since
     assert not future.done()
     monkeypatch.undo()
     scene.client._loop.mailbox.submit(Call(lambda: [submit(*job) for job in waiting]))
     assert future.result(PATIENCE_S).landed == list(range(NUM_BLOCKS))
+    assert all(row == data for row, data in zip(scene.rows, scene.blocks, strict=True))
+    scene.client.check()
+    eventually(lambda: not scene.server.leases, "its leases are released")

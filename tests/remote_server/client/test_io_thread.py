@@ -15,7 +15,6 @@ from client_helpers import (
     Clock,
     assert_works,
     empty_rows,
-    hold_blocks,
     io_threads,
     key,
     rows_of,
@@ -27,7 +26,7 @@ from remote_server.client import BreakerState, ClientConfig, GetOutcome, IoThrea
 from remote_server.client.poll_set import PollSet
 from remote_server.client.put import PutTransfer
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Get, Lookup, Put
+from remote_server.protocol import Lookup, Put
 
 pytestmark = pytest.mark.real_time
 
@@ -213,41 +212,6 @@ def test_close_waits_for_rows_that_libzmq_holds_and_the_others_go_on(
     assert leaving.closed
     assert isinstance(put.result(0).error, ServerUnavailable)
     assert isinstance(late.exception(0), ServerUnavailable)
-
-
-def test_an_exception_in_one_loop_ends_the_requests_of_that_server_only(
-    make_client, fake: FakeServer, other: FakeServer, breaks_inside
-):
-    broken, sound = make_client(fake.endpoint), make_client(other.endpoint)
-    fake.silence(Get, Lookup)
-    other.silence(Get)
-    keys = hold_blocks(other, range(1))
-    got = sound.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60)
-    (asked,) = other.wait_for(Get)
-    futures = [
-        broken.lookup(NAMESPACE, keys, timeout_s=60),
-        broken.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60),
-    ]
-    fake.wait_for(Get)
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    broken._loop.channels[0].expire = fail
-    broken.forget("a namespace of no test")
-    assert isinstance(futures[0].exception(PATIENCE_S), ServerUnavailable)
-    assert futures[1].result(PATIENCE_S).outcomes == [GetOutcome.UNAVAILABLE]
-    for _ in range(20):
-        assert sound.ready
-        sound.lookup(NAMESPACE, keys).result(PATIENCE_S)
-    assert not got.done()
-    other.do(lambda: other.answer(asked))
-    assert got.result(PATIENCE_S).landed == [0]
-    assert sound.counters()["internal_errors"] == 0 < broken.counters()["internal_errors"]
-    del broken._loop.channels[0].expire
-    fake.behave()
-    eventually(lambda: broken.ready)
-    assert_works(broken, fake)
 
 
 def test_a_callback_of_one_client_cannot_wait_for_another_on_the_same_thread(

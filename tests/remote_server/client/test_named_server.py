@@ -114,15 +114,6 @@ def test_the_age_is_that_of_the_lowest_tier_of_this_server(tmp_path: Path, make:
         assert client.load is not None and client.load.evicted_age_s == -1
 
 
-def test_a_list_ends_with_its_connection(server: Server, make: Make):
-    asking = make(server)
-    client = make(server, **FLEET, client_name="engine-1")
-    stats = asking.stats().result(PATIENCE_S)
-    assert (stats.name, stats.fleets) == ("cache-1", {FLEET["fleet_digest"]: ["engine-1"]})
-    client.close()
-    eventually(lambda: asking.stats().result(PATIENCE_S).fleets == {})
-
-
 def test_a_server_without_a_name_has_that_of_its_host(make: Make):
     with serving(name="") as server:
         name = make(server).stats().result(PATIENCE_S).name

@@ -61,6 +61,17 @@ def begun(client: RemoteClient, far: FakeServer, number: int, stall_s: float = 6
     return future, rows, far.wait_for(Get)[0]
 
 
+def landing(client: RemoteClient, far: FakeServer, asked: Asked):
+    """The answer to a get is announced, and the first half of its bytes has been sent: the rest of
+    them, their lane, and the client's channel."""
+    data = announce(far, asked)
+    lane = far.lanes.of(asked.peer, asked.message.lane)
+    lane.connection.sendall(data[: len(data) // 2])
+    (gets,) = [one for one in client._loop.channels if hasattr(one, "_landings")]
+    eventually(lambda: gets._landings)
+    return data[len(data) // 2 :], lane, gets
+
+
 @pytest.mark.parametrize(
     ("number", "window", "sizes"),
     [(7, 64, [4, 3]), (8, 64, [4, 4]), (11, 9, [3, 3, 3]), (12, 9, [3, 3, 3]), (3, 1, [1])],
@@ -96,11 +107,7 @@ def test_rows_are_untouched_from_the_end_of_their_get_on(far, make_client, clock
     client.put(NAMESPACE, [], []).result(PATIENCE_S)
     eventually(lambda: client.lanes.num_open == 1)
     future, rows, asked = begun(client, far, 3, stall_s=0.1)
-    data = announce(far, asked)
-    lane = far.lanes.of(asked.peer, asked.message.lane)
-    lane.connection.sendall(data[: len(data) // 2])
-    (gets,) = [one for one in client._loop.channels if hasattr(one, "_landings")]
-    eventually(lambda: gets._landings)
+    rest, lane, gets = landing(client, far, asked)
     for _ in range(2):  # a first block has come before the first
         turn(client)
         clock.advance(0.11)
@@ -108,7 +115,7 @@ def test_rows_are_untouched_from_the_end_of_their_get_on(far, make_client, clock
     for row in rows:
         row[:] = bytes([0xA5]) * row.nbytes
     client.check()
-    lane.connection.sendall(data[len(data) // 2 :])
+    lane.connection.sendall(rest)
     far.behave()
     got = client.get(NAMESPACE, [key(0)], fresh := empty_rows(1), stall_s=60).result(PATIENCE_S)
     assert got.outcomes == [HIT] and fresh[0] == block(0)
@@ -122,11 +129,7 @@ def test_a_get_whose_lane_ends_amid_its_blocks_has_those_that_came_whole(far, ma
     client = make_client(far.endpoint)
     wait_for_lanes(client)
     future, rows, asked = begun(client, far, 3)
-    data = announce(far, asked)
-    lane = far.lanes.of(asked.peer, asked.message.lane)
-    lane.connection.sendall(data[: len(data) // 2])
-    (gets,) = [one for one in client._loop.channels if hasattr(one, "_landings")]
-    eventually(lambda: gets._landings)
+    _, lane, _ = landing(client, far, asked)
     lane.finish()
     got = future.result(PATIENCE_S)
     assert got.outcomes == [HIT] + [GetOutcome.UNAVAILABLE] * 2

@@ -326,11 +326,3 @@ def test_a_file_without_one_of_both_is_an_error_that_names_it(tmp_path, part):
     path.write_text(path.read_text().replace(f"BEGIN {part}", "BEGIN SOMETHING"))
     with pytest.raises(ConfigError, match=f"server.pem has no {part.lower()}"):
         read_certificate(str(path))
-
-
-def test_a_file_that_others_can_read_is_refused(tmp_path):
-    path = tmp_path / "server.pem"
-    write_certificate(path)
-    path.chmod(0o640)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        read_certificate(str(path))

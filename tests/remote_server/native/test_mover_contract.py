@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-import tempfile
 import weakref
 from contextlib import closing
 
@@ -75,22 +74,6 @@ def test_a_copy_moves_every_byte_and_hashes_it(do, stream):
         xxhash.xxh3_64_intdigest(source.at(*of), seed)
         for *of, seed in zip(begins, LENGTHS, seeds, strict=True)
     ]
-
-
-def test_a_file_that_ends_early_fails_its_own_read(do):
-    target = Memory(3 << 20)
-    with tempfile.TemporaryFile() as file:
-        file.write(bytes(300_000))
-        file.flush()
-        addresses = [target.address + (index << 20) for index in range(3)]
-        job = Job(
-            Kind.READ, addresses, [0, 100, 300_000], [300_000, 300_000, 1],
-            files=[file.fileno()] * 3, seeds=[0] * 3,
-        )  # fmt: skip
-        do(job)
-    assert job.failed
-    assert [*job.errors] == [0, errno.ENODATA, errno.ENODATA]
-    assert [*job.done] == [300_000, 299_900, 0]
 
 
 def test_run_returns_the_number_of_failed_operations(mover):

@@ -65,11 +65,3 @@ def test_an_operator_sees_what_moves_the_blocks_of_a_server(
     for check in ("mover", "server's mover"):
         assert findings[check]["verdict"] == verdict
         assert findings[check]["told"].startswith(mover)
-
-
-def test_another_value_of_the_variable_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("KVFERRY_MOVER", "pyhton")
-    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "KVFERRY_MOVER is 'pyhton'; it may be 'python'" in line

@@ -2,7 +2,6 @@
 
 import fcntl
 import logging
-import mmap
 import os
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ from smaps import map_at
 from remote_server.native.job import address_of
 from remote_server.process_limits import warn_if_dev_shm_is_small
 from remote_server.shm import mapping
-from remote_server.shm.mapping import WORD_BYTES, Arena, Population
+from remote_server.shm.mapping import Arena, Population
 from remote_server.shm.region import SharedRegion, Tickets
 from remote_server.values import GiB, MiB
 
@@ -67,23 +66,6 @@ def test_what_is_closed_has_closed_its_file(make):
     shared.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(before)
-
-
-def test_nobody_else_can_write_to_it_and_it_can_still_be_written(arena):
-    with pytest.raises(PermissionError):
-        mmap.mmap(arena.fd, arena.file_bytes)
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    fd = arena.open_read_only()
-    with mmap.mmap(fd, arena.file_bytes, prot=mmap.PROT_READ) as reader:
-        arena.view[:4] = b"here"
-        arena.words[1] = 0x0102030405060708
-        assert reader[:4] == b"here"
-        word = arena.words_offset + WORD_BYTES
-        assert reader[word : word + WORD_BYTES] == bytes([8, 7, 6, 5, 4, 3, 2, 1])
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.write(fd, b"x")
-    os.close(fd)
 
 
 def test_populating_makes_every_page_resident_and_changes_no_byte(arena):

@@ -165,6 +165,9 @@ def test_stats_count_what_went_through_shared_memory(shared, peer):
         ({"lengths": [BLOCK_BYTES]}, "bad_request"),
         ({"lengths": [BLOCK_BYTES, 0]}, "bad_request"),
         ({"checksums": [1]}, "bad_request"),
+        ({"checksums": [1, 2], "pages": [1, 2]}, "bad_request"),
+        ({"checksums": [], "pages": [1]}, "bad_request"),
+        ({"checksums": [], "pages": [1, 2, 3]}, "bad_request"),
         ({"blocks_per_frame": 2}, "bad_request"),
         ({"lengths": [BLOCK_BYTES, BLOCK_BYTES + 1]}, "too_large"),
         ({"offsets": [0, REGION_BYTES]}, "bad_request"),
@@ -300,17 +303,6 @@ def test_pages_are_compared_in_rows_that_were_never_written(shared, peer):
     far = [len(shared.rows) - len(hole)]
     assert shared.put_at(far, hole, checksums=[], pages=[page ^ 1]).declined == {"checksum": 1}
     assert shared.put_at(far, hole, checksums=[], pages=[page]).created == 1
-
-
-@pytest.mark.parametrize(
-    ("checksums", "pages"), [([1, 2], [1, 2]), ([], [1]), ([], [1, 2, 3])],
-    ids=["both kinds", "too few", "too many"],
-)  # fmt: skip
-def test_a_put_with_pages_that_do_not_fit_is_refused_and_changes_nothing(
-    shared, peer, checksums, pages
-):
-    assert shared.put([1, 2], checksums=checksums, pages=pages).code == "bad_request"
-    assert [*peer.lookup([1, 2]).states] == [0, 0]
 
 
 def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):

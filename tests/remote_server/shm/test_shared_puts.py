@@ -115,22 +115,14 @@ def test_a_put_that_arrives_again_after_its_answer_is_not_kept(local, near):
 # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _end_by_deadline(client, clock):
-    clock.advance(60.1)
-    return DeadlineExceeded
+ENDS = {
+    "deadline": (lambda client, clock: clock.advance(60.1), DeadlineExceeded),
+    "cancel": (lambda client, _: client.cancel_all(PATIENCE_S), DeadlineExceeded),
+    "close": (lambda client, _: client.close(), ServerUnavailable),
+}
 
 
-def _end_by_cancel(client, clock):
-    assert client.cancel_all(PATIENCE_S)
-    return DeadlineExceeded
-
-
-def _end_by_close(client, clock):
-    client.close()
-    return ServerUnavailable
-
-
-@pytest.mark.parametrize("end", [_end_by_deadline, _end_by_cancel, _end_by_close])
+@pytest.mark.parametrize("end", ENDS)
 def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
     local_timed, near, clock, end
 ):
@@ -140,7 +132,8 @@ def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
     future.add_done_callback(lambda _: overwrite(rows))
     (asked,) = near.wait_for(SharedPut)
     turn(local_timed)
-    error = end(local_timed, clock)
+    begin_end, error = ENDS[end]
+    begin_end(local_timed, clock)
     put = future.result(PATIENCE_S)
     assert isinstance(put.error, error)
     assert (put.outcomes, put.total) == ([None, None], 0)
