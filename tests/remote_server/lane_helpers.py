@@ -97,14 +97,6 @@ def reaped(lanes: Lanes, num_jobs: int) -> list[LaneJob]:
     return reap(lanes, num_jobs)[0]
 
 
-def read_slowly(connection: socket.socket, num_bytes: int) -> bytes:
-    """All of these, in small calls."""
-    got = bytearray()
-    while len(got) < num_bytes:
-        got += connection.recv(1009)
-    return bytes(got)
-
-
 def move_both_ways(lanes: Lanes, pairs: Sequence[tuple[int, int]]) -> None:
     """Send three blocks each way between the lanes of each pair, all at once, and check them."""
     ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]

@@ -23,6 +23,13 @@ pytest_plugins = ["lane_fixtures"]
 assert tenancy
 
 
+def is_refused(port: int, sent: bytes) -> bool:
+    """Whether a connection that sends this is closed without an answer."""
+    with connected(port) as connection:
+        connection.sendall(sent)
+        return has_ended(connection)
+
+
 def counters(peer: Peer) -> dict[str, int]:
     return peer.stats().counters
 
@@ -45,9 +52,7 @@ def test_a_number_is_not_given_again_soon(lane_peer):
 
 
 def test_a_token_is_good_once(lane):
-    thief = connected(lane.opened.port)
-    thief.sendall(preamble(lane.opened.token))
-    assert has_ended(thief)
+    assert is_refused(lane.opened.port, preamble(lane.opened.token))
     assert lane.put([1]).created == 1, "the lane itself goes on"
     assert counters(lane.peer)["lanes_refused_token"] == 1
 
@@ -56,9 +61,7 @@ def test_a_late_token_is_refused_and_its_place_is_free_again(lane_peer, lane_clo
     late = [WireLane.announce(lane_peer) for _ in range(LANES_PER_CONNECTION)]
     assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
     lane_clock.now += 2.0
-    connection = connected(late[0].port)
-    connection.sendall(preamble(late[0].token))
-    assert has_ended(connection)
+    assert is_refused(late[0].port, preamble(late[0].token))
     assert counters(lane_peer)["lane_tokens_late"] == LANES_PER_CONNECTION
     assert WireLane(lane_peer).put([1]).created == 1
 
@@ -71,9 +74,7 @@ def closes(opened: LaneOpened) -> None:
 
 
 def sends_another_token(opened: LaneOpened) -> None:
-    one = connected(opened.port)
-    one.sendall(preamble(bytes(16)))
-    assert has_ended(one)
+    assert is_refused(opened.port, preamble(bytes(16)))
 
 
 @pytest.mark.parametrize("fails", [closes, sends_another_token])
@@ -90,9 +91,7 @@ def test_a_token_ends_with_the_connection_it_was_sent_to(lane_peer, lane_server,
     token = WireLane.announce(other)
     other.close()
     lane_peer.stats_once(lambda _: not lane_server.lanes._clients)
-    stranger = connected(token.port)
-    stranger.sendall(preamble(token.token))
-    assert has_ended(stranger)
+    assert is_refused(token.port, preamble(token.token))
 
 
 # ── preambles ────────────────────────────────────────────────────────────────────────────
@@ -103,9 +102,7 @@ def test_a_wrong_byte_anywhere_in_a_preamble_costs_only_that_connection(lane):
     for position in range(24):
         wrong = bytearray(preamble(opened.token))
         wrong[position] ^= 0x40
-        nonsense = connected(opened.port)
-        nonsense.sendall(wrong)
-        assert has_ended(nonsense), position
+        assert is_refused(opened.port, wrong), position
         assert lane.put([position]).created == 1
     refused = counters(lane.peer)
     assert (refused["lanes_refused_preamble"], refused["lanes_refused_token"]) == (8, 16)

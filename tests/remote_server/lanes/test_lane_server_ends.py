@@ -303,17 +303,13 @@ def test_one_lane_takes_only_some_of_a_stream_ahead(wide, monkeypatch):
 # ── the server ───────────────────────────────────────────────────────────────────────────
 
 
-def test_a_drain_waits_for_a_put_that_has_begun(start_lanes, context):
-    server = start_lanes()
-    peer = Peer(context, server.endpoint)
-    peer.hello()
-    lane = WireLane(peer)
+def test_a_drain_waits_for_a_put_that_has_begun(lane, lane_server):
     message, rest = begun(lane)
-    server.drain()
-    assert not server.wait_until_drained(0.1)
+    lane_server.drain()
+    assert not lane_server.wait_until_drained(0.1)
     lane.socket.sendall(rest)
     assert lane.answer(message).created == 2
-    assert server.wait_until_drained(30)
+    assert lane_server.wait_until_drained(30)
 
 
 def test_a_server_that_ends_in_the_middle_holds_nothing(start_lanes, context):

@@ -121,10 +121,7 @@ def test_gets_of_one_lane_follow_one_another_in_the_order_of_their_messages(star
     ]
 
 
-def test_a_timed_get_has_its_times(start_lanes, context):
-    peer = Peer(context, start_lanes().endpoint)
-    peer.hello()
-    lane = WireLane(peer)
+def test_a_timed_get_has_its_times(lane):
     lane.put([1])
     assert lane.get([1], timed=True)[0].server_us >= 1
 
