@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from tls_helpers import trusting_context
 from wire_peer import BLOCK_BYTES, PATIENCE_MS, Peer, block, key
 
 from remote_server import protocol
@@ -26,10 +27,7 @@ def connected(port: int) -> socket.socket:
 
 def encrypted(connection: socket.socket, certificate: bytes = b"") -> ssl.SSLSocket:
     """TLS over `connection`, to a server with that certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    secured = context.wrap_socket(connection)
+    secured = trusting_context().wrap_socket(connection)
     if certificate:
         assert sha256(secured.getpeercert(binary_form=True) or b"").digest() == certificate
     return secured

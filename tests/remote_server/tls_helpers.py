@@ -40,11 +40,17 @@ def shake_hands(*ends: TlsConnection | ssl.SSLSocket) -> None:
             left.remove(end)
 
 
-def ssl_client(connection: socket.socket) -> ssl.SSLSocket:
-    """A client of Python's `ssl` that trusts everyone, before its handshake."""
+def trusting_context() -> ssl.SSLContext:
+    """Of a client that trusts everyone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def ssl_client(connection: socket.socket) -> ssl.SSLSocket:
+    """A client of Python's `ssl` that trusts everyone, before its handshake."""
+    context = trusting_context()
     context.sslsocket_class = _Socket
     return context.wrap_socket(connection, do_handshake_on_connect=False)
 

@@ -204,15 +204,6 @@ def test_refused_it_ends_alone_and_is_counted(op, client, fake, clock):
     assert client.counters()["refused"] == 1
 
 
-def test_cut_off_by_a_reset_it_ends_at_once(op, client, fake, proxy, clock):
-    begun = Begun(op, client, fake)
-    begun.begin(lambda asked: None)
-    proxy.reset_connections()
-    eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")
-    begun.ended(ServerUnavailable)
-    works(client, fake, clock)
-
-
 def test_when_its_server_goes_away_it_ends_at_once(op, client, fake, proxy, clock):
     begun = Begun(op, client, fake)
     begun.begin(lambda asked: None)

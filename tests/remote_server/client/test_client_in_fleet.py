@@ -47,20 +47,17 @@ def answer_with(fake: FakeServer, kind: type, **fields: Any) -> None:
     fake.rules[kind] = rule
 
 
-def test_a_name_alone_asks_for_no_load(fake: FakeServer, make_client: MakeClient):
-    client = make_client(fake.endpoint, server_name="a")
-    assert client.lookup(NAMESPACE, [key(0)]).result(PATIENCE_S).load is None
-    assert fake.all_asked(Hello)[0].message.server == "a"
-    assert not fake.all_asked(Lookup)[0].message.fleet and client.load is None
-
-
-def test_a_client_without_a_list_sends_none_of_it(fake: FakeServer, make_client: MakeClient):
-    client = make_client(fake.endpoint)
+@pytest.mark.parametrize("name", ["", "a"])
+def test_a_client_without_a_list_asks_for_no_load(
+    fake: FakeServer, make_client: MakeClient, name: str
+):
+    client = make_client(fake.endpoint, server_name=name)
     client.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S)
     client.get(NAMESPACE, [key(0)], empty_rows(1)).result(PATIENCE_S)
-    client.lookup(NAMESPACE, [key(0)]).result(PATIENCE_S)
+    assert client.lookup(NAMESPACE, [key(0)]).result(PATIENCE_S).load is client.load is None
     sent = [asked.message for asked in fake.asked]
     assert {type(message) for message in sent} >= {Hello, Put, Get, Lookup}
+    assert fake.all_asked(Hello)[0].message.server == name
     assert not any(message.fleet for message in sent)
     assert not any(b"fleet" in protocol.encode(message)[1] for message in sent)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from lane_peer import LaneClock, WireLane, connected, encrypted, preamble, read
 from tenancy import tenancy
+from tls_helpers import trusting_context
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
@@ -101,12 +102,9 @@ def test_a_handshake_that_is_not_finished_is_closed_after_two_seconds(
 
 def client_hello() -> bytes:
     """The first message of a handshake."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
     output = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), output).do_handshake()
+        trusting_context().wrap_bio(ssl.MemoryBIO(), output).do_handshake()
     return output.read()
 
 

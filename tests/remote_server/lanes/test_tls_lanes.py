@@ -24,6 +24,7 @@ from tls_helpers import (
     secured_ends,
     shake_hands,
     ssl_client,
+    trusting_context,
     write_certificate,
 )
 
@@ -143,9 +144,7 @@ def test_a_plain_client_fails_the_handshake(engine, sent):
 
 def test_an_older_tls_is_refused(engine):
     near, far = open_ends()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    context = trusting_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     client = context.wrap_socket(far, do_handshake_on_connect=False)
     server = make_tls_context(a_certificate()).wrap(near)

@@ -24,7 +24,7 @@ from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
 
-from remote_server.client import ClientConfig, GetOutcome, SharedRegion
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, LONGEST_RETRY_S, RETRY_S
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
@@ -324,6 +324,16 @@ def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch, brea
     works(auto, near, SharedGet)
 
 
+def attached_to(near: FakeServer) -> tuple[RemoteClient, Shared]:
+    """A client that no fixture closes, and its memory."""
+    shared = Shared(1 << 20)
+    client = PatientClient(ClientConfig(near.endpoint))
+    client.register(shared.region.view, shared.region.fd)
+    client.declare(NAMESPACE, BLOCK_BYTES)
+    eventually(lambda: client.transport == "shm")
+    return client, shared
+
+
 def _num_maps() -> int:
     with open("/proc/self/maps") as maps:
         return maps.read().count("memfd:")
@@ -331,11 +341,7 @@ def _num_maps() -> int:
 
 def test_close_leaves_nothing_mapped_and_no_descriptor(near):
     before = open_fds(), _num_maps()
-    shared = Shared(1 << 20)
-    client = PatientClient(ClientConfig(near.endpoint))
-    client.register(shared.region.view, shared.region.fd)
-    client.declare(NAMESPACE, BLOCK_BYTES)
-    eventually(lambda: client.transport == "shm")
+    client, shared = attached_to(near)
     client.close()
     shared.region.close()
     near.hang_up()
@@ -356,11 +362,7 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
         unmapped.append(num_bytes)
 
     monkeypatch.setattr(mapping, "unmap", slowly)
-    shared = Shared(1 << 20)
-    client = PatientClient(ClientConfig(near.endpoint))
-    client.register(shared.region.view, shared.region.fd)
-    client.declare(NAMESPACE, BLOCK_BYTES)
-    eventually(lambda: client.transport == "shm")
+    client, shared = attached_to(near)
     near.close()
     eventually(lambda: client.transport == "tcp")
     for epoch in ("epoch-2", "epoch-3"):
