@@ -1,51 +1,51 @@
 """An object in a process of its own, whose methods this process calls.
 
-Calls go through its standard input, pickled, one at a time, and what they return or raise comes
-back through its standard output. It ends with its input, so it never outlives the test.
+Calls go through a pipe, one at a time, and what they return or raise comes back. The process
+ignores Ctrl-C, which its parent answers, and ends with the pipe, so it never outlives the test.
 """
 
-import pickle
-import subprocess
-import sys
+import contextlib
+import logging
+import multiprocessing
+import signal
+import threading
+import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Self
 
 _GRACE_S = 60.0
 
 
 class OwnedProcess:
-    """`program` answers once when it has begun, and `serve`s then. One thread may call it."""
+    """What `make(*arguments)` returns, for any thread. Its `close` is called at the end."""
 
-    def __init__(self, program: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(program).resolve()), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.address: str = self._answer()
-        """What it has answered: where it listens."""
+    def __init__(self, make: Callable[..., Any], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._one_call = threading.Lock()
+        self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
 
     @property
     def pid(self) -> int:
+        assert self._process.pid is not None
         return self._process.pid
 
-    def call(self, name: str, *arguments: object) -> Any:
-        """What the object's method gives; raises what it raises."""
-        pickle.dump((name, arguments), self._pipe("stdin"))
-        self._pipe("stdin").flush()
-        return self._answer()
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The object's method: it returns and raises what that does there."""
+        return partial(self._call, name)
 
     def close(self) -> None:
         """End the process. Safe to repeat."""
-        if self._process.poll() is None:
-            self._pipe("stdin").close()
-            try:
-                self._process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._pipe("stdout").close()
+        self._pipe.close()
+        self._process.join(_GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
     def __enter__(self) -> Self:
         return self
@@ -53,30 +53,37 @@ class OwnedProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _call(self, name: str, *arguments: object) -> Any:
+        with self._one_call:
+            self._pipe.send((name, arguments))
+            return self._answer()
+
     def _answer(self) -> Any:
-        answer = pickle.load(self._pipe("stdout"))
-        if isinstance(answer, BaseException):
-            raise answer
+        try:
+            kind, answer = self._pipe.recv()
+        except EOFError:
+            raise AssertionError("an owned process ended by itself") from None
+        if kind is not None:
+            raise kind(answer)
         return answer
 
-    def _pipe(self, name: str) -> BinaryIO:
-        return cast(BinaryIO, getattr(self._process, name))
+
+def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("remote_server").setLevel(logging.ERROR)  # outages are what it is about
+    with contextlib.suppress(EOFError, OSError), contextlib.closing(make(*arguments)) as owned:
+        pipe.send((None, None))
+        while True:  # until the parent has closed the pipe, or ended
+            name, arguments = pipe.recv()
+            pipe.send(_done(getattr(owned, name), arguments))
 
 
-def serve(address: str, do: Callable[..., object]) -> None:
-    """Report `address`, and `do` what the input has, one call after the other, until it ends."""
-    _say(address)
-    while True:
-        try:
-            name, arguments = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            _say(do(name, *arguments))
-        except Exception as error:
-            _say(error)
-
-
-def _say(answer: object) -> None:
-    pickle.dump(answer, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+def _done(
+    method: Callable[..., object], arguments: tuple[object, ...]
+) -> tuple[type[AssertionError] | None, object]:
+    """None and the answer, or a kind of failure and the traceback."""
+    try:
+        return None, method(*arguments)
+    except BaseException as error:
+        kind = type(error) if isinstance(error, AssertionError) else AssertionError
+        return kind, "".join(traceback.format_exception(error))

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -28,8 +29,8 @@ from actors import SETTLE_S, Habits, Totals
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, resident_bytes
 from crew import Crew, CrewPlan, Held, Tally, no_more_than, open_once, steady
-from crew_process import CrewProcess
 from oracle import LARGE
+from owned_process import OwnedProcess
 from sky import Sky
 from weather import MORTAL, Weather
 
@@ -165,15 +166,14 @@ class Run:
         )
         self._unused = self._held_after_use()
         self._sky = Sky()
-        self.crews: list[Crew | CrewProcess] = []
+        self.crews: list[Crew | OwnedProcess] = []
         for number in range(plan.processes or 1):
             crew_plan = CrewPlan(
                 number, plan.seed, plan.transports, plan.habits, plan.calm, plan.storm
             )
-            kind = CrewProcess if plan.processes else Crew
-            crew = kind(crew_plan, self.server.endpoint, self._sky)
-            stack.callback(crew.close)
-            self.crews.append(crew)
+            make = partial(OwnedProcess, Crew) if plan.processes else Crew
+            self.crews.append(make(crew_plan, self.server.endpoint, self._sky))
+            stack.callback(self.crews[-1].close)
         for crew in self.crews:
             crew.warm_up()
         self._used = steady(self._held)

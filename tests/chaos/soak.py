@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 from actors import Habits
 from chaos_client import Hung, WrongBytes
 from chaos_server import open_files, resident_bytes
-from crew_process import CrewProcess
 from lane_wire import HEADER, TRAILER_BYTES
 from oracle import LANE_NAMESPACES, SMALL_NAMESPACES, TINY
+from owned_process import OwnedProcess
 from random_run import Plan, Report, Run
 from weather import LONG_LIVED, UNDYING
 
@@ -113,7 +113,7 @@ class Watch:
 
 
 def _sample(run: Run) -> Sample | None:
-    pids = [crew.pid for crew in run.crews if isinstance(crew, CrewProcess)]
+    pids = [crew.pid for crew in run.crews if isinstance(crew, OwnedProcess)]
     memory = [crew.memory() for crew in run.crews]
     try:
         server = run.server.pid

@@ -6,24 +6,23 @@ with StoreProxy("127.0.0.1:9000") as proxy:           # the store
 """
 
 import asyncio
-import sys
 import threading
 from collections import Counter
-from typing import Any
 
 from http_faults import CLEAR, HttpProxy, StoreFaults
-from owned_process import OwnedProcess, serve
+from owned_process import OwnedProcess
 
 
 class StoreProxy(OwnedProcess):
-    """Listens on `address`, host and port, and forwards to `target`. One thread may call it."""
+    """Listens on `address`, host and port, and forwards to `target`."""
 
     def __init__(self, target: str, seed: int = 0) -> None:
-        super().__init__(__file__, target, str(seed))
+        super().__init__(_Proxy, target, seed)
+        self.address: str = self._call("do", "listen")
 
     def set(self, faults: StoreFaults) -> None:
         """From the return of this call on. What was held or caught goes on."""
-        self.call("set", faults)
+        self._call("do", "set", faults)
 
     def clear(self) -> None:
         """Everything passes, unharmed."""
@@ -31,24 +30,20 @@ class StoreProxy(OwnedProcess):
 
     def counts(self) -> Counter[str]:
         """What was done to how many requests."""
-        return Counter(self.call("counts"))
+        return Counter(self._call("do", "counts"))
 
 
-def _run(target: str, seed: int) -> None:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+class _Proxy:
+    """The proxy and its loop, in that process."""
 
-    async def begin() -> tuple[HttpProxy, str]:
-        proxy = HttpProxy(target, seed)
-        return proxy, await proxy.listen()
+    def __init__(self, target: str, seed: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._proxy = HttpProxy(target, seed)
 
-    proxy, address = asyncio.run_coroutine_threadsafe(begin(), loop).result()
+    def do(self, name: str, *arguments: object) -> object:
+        coroutine = getattr(self._proxy, name)(*arguments)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def do(name: str, *arguments: Any) -> object:
-        return asyncio.run_coroutine_threadsafe(getattr(proxy, name)(*arguments), loop).result()
-
-    serve(address, do)
-
-
-if __name__ == "__main__":
-    _run(sys.argv[1], int(sys.argv[2]))
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
