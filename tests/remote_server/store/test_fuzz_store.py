@@ -12,10 +12,8 @@ from one_by_one import OneByOne
 from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 
 from remote_server import protocol
-from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, KeyState, PutOutcome, Stretch
 from remote_server.server.copier import is_intact
-from remote_server.server.leases import LEASE_MS, Leases
 from remote_server.server.put_sources import copy_in
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
@@ -29,7 +27,6 @@ from remote_server.turns import to_end
 pytest_plugins = ["fuzzing"]
 
 KEYS = [b"%d" % number for number in range(14)]
-REGIONS = (1, 2)
 
 namespaces = st.sampled_from(sorted(BLOCK_BYTES))
 keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8)
@@ -47,7 +44,7 @@ class Writing:
 
 @dataclass
 class Stale:
-    """What a reader remembers of a block whose lease is over."""
+    """What a reader remembers of a block that it has pinned no more."""
 
     copy: Copy
     generation: int
@@ -65,12 +62,10 @@ class StoreMachine(RuleBasedStateMachine):
         memory = MemoryTier(self.arena, SLAB_BYTES, learner=self.learner)
         self.tier = OneByOne(memory)
         self.store = Store(memory, lambda: self.now)
-        self.leases = Leases(self.tier.unpin_all, lambda: self.now)
         self.model = StoreModel(by_lru=self.learner is None)
         self.counters: Counter[str] = Counter()
         self.writing: list[Writing] = []
         self.pinned: list[Copy] = []
-        self.leased: dict[int, tuple[int, float, list[Copy]]] = {}
         self.stale: list[Stale] = []
         self.num_copies = 0
 
@@ -99,11 +94,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.end(writing, None)
         for copy in self.pinned:
             self.tier.unpin(copy.block)
-        for region in REGIONS:
-            self.leases.end_all(region)
         for name in BLOCK_BYTES:
             to_end(self.store.unpin(name, None))
-        assert len(self.leases) == 0
         self.store.tier_stack.check()
         self.assert_every_slot_can_be_had()
         self.arena.close()
@@ -233,7 +225,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.counters["put_forced"] += forced
         self.counters["put_created"] += len(good) - forced
 
-    # ── gets, pins and leases ────────────────────────────────────────────────────────────
+    # ── gets and pins ────────────────────────────────────────────────────────────────────
 
     def get(self, name: str, keys: Sequence[bytes]) -> list[Copy]:
         found = to_end(self.store.gets.get(name, keys))
@@ -260,49 +252,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(choice=choices)
     def unpin(self, choice):
         copy = self.pinned.pop(choice % len(self.pinned))
+        self.stale = [*self.stale[-19:], Stale(copy, copy.block.generation, copy.block.word)]
         self.tier.unpin(copy.block)
         self.model.unpin(copy)
-
-    @rule(name=namespaces, keys=keys, region=st.sampled_from(REGIONS))
-    def lease(self, name, keys, region):
-        copies = self.get(name, keys)
-        number = self.leases.grant(region, [copy.block for copy in copies])
-        assert (number == 0) == (not copies)
-        if copies:
-            self.leased[number] = (region, self.now + LEASE_MS / 1000, copies)
-
-    @precondition(lambda self: self.leased)
-    @rule(choice=choices)
-    def release(self, choice):
-        number = [*self.leased][choice % len(self.leased)]
-        assert self.leases.release(number)
-        self.lease_ended(number)
-        assert not self.leases.release(number), "a lease ended twice"
-
-    @rule(number=st.integers(-1, 1 << 64))
-    def release_what_is_no_lease(self, number):
-        if number not in self.leased:
-            assert self.leases.release(number) == (number == 0)
-
-    @rule(seconds=st.floats(0, 1.2 * LEASE_MS / 1000))
-    def time_passes(self, seconds):
-        self.now += seconds
-        over = [number for number, (_, ends_at, _) in self.leased.items() if ends_at <= self.now]
-        assert self.leases.expire() == len(over)
-        for number in over:
-            self.lease_ended(number)
-
-    @rule(region=st.sampled_from(REGIONS))
-    def region_ends(self, region):
-        self.leases.end_all(region)
-        for number in [number for number, lease in self.leased.items() if lease[0] == region]:
-            self.lease_ended(number)
-
-    def lease_ended(self, number: int) -> None:
-        for copy in self.leased.pop(number)[2]:
-            self.stale.append(Stale(copy, copy.block.generation, copy.block.word))
-            self.model.unpin(copy)
-        del self.stale[:-20]
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────
 
@@ -310,8 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
     def touch(self, name, keys):
         there = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
         assert to_end(self.store.gets.touch(name, keys)) == len(there)
-        for key in reversed(there):
-            self.model.use([self.model.readable[name, key]])
+        self.model.use([self.model.readable[name, key] for key in reversed(there)])
 
     def readable_of(self, name: str, keys: Sequence[bytes] | None) -> list[Copy]:
         there = [key for place, key in self.model.readable if place == name]
@@ -384,23 +335,6 @@ class StoreMachine(RuleBasedStateMachine):
             removed = self.model.clear(name)
             assert self.store.clear(name) == {"memory": removed}
             self.counters["removed"] += removed
-
-    @rule(name=namespaces, more=st.integers(-1, 1))
-    def say_hello_again(self, name, more):
-        """With another block size it is refused while there is any block."""
-        info = NamespaceInfo(block_bytes=BLOCK_BYTES[name] + more)
-        too_large = info.block_bytes > self.store.memory.slabs.slab_bytes
-        if too_large or (more and not self._is_empty(name)):
-            with pytest.raises(RequestRefused):
-                self.store.namespaces.declare(name, info)
-            return
-        self.store.namespaces.declare(name, info)
-        self.store.namespaces.declare(name, NamespaceInfo(block_bytes=BLOCK_BYTES[name]))
-
-    def _is_empty(self, name):
-        written = (copy for copy in self.model.copies if copy.writing and not copy.cleared)
-        places = [*self.model.readable, *(copy.place for copy in written)]
-        return all(namespace != name for namespace, _ in places)
 
     # ── what holds after every step ──────────────────────────────────────────────────────
 
@@ -478,6 +412,6 @@ class LearningMachine(StoreMachine):
         self.learner.floor.reigning = which
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(StoreMachine, 100), (LearningMachine, 40)])
+@pytest.mark.parametrize(("machine", "examples"), [(StoreMachine, 60), (LearningMachine, 25)])
 def test_the_store_does_what_a_model_of_it_allows(fuzz, machine, examples):
     fuzz.machine(machine, examples=examples, steps=50)
