@@ -326,7 +326,7 @@ def eager_lanes(pause_s: float = LANE_PAUSE_S) -> Iterator[None]:
 
 
 class JumpingClock:
-    """The monotonic clock, and as much as it has jumped: for a `ChaosClient`, or a server."""
+    """The monotonic clock of a `ChaosClient`, and as much as it has jumped."""
 
     def __init__(self) -> None:
         self.jumped = 0.0

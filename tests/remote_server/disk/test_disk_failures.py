@@ -4,19 +4,11 @@ import errno
 import logging
 import mmap
 import os
-import signal
-import subprocess
-import sys
-from itertools import count
-from pathlib import Path
 
 import pytest
 from disk_helpers import RealDisk, budget_for, state_of, wait_for
-from disk_server import IN_MEMORY, LENGTH, checked_server, put_all
-from wire_peer import block
 
 from remote_server import protocol
-from remote_server.native.job import Kind
 from remote_server.native.mover import what_moves
 from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
@@ -28,7 +20,6 @@ pytestmark = pytest.mark.real_time
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
-HERE = Path(__file__).parent
 KEYS = [b"%d" % number for number in range(4)]
 """Of neighbours: they fill a segment."""
 
@@ -218,58 +209,6 @@ def test_a_file_that_is_cut_off_costs_the_blocks_behind_its_end(disk, tmp_path, 
 # ── the mover ────────────────────────────────────────────────────────────────────────────────
 
 
-NOWHERE = 4096
-"""An address of no memory."""
-
-
-def fail_once(server, kind: Kind, place: int) -> None:
-    """The block at `place` of those that are moved from now on is moved from or to nowhere."""
-    moved = count()
-
-    def broken(real):
-        def move(of, addresses, *columns):
-            if of is kind:
-                addresses = [
-                    NOWHERE if index % 2 and next(moved) == place else address
-                    for index, address in enumerate(addresses)
-                ]
-            return real(of, addresses, *columns)
-
-        return move
-
-    for segment in server.tenants[""].disk.tier.segments.all:
-        segment.file.move = broken(segment.file.move)
-
-
-@pytest.fixture
-def server(tmp_path):
-    with checked_server(tmp_path) as server:
-        yield server
-
-
-def test_a_read_or_a_write_that_faults_costs_its_block_and_not_the_server(server, peer):
-    number = 2 * IN_MEMORY
-    put_all(peer, number)
-    fail_once(server, Kind.READ, 3)
-    _, arrived = peer.get(range(8), "big")
-    assert len(arrived) == 7
-    assert {place for place, _ in arrived} < {*range(8)}
-    assert all(data == block(place, LENGTH) for place, data in arrived)
-    assert peer.stats().counters["disk_read_io_error"] == 1
-    assert peer.lookup(range(8), "big").states.count(0) == 1
-    assert peer.get(range(8, number), "big")[0].hit == number - 8
-    fail_once(server, Kind.WRITE, 0)
-    for place, error in ((100, 1), (101, 0)):
-        assert peer.put([place], "big", length=LENGTH).created == 1
-        peer.stats_once(
-            lambda stats, error=error: (
-                stats.counters["disk_write_io_error"] == 1
-                and stats.counters["disk_written"] == number + 1 - error
-            )
-        )
-    assert peer.get([100, 101], "big")[0].hit == 2, "memory has both"
-
-
 @pytest.mark.parametrize("shift", [0, 1])
 def test_memory_that_is_lost_under_a_read_or_a_write_fails_it_and_nothing_else(disk, shift):
     """The memory of a file that was truncated; moved in place, and one byte off by way of a copy,
@@ -295,23 +234,3 @@ def test_memory_that_is_lost_under_a_read_or_a_write_fails_it_and_nothing_else(d
     assert done[1] == [Written.IO_ERROR]
     os.close(file)
     assert [disk.read(key) for key in KEYS] == without(0)
-
-
-def test_a_process_that_is_stopped_amid_its_jobs_goes_on_with_the_right_bytes(tmp_path):
-    """The line of a round is read at any moment of the next one."""
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE.parents[2]}"}
-    with subprocess.Popen(
-        [sys.executable, str(HERE / "disk_mixer.py"), str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-    ) as process:  # fmt: skip
-        try:
-            for _ in range(20):
-                assert process.stdout.readline(), "it has ended"
-                process.send_signal(signal.SIGSTOP)
-                os.waitpid(process.pid, os.WUNTRACED)
-                process.send_signal(signal.SIGCONT)
-            process.stdin.close()
-            assert process.stdout.read().endswith("right\n")
-        finally:
-            process.kill()
-    assert process.returncode == 0
