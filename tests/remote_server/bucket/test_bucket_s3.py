@@ -99,8 +99,11 @@ REASONS = {
     Failure.THROTTLED: [StoreFaults(status=503, code="SlowDown"), StoreFaults(status=429)],
     Failure.FORBIDDEN: [
         StoreFaults(status=403, code="AccessDenied"), StoreFaults(status=400, code="ExpiredToken"),
+        StoreFaults(status=403, code="InvalidAccessKeyId"),
     ],
-    Failure.ABSENT: [StoreFaults(status=404, code="NoSuchKey")],
+    Failure.ABSENT: [
+        StoreFaults(status=404, code="NoSuchKey"), StoreFaults(status=404, code="NoSuchBucket"),
+    ],
     Failure.SHORT: [StoreFaults(damage=Damage.SHORT), StoreFaults(status=416)],
     Failure.OTHER: [StoreFaults(status=500), StoreFaults(status=409), StoreFaults(status=412)],
 }  # fmt: skip
@@ -125,7 +128,7 @@ def objects(proxied):
     return Objects(proxied)
 
 
-def test_every_failure_of_a_read_has_its_own_reason(objects, proxy):
+def test_every_failure_of_a_read_has_its_own_reason_and_the_words_of_the_store(objects, proxy):
     objects.put("a", memoryview(bytes(100_000)))
     for reason, faults in REASONS.items():
         for fault in faults:
@@ -133,6 +136,7 @@ def test_every_failure_of_a_read_has_its_own_reason(objects, proxy):
             with pytest.raises(BucketError) as caught:
                 objects.read("a", 4096, 90_000)
             assert caught.value.failure is reason, f"{fault}: {caught.value}"
+            assert str(caught.value) == f"{fault.code}: of the test" or not fault.code
     proxy.clear()
     assert objects.read("a", 4096, 90_000) == bytes(90_000 - 4096)
 
