@@ -1,18 +1,13 @@
-"""Many fake engines on one fleet, in a process of their own; written from PROTOCOL.md.
+"""Many fake engines on one fleet, for a process of their own; written from PROTOCOL.md.
 
-    python fleet_crowd.py NUMBER NAME=ENDPOINT …
-
-Each has a plain TCP connection to each server and speaks ZMTP on it (`zmtp.py`). Prints "ready" and
-reads lines `go SECONDS RATE CHURN`: RATE lookups a second, each of a whole prompt at both homes of
-its runs, by one engine after the other, while CHURN engines a second leave without a word and
-others come. After each it prints what became of them, as JSON. It ends with its input.
+Each has a plain TCP connection to each server and speaks ZMTP on it (`zmtp.py`). Lookups are each
+of a whole prompt at both homes of its runs, by one engine after the other. Meanwhile engines leave
+without a word, and others come.
 """
 
-import json
 import selectors
 import socket
 import struct
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -110,6 +105,11 @@ class Crowd:
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.socket.close()
 
+    def close(self) -> None:
+        """All leave."""
+        for engine in [*self._engines]:
+            self._leave(engine)
+
     def _greeted(self, peer: Peer) -> None:
         peer.send(
             type="hello", protocol=PROTOCOL_VERSION, request_id=1, namespace=PROMPTS.name,
@@ -119,7 +119,8 @@ class Crowd:
     # ── lookups ──────────────────────────────────────────────────────────────────────────
 
     def go(self, seconds: float, rate: float, churn: float) -> dict[str, object]:
-        """Returns what became of the lookups, with times in milliseconds."""
+        """`rate` lookups and `churn` other engines a second. Returns what became of the lookups,
+        with times in milliseconds."""
         self._counts.clear()
         self._took.clear()
         began = time.monotonic()
@@ -187,16 +188,3 @@ class Crowd:
 
 
 _PARTS = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
-
-
-def main() -> None:
-    servers = dict(one.split("=", 1) for one in sys.argv[2:])
-    crowd = Crowd(int(sys.argv[1]), servers)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        _, seconds, rate, churn = line.split()
-        print(json.dumps(crowd.go(float(seconds), float(rate), float(churn))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,14 +15,10 @@ KiB more after its first 256 frames, once. Here it ends before that, unless `--c
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +26,10 @@ from typing import NamedTuple
 from chaos_server import open_files, resident_bytes
 from crew import no_more_than, steady
 from fleet_client import FleetClient
-from fleet_crowd import NUM_PROMPTS
+from fleet_crowd import NUM_PROMPTS, Crowd
 from fleet_load import FleetLoad
 from fleet_servers import FleetServers
+from owned_process import OwnedProcess
 
 NUM_ENGINES = 1_000
 KiB, MiB = 1 << 10, 1 << 20
@@ -102,46 +99,6 @@ class Result(NamedTuple):
         assert self.more_files <= MOST_MORE_FILES, self
 
 
-class Engines:
-    """The crowd, in a process of its own."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        assert self._line() == "ready\n"
-
-    def go(self, load: Load) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(
-            f"go {load.part_s} {load.lookups_a_second} {load.engines_replaced_a_second}\n"
-        )
-        self._process.stdin.flush()
-        result: dict[str, float] = json.loads(self._line())
-        return result
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the crowd has ended"
-        return line
-
-
-@contextmanager
-def engines(servers: FleetServers) -> Iterator[Engines]:
-    """Connected and welcome; they have left after the block."""
-    addresses = [f"{one.name}={one.server.endpoint}" for one in servers.all]
-    program = Path(__file__).with_name("fleet_crowd.py")
-    repository = str(program.parents[2])
-    with subprocess.Popen(
-        [sys.executable, str(program), str(NUM_ENGINES), *addresses], cwd=repository,
-        env={**os.environ, "PYTHONPATH": repository},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            yield Engines(process)
-        finally:
-            process.kill()
-
-
 def soak(folder: Path, load: Load, watch: Callable[[str], None] = lambda _: None) -> Result:
     """AssertionError when a server keeps anything of engines that left. `watch` receives a line
     after each part."""
@@ -156,8 +113,9 @@ def soak(folder: Path, load: Load, watch: Callable[[str], None] = lambda _: None
         unused = [steady(one.held) for one in servers.all]
         pids = [one.server.pid for one in servers.all]
         before = [*map(resident_bytes, pids)]
-        with engines(servers) as crowd:
-            crowd.go(load._replace(part_s=2.0))
+        endpoints = {one.name: one.server.endpoint for one in servers.all}
+        with OwnedProcess(Crowd, NUM_ENGINES, endpoints) as crowd:
+            crowd.go(2.0, *load[2:])
             bytes_each = max(
                 (resident_bytes(pid) - had) / NUM_ENGINES
                 for pid, had in zip(pids, before, strict=True)
@@ -166,7 +124,7 @@ def soak(folder: Path, load: Load, watch: Callable[[str], None] = lambda _: None
             parts = []
             resident, opened = [[*map(resident_bytes, pids)]], [[*map(open_files, pids)]]
             for _ in range(load.parts):
-                parts.append(crowd.go(load))
+                parts.append(crowd.go(*load[1:]))
                 resident.append([*map(resident_bytes, pids)])
                 opened.append([*map(open_files, pids)])
                 mib = " ".join(f"{one / MiB:7.2f}" for one in resident[-1])

@@ -1,16 +1,14 @@
 """A client that is killed in the middle of every request leaves nothing behind in the server."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+import signal
 
 import pytest
+from chaos_client import ChaosClient
 from chaos_server import eventually, open_files
 from oracle import LARGE
-from phases import BLOCKS, PHASES, some
-
-CHILD = Path(__file__).with_name("doomed_client.py")
+from owned_process import OwnedProcess
+from phases import BLOCKS, PHASES, Phase, some
 
 
 @pytest.fixture
@@ -18,27 +16,20 @@ def server(renewed_server):
     return renewed_server
 
 
-@pytest.fixture
-def start(proxy):
-    children = []
+class Doomed:
+    """A client, in the process that is killed."""
 
-    def start(phase):
-        path = os.pathsep.join([str(CHILD.parent.parent.parent), str(CHILD.parent)])
-        child = subprocess.Popen(
-            [sys.executable, str(CHILD), proxy.endpoint, phase.transport, phase.op],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        children.append(child)
-        assert child.stdout.readline() == "ready\n"
-        return child
+    def __init__(self, endpoint: str, phase: Phase) -> None:
+        self._client, self._phase = ChaosClient(endpoint, phase.transport), phase
+        self._client.wait_until_ready()
+        phase.prepare(self._client)
 
-    yield start
-    for child in children:
-        child.kill()
-        child.wait()
-        child.stdin.close()
-        child.stdout.close()
+    def begin(self) -> None:
+        """The request, which never ends."""
+        self._request = self._phase.begin(self._client, timeout_s=300)
+
+    def close(self) -> None:
+        """It has no time for that."""
 
 
 @pytest.mark.parametrize(
@@ -50,20 +41,18 @@ def start(proxy):
     "deliver", [True, pytest.param(False, marks=pytest.mark.whole)], ids=["delivered", "cut"]
 )
 def test_pins_leases_regions_and_files_of_a_killed_client_are_given_back(
-    phase, deliver, server, proxy, make_client, start, rng
+    phase, deliver, server, proxy, make_client, rng
 ):
     survivor = make_client(phase.transport, server.endpoint)
     assert survivor.finish(survivor.put(LARGE, [5])) == "stored"
     assert survivor.finish(survivor.get(LARGE, [5])) == "hit"
     server.wait_until_at_rest()
     files = open_files(server.pid)
-    child = start(phase)
-    caught = phase.catch(proxy, rng.choice([0.0, rng.random(), 1.0]))
-    child.stdin.write("go\n")
-    child.stdin.flush()
-    caught.wait()
-    child.kill()
-    child.wait()
+    with OwnedProcess(Doomed, proxy.endpoint, phase) as child:
+        caught = phase.catch(proxy, rng.choice([0.0, rng.random(), 1.0]))
+        child.begin()
+        caught.wait()
+        os.kill(child.pid, signal.SIGKILL)
     caught.release(deliver=deliver)
     stats = server.wait_until_at_rest()
     assert stats.counters["leases_expired"] == 0, "they ended with the client, not by their time"

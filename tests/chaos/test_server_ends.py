@@ -4,7 +4,7 @@ import time
 
 import pytest
 from chaos_client import JumpingClock
-from oracle import LARGE, MEDIUM, SMALL
+from oracle import LARGE
 from phases import BLOCKS, PHASES, some
 
 WHERE = [pytest.param(None, id="somewhere")] + [
@@ -81,35 +81,3 @@ def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_by
     assert declined == 0, "a row was read after it was taken back"
     # a put that its deadline cut short may have stored some of its blocks, but only right ones
     assert client.finish(client.get(LARGE, BLOCKS)) in ("hit", "miss", "part hit")
-
-
-@pytest.mark.whole
-def test_after_a_restart_of_a_full_server_nothing_is_remembered(
-    server, proxy, transport, make_client
-):
-    client = make_client(transport)
-    for first in range(0, MEDIUM.num_keys, 16):  # 37 MiB, into 32
-        client.finish(client.put(MEDIUM, range(first, first + 16)))
-    assert server.stats().counters["evicted"] > 0
-    server.kill()
-    assert client.finish(client.get(MEDIUM, [590])) == "unavailable"
-    server.restart()
-    works_again(client, proxy, server)
-    assert client.finish(client.get(MEDIUM, [590])) == "miss"
-
-
-def test_while_the_server_is_away_requests_are_turned_away_and_not_kept_waiting(
-    server, proxy, transport, make_client
-):
-    """Of many, only those pay with their deadline that find out that it is gone."""
-    clock = JumpingClock()
-    client = make_client(transport, clock=clock)
-    server.freeze()
-    words = []
-    for _ in range(50):
-        words.append(clock.pass_deadline(client, client.lookup(SMALL, [1])))
-        words.append(clock.pass_deadline(client, client.get(SMALL, [1])))
-    assert words.count("late") <= client.config.breaker_timeouts + 1, words
-    assert set(words) == {"late", "unavailable"}
-    server.thaw()
-    works_again(client, proxy, server)
