@@ -193,10 +193,6 @@ class FakeDisk:
             file.open = False
             file.make_durable()
 
-    def sync_everything_but_names(self) -> None:
-        for file in self._names.values():
-            file.make_durable()
-
     def _change(self, change: Callable[[dict[str, FakeFile]], object]) -> None:
         change(self._names)
         self._log.append(change)

@@ -234,24 +234,6 @@ def _assert_no_slot_is_lost(life: Life) -> None:
     assert life.disk.used_bytes + OVERHEAD_BYTES == life.tier.segments.file_bytes <= BUDGET
 
 
-def test_a_segment_is_permanent_before_a_block_in_it_counts():
-    rng = random.Random(1)
-    disk = FakeDisk(BUDGET, rng)
-    life = Life(disk, rng, History())
-    data = b"x" * 1000
-    checksum = protocol.checksum("small", b"1", data)
-    blocks = life.tier.begin_puts("small", [b"1"], 1000, [1000], [checksum])
-    results = []
-    life.tier.write(blocks, [memoryview(data)], results.append)
-    life.drain()
-    assert results == [[Written.OK]]
-    disk.sync_everything_but_names()
-    disk.reboot(power_cut=True)
-    after = Life(disk, rng, History())
-    after.drain()
-    assert after.readable() == {("small", b"1"): data}
-
-
 @pytest.fixture(autouse=True)
 def _small_turns(monkeypatch):
     """So that blocks are asked for while others have not been taken up."""

@@ -5,20 +5,20 @@ import errno
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from disk_helpers import RealDisk, budget_for, wait_for
+from disk_helpers import RealDisk, budget_for, state_of
 
-from remote_server import protocol
 from remote_server.errors import ConfigError
-from remote_server.protocol import KeyState
 from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.disk.finding import Report, find_segments
 from remote_server.store.disk.layout import PAGE, aside_name, is_aside, slot_bytes_for
 from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.tier import Written
 from remote_server.values import MiB
 
 BLOCK = 8192
@@ -67,11 +67,6 @@ def set_bytes(start: int, value: bytes) -> Callable[[bytearray], None]:
 
 def flip(place: int) -> Callable[[bytearray], None]:
     return lambda page: set_bytes(place, bytes([page[place] ^ 4]))(page)
-
-
-def to_a_file_elsewhere(path: Path) -> None:
-    (path.parent.parent / "elsewhere").touch()
-    path.symlink_to(path.parent.parent / "elsewhere")
 
 
 def all_first_pages(folder: Path) -> None:
@@ -174,45 +169,24 @@ def folder(tmp_path):
     return folder
 
 
-class Started:
+class Started(RealDisk):
     """A tier over `folder`, opened as a server does, when everything was recovered."""
 
     def __init__(self, folder: Path) -> None:
-        import threading
-
-        self.woken = threading.Event()
-        self.disk = OpenDisk(folder, 16 * MiB, wake=self.woken.set)
-        self.tier = self.disk.tier
-
-        def is_idle() -> bool:
-            self.tier.finish_jobs()
-            return not self.tier.busy and self.tier.recovery.done
-
-        wait_for(self.tier, self.woken, is_idle)
+        self.event = threading.Event()
+        self._opened = OpenDisk(folder, 16 * MiB, wake=self.event.set)
+        self.tier = self._opened.tier
+        self.drain()
 
     def read_all(self) -> int:
         """How many of the blocks are there; each of them must be right."""
-        states = self.tier.lookup_all("ns", KEYS)
-        there = [number for number, state in enumerate(states) if state == KeyState.READABLE]
-        for number in there:
-            data, results = bytearray(BLOCK), []
-            self.tier.read(self.tier.pin_all("ns", [KEYS[number]]), [memoryview(data)],
-                           results.append)  # fmt: skip
-            wait_for(self.tier, self.woken, lambda results=results: bool(results))
-            assert results == [[True]] and data == data_of(number)
+        there = [n for n, key in enumerate(KEYS) if state_of(self.tier, "ns", key)]
+        assert [self.read(KEYS[n]) for n in there] == [*map(data_of, there)]
         return len(there)
-
-    def put(self, key: bytes) -> None:
-        checksum = protocol.checksum("ns", key, data_of(77))
-        blocks = self.tier.begin_puts("ns", [key], BLOCK, [BLOCK], [checksum])
-        results = []
-        self.tier.write(blocks, [memoryview(data_of(77))], results.append)
-        wait_for(self.tier, self.woken, lambda: bool(results))
-        assert results == [["ok"]]
 
     def close(self) -> None:
         self.tier.check()
-        self.disk.close()
+        self._opened.close()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -239,7 +213,7 @@ def test_a_damaged_folder_costs_what_was_damaged_or_is_refused_with_what_to_do(f
         aside = expected.aside if start == 0 else 0
         assert (counters["segments_damaged"], counters["segments_set_aside"]) == (deleted, aside)
         assert len([name for name in os.listdir(folder) if is_aside(name)]) == expected.aside
-        started.put(b"new-%d" % start)
+        assert started.put(b"new-%d" % start, data_of(77)) is Written.OK
         started.close()
         assert (folder.parent / "elsewhere").exists() is ("elsewhere" in os.listdir(folder.parent))
 

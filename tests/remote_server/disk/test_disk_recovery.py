@@ -210,12 +210,6 @@ def test_of_two_copies_the_older_is_taken_when_the_newer_is_torn(tmp_path):
         assert disk.read(b"0") == data_of(0)
 
 
-def test_a_half_made_segment_is_deleted(tmp_path):
-    (tmp_path / "segment-00000007.new").write_bytes(b"half")
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES):
-        assert os.listdir(tmp_path) == []
-
-
 def test_clearing_during_recovery_clears_what_was_not_found_yet(tmp_path):
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
