@@ -52,7 +52,7 @@ $(AZURITE):
 	npm install --no-audit --no-fund --prefix .peers/azurite azurite@3
 
 test-azure: $(READY) $(AZURITE) ## the bucket over Azure Blob; installs its emulator, Azurite, with npm
-	$(PYTHON_VENV) -m pytest tests/remote_server/bucket/test_bucket.py tests/remote_server/bucket/test_bucket_s3.py -k azure $(ARGS)
+	$(PYTHON_VENV) -m pytest tests/remote_server/bucket/test_bucket_s3.py -k azure $(ARGS)
 
 MINUTES := 10
 

@@ -1,13 +1,11 @@
 """Servers above one bucket: what one wrote another finds, without a disk or memory in common."""
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import zmq
-from azurite import azure_server
 from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello
 from wire_peer import Peer, block, key
 
@@ -39,21 +37,10 @@ def read(peer: Peer, numbers: range) -> list[bytes]:
     return [data for _, data in sorted(arrived)]
 
 
-@pytest.fixture(scope="module")
-def azure():
-    with azure_server() as server:
-        yield server
-
-
-@pytest.fixture(params=["file", "azure"])
-def url(request, tmp_path, monkeypatch):
-    """A bucket of this test alone; that of S3 is in `test_bucket_s3.py`."""
-    if request.param == "file":
-        return folder_url(tmp_path)
-    azure = request.getfixturevalue("azure")
-    for name, value in azure.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"{azure.url}/{uuid.uuid4().hex}"
+@pytest.fixture
+def url(tmp_path):
+    """A bucket of this test alone. Those of S3 and Azure are in `test_bucket_s3.py`."""
+    return folder_url(tmp_path)
 
 
 def write(url: str, context: zmq.Context, **settings: Any) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Long gets from a bucket: packs are read ahead, side by side and once each."""
 
-import threading
 from contextlib import closing
 
 import pytest
@@ -20,7 +19,6 @@ from wire_peer import Peer, block, key
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.protocol import Stretch
 from remote_server.store.bucket import opening
-from remote_server.store.bucket.objects import BucketError, Failure
 
 pytestmark = pytest.mark.real_time
 
@@ -152,24 +150,6 @@ def test_the_other_rows_of_a_pack_are_in_memory_after_one_of_them_was_read(peer,
     assert counters["bucket_rows_fetched"] == ROWS_OF_A_PACK
 
 
-def test_a_frozen_pack_is_a_miss_after_half_of_the_time_and_the_rest_comes(
-    server, objects, peer, clock
-):
-    objects.is_held = True
-    with closing(client_of(server)) as client:
-        got, _ = get_all(client)
-        calls = [objects.next_held() for _ in range(PACKS)]
-        objects.is_held = False
-        frozen, *others = calls
-        for call in others:
-            call.ends()
-        peer.stats_once(lambda s: s.counters["bucket_packs_read"] == PACKS - 1)
-        clock.leapt = 0.6 * PATIENCE_S
-        landed = got.result(PATIENCE_S).landed
-        frozen.ends()
-    assert len(landed) == ROWS - ROWS_OF_A_PACK
-
-
 def test_what_a_client_no_longer_waits_for_is_not_read(server, objects, peer):
     server.store.read_ahead.want("ns", [key(n) for n in range(ROWS)], deadline=0.0)
     assert peer.stats().counters["bucket_packs_read"] == objects.num_reads == 0
@@ -201,22 +181,6 @@ def test_rows_of_a_pack_are_not_read_to_be_written_again_one_by_one(server, peer
     objects.is_held = True
     assert peer.lookup(range(ROWS)).prefix == ROWS
     assert not server.store.tier_stack.busy and not objects.num_reads
-
-
-def test_no_lookup_waits_for_a_store_that_is_silent(objects, context, monkeypatch):
-    go_on = threading.Event()
-
-    def silent(*_: object) -> None:
-        assert go_on.wait(PATIENCE_S)
-        raise BucketError(Failure.TIMEOUT, "silence")
-
-    monkeypatch.setattr(objects, "read_head", silent)
-    with bucket_server(objects.url) as server:
-        peer = hello(Peer(context, server.endpoint))
-        for first in range(1000, 21_000, 1000):
-            assert not any(peer.lookup(range(first, first + 8), chain=chain_of(8)).states)
-        assert not go_on.is_set() and not peer.stats().counters["bucket_failed_timeout"]
-        go_on.set()
 
 
 def test_a_server_without_a_bucket_wants_no_keys_ahead(context, tmp_path):

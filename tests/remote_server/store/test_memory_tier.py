@@ -57,16 +57,6 @@ def test_the_budget_suggested_for_a_block_is_enough(block_bytes):
     assert slab_bytes_for(memory_for_block(block_bytes)) >= block_bytes
 
 
-def test_a_slab_is_taken_where_memory_was_idle_for_longest(tier):
-    for number in range(128):
-        put(tier, "first", number, SMALL)
-    for number in range(8):  # the first slab's blocks are in use again
-        tier.touch("first", b"%d" % number)
-    put(tier, "second", 0, LARGE)
-    assert readable(tier, "first", range(16)) == list(range(8))
-    assert tier.counters() == {"evicted": 8, "slabs_recut": 1, "keep_declined": 0}
-
-
 def test_two_busy_namespaces_both_keep_a_fair_part(tier):
     for number in range(2000):
         put(tier, "first", number, SMALL)

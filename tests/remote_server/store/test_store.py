@@ -1,7 +1,7 @@
 import pytest
 
 from remote_server.errors import RequestRefused
-from remote_server.protocol import Declined, ErrorCode, PutOutcome, TierShare
+from remote_server.protocol import Declined, ErrorCode, PutOutcome
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
@@ -43,19 +43,6 @@ def counted(store, prefix):
         for name, count in store.all_counters().items()
         if name.startswith(prefix) and count
     }
-
-
-def test_a_put_says_what_became_of_each_key(store):
-    put(store, A)
-    assert [*put(store, A, B, B).outcomes] == [
-        PutOutcome.EXISTED, PutOutcome.CREATED, PutOutcome.DUPLICATE
-    ]  # fmt: skip
-    assert [*put(store, A, C, C, force=True).outcomes] == [
-        PutOutcome.FORCED, PutOutcome.CREATED, PutOutcome.DUPLICATE
-    ]  # fmt: skip
-    assert counted(store, "put_") == {
-        "total": 7, "created": 3, "existed": 1, "forced": 1, "duplicate": 2
-    }  # fmt: skip
 
 
 def test_a_key_being_written_exists_already(store):
@@ -123,17 +110,3 @@ def test_a_block_too_large_for_the_budget_is_told_what_would_be_enough(store):
         store.namespaces.declare("large", NamespaceInfo(block_bytes=128 * 1024))
     assert caught.value.code == ErrorCode.TOO_LARGE
     assert "large" not in store.namespaces.known
-
-
-def test_statistics_describe_each_namespace(store):
-    store.namespaces.declare(
-        "ns", NamespaceInfo(block_bytes=4096, client="me", fingerprint={"dtype": "bf16"})
-    )
-    put(store, A, B)
-    stats = store.namespaces.stats()["ns"]
-    assert (stats.total, stats.block_bytes) == (TierShare(blocks=2, used_bytes=8192), 4096)
-    assert (stats.client, stats.fingerprint) == ("me", {"dtype": "bf16"})
-
-
-def test_two_starts_have_two_epochs(store):
-    assert Store(store.memory).epoch != store.epoch
