@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
+from client_helpers import Clock
 from disk_helpers import BOUND_S
 from wire_peer import block, key
 
@@ -20,13 +21,6 @@ ROWS = 8
 KEYS = [key(number) for number in range(ROWS)]
 DATA = [block(number, ROW_BYTES) for number in range(ROWS)]
 NAME = object_name("", "ns", KEYS[-1])
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

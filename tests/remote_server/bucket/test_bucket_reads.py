@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from bucket_helpers import ROW_BYTES, GatedObjects, RealBucket, chain_of, folder_url
+from client_helpers import Clock
 from disk_helpers import wait_for
-from test_bucket_faults import Clock
 from wire_peer import block, key
 
 from remote_server import protocol

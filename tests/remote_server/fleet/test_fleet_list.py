@@ -3,6 +3,7 @@
 from concurrent.futures import wait
 
 import pytest
+from client_helpers import Clock
 from fake_server import eventually
 from fleet_scene import NAMESPACE, PATIENCE_S, ROW_BYTES, Prompt, Scene, all_ready, get, look, put
 
@@ -17,13 +18,6 @@ pytestmark = pytest.mark.real_time
 pytest_plugins = ["fleet_fixtures"]
 
 PROMPTS = [Prompt(seed, 16_384) for seed in range(6)]
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fleet_of(scene: Scene, *names: str) -> Fleet:

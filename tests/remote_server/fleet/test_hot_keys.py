@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from client_helpers import Clock
 
 from remote_server.protocol import UNKNOWN, Stretch
 from remote_server.server.hot_keys import (
@@ -14,13 +15,6 @@ from remote_server.server.hot_keys import (
     beginnings,
     is_beginning,
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def rows(first: int, number: int, tokens: int, group: int = 0) -> list[Stretch]:

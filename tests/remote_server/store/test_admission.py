@@ -3,6 +3,7 @@
 import errno
 
 import pytest
+from client_helpers import Clock
 from gates import jobs_held
 from test_tier_stack import BLOCK, IN_MEMORY, Both, data_of, force
 
@@ -11,13 +12,6 @@ from remote_server.store.disk.layout import PAGE
 from remote_server.store.policies import MIN_BURST_S, Admission, Admit, WriteBudget
 
 WRITTEN = BLOCK + PAGE  # with its header
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
