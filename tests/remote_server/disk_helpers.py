@@ -8,7 +8,8 @@ from typing import Any
 from one_by_one import OneByOne
 
 from remote_server import protocol
-from remote_server.protocol import KeyState
+from remote_server.protocol import KeyState, Stretch
+from remote_server.shm.mapping import Arena
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
@@ -22,6 +23,7 @@ from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WriteBehind
 
 BOUND_S = 60.0
+BLOCK = 4096
 
 
 def budget_for(num_segments: int, slots: int, block_bytes: int) -> tuple[int, int]:
@@ -115,6 +117,51 @@ def stack_of(
 ) -> TierStack:
     """Memory above disk."""
     return TierStack(memory, [WriteBehind(memory, disk, admission or Admission(), block_bytes_of)])
+
+
+class MemoryAboveDisk:
+    """Both real, without a server, for blocks of `BLOCK` bytes. What a test has moved is settled
+    and checked by `close`."""
+
+    def __init__(
+        self, folder: Path, in_memory: int, budget: int, segment_bytes: int,
+        admission: Admission | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.arena = Arena(in_memory * BLOCK)
+        learner = options.get("learner")
+        self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK, learner=learner)
+        self.disk = RealDisk(folder, budget, segment_bytes, **options)
+        self.tier_stack = stack_of(self.memory, self.disk.tier, lambda _: BLOCK, admission)
+
+    def write(
+        self, namespace: str, keys: Sequence[bytes], data: Sequence[bytes],
+        chain: Sequence[Stretch] = (),
+    ) -> None:  # fmt: skip
+        """As a put does; the disk may still be writing."""
+        sums = protocol.checksums(namespace, keys, data)
+        lengths = [*map(len, data)]
+        blocks = self.memory.begin_puts(namespace, keys, BLOCK, lengths, sums, chain)
+        assert len(blocks) == len(keys)
+        for block, each in zip(blocks, data, strict=True):
+            self.memory.view(block)[:] = each
+        self.memory.complete_puts(blocks[::-1])
+        self.tier_stack.published(blocks)
+
+    def settle(self) -> None:
+        def is_idle() -> bool:
+            self.tier_stack.finish_jobs()
+            return not self.disk.tier.busy and self.disk.tier.recovery.done
+
+        wait_for(self.disk.tier, self.disk.event, is_idle)
+
+    def close(self) -> None:
+        self.settle()
+        self.memory.check()
+        self.disk.tier.check()
+        assert self.memory.stats().pinned == 0
+        assert self.disk.tier.stats().pinned == 0
+        self.disk.close()
+        self.arena.close()
 
 
 class Waiting(OneByOne):

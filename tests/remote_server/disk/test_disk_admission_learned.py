@@ -8,32 +8,25 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 import pytest
-from disk_helpers import RealDisk, budget_for, stack_of, wait_for
+from disk_helpers import BLOCK, MemoryAboveDisk, budget_for
 
-from remote_server import protocol
 from remote_server.protocol import Hint, Stretch
-from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.victims import Rule
-from remote_server.store.memory_tier import MemoryTier
 
-BLOCK = 4096
 ROWS = 4
 IN_MEMORY, ON_DISK = 32, 32
 RETURNS, DOES_NOT = Hint(True, 60.0), Hint(False)
 
 
-class Learned:
+class Learned(MemoryAboveDisk):
     """Memory above a disk of `ON_DISK` blocks, and one learner of both."""
 
     def __init__(self, folder: Path, rule: Rule) -> None:
         self.now = 0.0
         self.learner = Learner(lambda: self.now, rule)
-        self.arena = Arena(IN_MEMORY * BLOCK)
-        self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK, learner=self.learner)
-        budget, segment_bytes = budget_for(ON_DISK // 16, 16, BLOCK)
-        self.disk = RealDisk(folder, budget, segment_bytes, learner=self.learner)
-        self.tier_stack = stack_of(self.memory, self.disk.tier, lambda _: BLOCK)
+        budget = budget_for(ON_DISK // 16, 16, BLOCK)
+        super().__init__(folder, IN_MEMORY, *budget, learner=self.learner)
         self._teach()
 
     def _teach(self) -> None:
@@ -60,23 +53,9 @@ class Learned:
             self.now += 1.0
             self.learner.looked_up("ns", self.keys(prompt), [Stretch(ROWS, 0, 0, 16)], 0, hint)
         keys = [key for prompt in hint_of for key in self.keys(prompt)]
-        data = bytes(BLOCK)
-        sums = [protocol.checksum("ns", key, data) for key in keys]
         chain = [Stretch(ROWS, 0, 0, 16) for _ in hint_of]
-        blocks = self.memory.begin_puts("ns", keys, BLOCK, [BLOCK] * len(keys), sums, chain)
-        assert len(blocks) == len(keys)
-        for block in blocks:
-            self.memory.view(block)[:] = data
-        self.memory.complete_puts(blocks[::-1])
-        self.tier_stack.published(blocks)
+        self.write("ns", keys, [bytes(BLOCK)] * len(keys), chain)
         self.settle()
-
-    def settle(self) -> None:
-        def is_idle() -> bool:
-            self.tier_stack.finish_jobs()
-            return not self.disk.tier.busy
-
-        wait_for(self.disk.tier, self.disk.event, is_idle)
 
     def on_disk(self, *prompts: int) -> list[int]:
         """How many blocks of each prompt the disk has."""
@@ -87,13 +66,6 @@ class Learned:
 
     def counter(self, name: str) -> int:
         return self.tier_stack.counters()[f"disk_{name}"]
-
-    def close(self) -> None:
-        self.settle()
-        self.memory.check()
-        self.disk.tier.check()
-        self.disk.close()
-        self.arena.close()
 
 
 @pytest.fixture(params=[Rule.LEARNED])

@@ -4,8 +4,9 @@ import errno
 
 import pytest
 from client_helpers import Clock
+from disk_helpers import BLOCK
 from gates import jobs_held
-from test_tier_stack import BLOCK, IN_MEMORY, Both, data_of, force
+from test_tier_stack import IN_MEMORY, Both, data_of, force
 
 from remote_server.store import policies as admission_module
 from remote_server.store.disk.layout import PAGE
@@ -51,7 +52,6 @@ def rationed(tmp_path, clock):
     budget = WriteBudget(WRITTEN // MIN_BURST_S, 4 * WRITTEN, 4 * WRITTEN, clock)
     both = Both(tmp_path, admission=Admission(Admit.ALL, budget))
     yield both
-    both.settle()
     both.close()
 
 
@@ -101,7 +101,6 @@ def test_a_block_declined_by_the_rate_is_offered_again_when_it_is_got(rationed, 
 def twice(tmp_path):
     both = Both(tmp_path, admission=Admission(Admit.TWICE))
     yield both
-    both.settle()
     both.close()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from dict_tier import DictTier
-from disk_helpers import RealDisk, budget_for, stack_of, state_of, wait_for
+from disk_helpers import BLOCK, MemoryAboveDisk, RealDisk, budget_for, state_of, wait_for
 from gates import jobs_held
 
 from remote_server import protocol
@@ -18,7 +18,6 @@ from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
 from remote_server.turns import to_end
 
-BLOCK = 4096
 IN_MEMORY = 16
 BUDGET, SEGMENT_BYTES = budget_for(8, 16, BLOCK)
 
@@ -27,33 +26,16 @@ def data_of(number: int) -> bytes:
     return number.to_bytes(4, "big") * (BLOCK // 4)
 
 
-class Both:
+class Both(MemoryAboveDisk):
     def __init__(self, folder, admission=None, **options):
-        self.arena = Arena(IN_MEMORY * BLOCK)
-        self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
-        self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
-        self.tier_stack = stack_of(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
+        super().__init__(folder, IN_MEMORY, BUDGET, SEGMENT_BYTES, admission, **options)
         self.fetches = Fetches(self.tier_stack)
         (self.write_behind,) = self.tier_stack.below
 
     def put(self, *numbers: int, settle: bool = True, name: str = "ns") -> None:
-        keys = [b"%d" % number for number in numbers]
-        sums = [protocol.checksum(name, b"%d" % n, data_of(n)) for n in numbers]
-        blocks = self.memory.begin_puts(name, keys, BLOCK, [BLOCK] * len(keys), sums)
-        assert len(blocks) == len(keys)
-        for block, number in zip(blocks, numbers, strict=True):
-            self.memory.view(block)[:] = data_of(number)
-        self.memory.complete_puts(blocks)
-        self.tier_stack.published(blocks)
+        self.write(name, [b"%d" % number for number in numbers], [*map(data_of, numbers)])
         if settle:
             self.settle()
-
-    def settle(self) -> None:
-        def is_idle() -> bool:
-            self.tier_stack.finish_jobs()
-            return not self.disk.tier.busy and self.disk.tier.recovery.done
-
-        wait_for(self.disk.tier, self.disk.event, is_idle)
 
     def fetch(self, *numbers: int) -> list[bytes | None]:
         results = []
@@ -73,20 +55,11 @@ class Both:
     def states(self, *numbers: int) -> list[int]:
         return [*self.tier_stack.lookup_all("ns", [b"%d" % number for number in numbers])]
 
-    def close(self) -> None:
-        self.memory.check()
-        self.disk.tier.check()
-        assert self.memory.stats().pinned == 0
-        assert self.disk.tier.stats().pinned == 0
-        self.disk.close()
-        self.arena.close()
-
 
 @pytest.fixture
 def both(tmp_path):
     both = Both(tmp_path)
     yield both
-    both.settle()
     both.close()
 
 
@@ -217,11 +190,7 @@ def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
 
 
 def force(both: Both, data: bytes) -> None:
-    checksum = protocol.checksum("ns", b"1", data)
-    (block,) = both.memory.begin_puts("ns", [b"1"], BLOCK, [3], [checksum])
-    both.memory.view(block)[:] = data
-    both.memory.complete_puts([block])
-    both.tier_stack.published([block])
+    both.write("ns", [b"1"], [data])
 
 
 def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
