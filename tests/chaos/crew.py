@@ -6,11 +6,12 @@ holds no more files and threads than after its warm-up.
 
 import ctypes
 import os
+import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -285,3 +286,9 @@ def steady(look: Callable[[], Held]) -> Held:
 
     eventually(is_steady, "the number of open files and threads stands")
     return seen[-1]
+
+
+def medians(values: Sequence[float]) -> tuple[float, float]:
+    """Of their second quarter and of the last: what has grown meanwhile goes on growing."""
+    quarter = len(values) // 4
+    return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos_server import open_files, resident_bytes
-from crew import no_more_than, steady
+from crew import medians, no_more_than, steady
 from fleet_client import FleetClient
 from fleet_crowd import NUM_PROMPTS, Crowd
 from fleet_load import FleetLoad
@@ -151,10 +151,7 @@ def soak(folder: Path, load: Load, watch: Callable[[str], None] = lambda _: None
 
 def grown(values: Sequence[int]) -> float:
     """The growth between the median of the second quarter and that of the last."""
-    quarter = len(values) // 4
-    before, after = (
-        statistics.median(part) for part in (values[quarter : 2 * quarter], values[-quarter:])
-    )
+    before, after = medians(values)
     return after / before - 1
 
 

@@ -259,23 +259,13 @@ class Scene:
     def until_on_the_server(self, prompts: Sequence[list[int]]) -> int:
         """Wait until every block of these can be read there; how many they are. The engine steps
         meanwhile: it offers blocks again in its steps."""
-        keys = [key for prompt in prompts for key in keys_of(prompt, BLOCK)]
-        client = self.client()
-        try:
-            deadline = time.monotonic() + HANG_GUARD_S
-            while True:
-                self.tick()
-                states = client.lookup(self._namespace, keys, timeout_s=5).result().states
-                there = states.count(KeyState.READABLE)
-                if there == len(keys):
-                    break
-                assert time.monotonic() < deadline, (
-                    f"{there} of {len(keys)} blocks are on the server; "
-                    f"{Reading(self.engine).only('backfill')}"
-                )
-        finally:
-            client.close()
-        return len(keys)
+        deadline = time.monotonic() + HANG_GUARD_S
+        while missing := self._not_on_the_server(prompts):
+            assert time.monotonic() < deadline, (
+                f"{len(missing)} of {len(prompts)} prompts are not on the server whole; "
+                f"{Reading(self.engine).only('backfill')}"
+            )
+        return sum(len(keys_of(prompt, BLOCK)) for prompt in prompts)
 
     def blocks_of(self, prompts: Sequence[list[int]]) -> dict[bytes, bytearray]:
         keys = [key for prompt in prompts for key in keys_of(prompt, BLOCK)]

@@ -27,7 +27,6 @@ import json
 import logging
 import os
 import signal
-import statistics
 import sys
 import time
 from collections import Counter
@@ -39,6 +38,7 @@ from typing import Any, NamedTuple
 from actors import Habits
 from chaos_client import Hung, WrongBytes
 from chaos_server import open_files, resident_bytes
+from crew import medians
 from lane_wire import HEADER, TRAILER_BYTES
 from oracle import LANE_NAMESPACES, SMALL_NAMESPACES, TINY
 from owned_process import OwnedProcess
@@ -129,26 +129,25 @@ def _sample(run: Run) -> Sample | None:
 def print_growth(samples: list[Sample]) -> bool:
     """Print what became of memory and files; whether they are flat. A server that was killed has no
     history to judge."""
-    quarter = len(samples) // 4
-    if not quarter:
+    if len(samples) < 4:
         print("too short to say what grew")
         return True
-    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    columns = [medians(column) for column in zip(*samples, strict=True)]
     flat = True
-    for who, at in (("server", 0), ("clients", 1)):
-        before, after = (statistics.median(s[at] for s in part) for part in (early, late))
+    for who, (before, after) in zip(("server", "clients"), columns[:2], strict=True):
         growth = after / before - 1
         flat &= growth <= MOST_GROWTH
         print(
             f"{who}: resident {before / MiB:.1f} MiB in the second quarter, "
             f"{after / MiB:.1f} in the last: {growth:+.1%}"
         )
-    for who, at in (("server", 2), ("clients", 3)):
-        before, after = (statistics.median(s[at] for s in part) for part in (early, late))
+    for who, (before, after) in zip(("server", "clients"), columns[2:4], strict=True):
         flat &= after <= before + MOST_MORE_FILES
         print(f"{who}: {before:g} files open in the second quarter, {after:g} in the last")
-    for what, at, unit in (("objects", 4, 1), ("MiB of heap in use", 5, MiB)):
-        before, after = (statistics.median(s[at] for s in part) / unit for part in (early, late))
+    for what, unit, (before, after) in zip(
+        ("objects", "MiB of heap in use"), (1, MiB), columns[4:], strict=True
+    ):
+        before, after = before / unit, after / unit
         print(f"clients: {before:.6g} {what} in the second quarter, {after:.6g} in the last")
     return flat
 

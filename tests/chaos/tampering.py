@@ -142,14 +142,10 @@ class ReorderMessages:
         return [unit.raw, waiting]
 
 
-FLIPS: dict[str, Tamper] = {
-    "payload": flip_payload,
-    "header": flip_header,
-    "framing": flip_framing,
-}
-
 TAMPERS: dict[str, Tamper] = {
     "flip payload": flip_payload,
+    "flip header": flip_header,
+    "flip framing": flip_framing,
     "flip anywhere": flip_anywhere,
     "truncate": truncate,
     "reorder frames": reorder_frames,

@@ -1,40 +1,15 @@
-"""One bit, a thousand times over: on the way, and in the server's memory."""
+"""One bit of a block, a thousand times over: on the way, and in the server's memory."""
 
 from collections import Counter
 
 import pytest
-from chaos_client import REQUEST_S, ChaosClient, retried
+from chaos_client import ChaosClient, retried
 from chaos_server import eventually
 from faults import TO_CLIENT, TO_SERVER
 from oracle import LARGE, MEDIUM, NAMESPACES, SMALL, content
-from tampering import FLIPS
+from tampering import flip_payload
 
 NUMBERS = range(2)
-
-_PATIENCE_S = 0.15  # most of what is hit by a flip beside blocks is never answered
-
-ON_THE_WAY = {
-    "tcp": {
-        ("get", TO_CLIENT): ("got", "blocks"),
-        ("get", TO_SERVER): ("get",),
-        ("put", TO_SERVER): ("put",),
-        ("put", TO_CLIENT): ("stored",),
-        ("lookup", TO_SERVER): ("lookup",),
-        ("lookup", TO_CLIENT): ("found",),
-    },
-    "lanes": {
-        ("get", TO_CLIENT): ("got", "blocks", "lane"),
-        ("get", TO_SERVER): ("get",),
-        ("put", TO_SERVER): ("put", "lane"),
-        ("put", TO_CLIENT): ("stored",),
-    },
-    "shm": {
-        ("get", TO_CLIENT): ("got",),
-        ("get", TO_SERVER): ("get", "release"),
-        ("put", TO_SERVER): ("put",),
-        ("put", TO_CLIENT): ("stored",),
-    },
-}
 
 
 class Flipper:
@@ -47,35 +22,27 @@ class Flipper:
         for namespace in NAMESPACES:
             assert client.finish(client.put(namespace, NUMBERS)) == "stored"
 
-    def flip(self, place, op, direction, type):
+    def flip(self, op, direction, type):
         """One case. False when the bit was not flipped: then it is none."""
-        timeout_s = REQUEST_S if place == "payload" else _PATIENCE_S
         namespace = self.rng.choice(NAMESPACES)
-        shot = self.proxy.shoot(direction, FLIPS[place], type)
+        shot = self.proxy.shoot(direction, flip_payload, type)
         if op == "put":
             numbers = [self._next_number, self._next_number + 1]
             self._next_number += 2
-            word = self.client.finish(self.client.put(namespace, numbers, timeout_s))
+            word = self.client.finish(self.client.put(namespace, numbers))
             # What was kept, by a client on another way, is right or not there.
             self.judge.finish(self.judge.get(namespace, numbers))
-        elif op == "get":
-            word = self.client.finish(self.client.get(namespace, NUMBERS, timeout_s))
         else:
-            word = self.client.finish(self.client.lookup(namespace, NUMBERS, timeout_s))
+            word = self.client.finish(self.client.get(namespace, NUMBERS))
         hit = shot.hit.is_set()
         self.proxy.stand_down()
-        if hit:
-            self.seen[place, op, word] += 1
-        if word not in ("hit", "stored", "answered"):
-            self._recover(namespace)
+        self.seen[op, word] += hit
+        for word, again in (("stored", self.client.put), ("hit", self.client.get)):
+            retried(self.client, word, lambda timeout_s: again(namespace, NUMBERS, timeout_s))  # noqa: B023
         return hit
 
-    def _recover(self, ns):
-        for word, op in (("stored", self.client.put), ("hit", self.client.get)):
-            retried(self.client, word, lambda timeout_s: op(ns, NUMBERS, timeout_s))  # noqa: B023
-
-    def words(self, place, op):
-        return {word for (there, what, word) in self.seen if (there, what) == (place, op)}
+    def words(self, op):
+        return {word for (what, word) in self.seen if what == op}
 
 
 @pytest.fixture
@@ -96,26 +63,10 @@ def test_a_block_with_a_bit_flipped_on_its_way_is_never_announced(flipper, trans
         pytest.skip("no payload on this wire")
     down, up = ("lane", "lane") if transport == "lanes" else ("blocks", "put")
     for _ in range(250 if whole else 10):
-        assert flipper.flip("payload", "get", TO_CLIENT, down)
-        assert flipper.flip("payload", "put", TO_SERVER, up)
-    assert flipper.words("payload", "get") == {"corrupt"}
-    assert flipper.words("payload", "put") == {"declined"}
-
-
-@pytest.mark.timeout(300)
-def test_a_bit_flipped_in_what_surrounds_blocks_costs_a_miss_at_most(
-    flipper, transport, whole, rng
-):
-    """Whole: 250 over each transport, in headers, lengths, flags and magic."""
-    cases = [
-        (op, direction, type)
-        for (op, direction), types in ON_THE_WAY[transport].items()
-        for type in types
-    ]
-    left = {"header": 150 if whole else 6, "framing": 100 if whole else 4}
-    for place, number in left.items():
-        while number:
-            number -= flipper.flip(place, *rng.choice(cases))
+        assert flipper.flip("get", TO_CLIENT, down)
+        assert flipper.flip("put", TO_SERVER, up)
+    assert flipper.words("get") == {"corrupt"}
+    assert flipper.words("put") == {"declined"}
 
 
 def test_a_block_with_a_bit_flipped_in_memory_is_never_announced_and_leaves(
