@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import zmq
 from disk_helpers import BOUND_S
 from wire_peer import Peer
 
@@ -90,6 +91,23 @@ def chain_of(rows: int, first: int = 0) -> list[Stretch]:
 def folder_url(path: Any) -> str:
     """A bucket of its own in the folder `path`."""
     return f"file://{path}/{uuid.uuid4().hex}"
+
+
+def write_packs(url: str, context: zmq.Context, number: int, **settings: Any) -> None:
+    """A server writes so many packs of eight rows of one prompt, and ends."""
+    rows = range(8 * number)
+    with bucket_server(url, bucket_admit="all", **settings) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.lookup(rows, chain=chain_of(len(rows)))
+        peer.put(rows, length=ROW_BYTES, chain=chain_of(len(rows)))
+        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == number)
+
+
+def find_packs(peer: Peer, number: int) -> None:
+    """The peer's server, which has just begun, reads the headers of those packs."""
+    peer.stats_once(lambda s: s.counters["bucket_names"] == number)
+    peer.lookup(range(8 * number), chain=chain_of(8 * number))
+    peer.stats_once(lambda s: s.counters["bucket_headers_read"] == number)
 
 
 class FaultyObjects(Objects):

@@ -13,6 +13,7 @@ from bucket_helpers import (
     chain_of,
     folder_url,
     hello,
+    write_packs,
 )
 from metrics_helpers import a_bucket
 from msgspec.structs import replace
@@ -195,11 +196,7 @@ def test_why_shows_the_pack_of_a_block_and_its_age(filled, capsys):
 
 def test_why_waits_for_the_header_of_a_pack_that_is_only_listed(tmp_path, context, capsys):
     url = folder_url(tmp_path)
-    with bucket_server(url, bucket_admit="all") as first:
-        peer = hello(Peer(context, first.endpoint))
-        peer.lookup(range(8), chain=chain_of(8))
-        peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+    write_packs(url, context, 1)
     with bucket_server(url) as second:
         peer = hello(Peer(context, second.endpoint))
         peer.stats_once(lambda s: s.counters["bucket_names"] == 1)

@@ -5,19 +5,19 @@ from contextlib import closing
 import pytest
 from bucket_helpers import (
     ROW_BYTES,
-    ROW_TOKENS,
     GatedObjects,
     LeapingClock,
     bucket_server,
     chain_of,
+    find_packs,
     folder_url,
     hello,
+    write_packs,
 )
 from fake_server import PATIENCE_S, eventually
 from wire_peer import Peer, block, key
 
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.protocol import Stretch
 from remote_server.store.bucket import opening
 
 pytestmark = pytest.mark.real_time
@@ -44,16 +44,9 @@ def clock():
 @pytest.fixture
 def server(objects, context, clock):
     """One that has found `PACKS` packs that another server wrote."""
-    with bucket_server(objects.url, bucket_admit="all") as first:
-        peer = hello(Peer(context, first.endpoint))
-        peer.lookup(range(ROWS), chain=chain_of(ROWS))
-        peer.put(range(ROWS), length=ROW_BYTES, chain=chain_of(ROWS))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == PACKS)
+    write_packs(objects.url, context, PACKS)
     with bucket_server(objects.url, clock, memory=MEMORY) as second:
-        peer = hello(Peer(context, second.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == PACKS)
-        peer.lookup(range(ROWS), chain=chain_of(ROWS))
-        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == PACKS)
+        find_packs(hello(Peer(context, second.endpoint)), PACKS)
         objects.num_reads = 0
         try:
             yield second
@@ -192,16 +185,9 @@ def test_a_server_without_a_bucket_wants_no_keys_ahead(context, tmp_path):
 
 def test_rows_of_a_pack_that_memory_has_no_room_for_are_read_alone(objects, context):
     """A pack of an eighth of the memory or more brings no other rows."""
-    with bucket_server(objects.url, memory=2 << 20, bucket_admit="all") as server:
-        peer = hello(Peer(context, server.endpoint))
-        peer.lookup(range(8), chain=[Stretch(8, 0, 0, ROW_TOKENS)])
-        peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
+    write_packs(objects.url, context, 1, memory=2 << 20)
     with bucket_server(objects.url, memory=2 << 20) as server:
-        peer = hello(Peer(context, server.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == 1)
-        peer.lookup(range(8), chain=chain_of(8))
-        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 1)
+        find_packs(peer := hello(Peer(context, server.endpoint)), 1)
         _, arrived = peer.get(range(3, 5))
         assert [data for _, data in sorted(arrived)] == [block(n, ROW_BYTES) for n in (3, 4)]
         stats = peer.stats()

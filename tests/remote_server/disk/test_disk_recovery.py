@@ -44,16 +44,6 @@ def fill(folder, count=CAPACITY, namespace="ns") -> None:
             disk.put(b"%d" % number, data_of(number), namespace)
 
 
-def test_after_a_restart_every_block_is_found_verified_and_right(tmp_path):
-    fill(tmp_path)
-    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
-        disk.drain()
-        assert disk.tier.counters()["recovered"] == CAPACITY
-        assert disk.tier.namespaces() == {"ns": BLOCK}
-        for number in range(CAPACITY):
-            assert disk.read(b"%d" % number) == data_of(number)
-
-
 def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_them(tmp_path):
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
