@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from chaos_server import PATIENCE_S, eventually
-from oracle import NAMESPACES, Namespace, content, difference, is_poison, key, poison
+from oracle import LARGE, NAMESPACES, Namespace, content, difference, is_poison, key, poison
 
 from remote_server.client import (
     ClientConfig,
@@ -313,6 +313,15 @@ class ChaosClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def use_all(endpoint: str, **settings: object) -> None:
+    """What a server, or this process, keeps open once it has been used is open after this."""
+    for transport in ("tcp", "shm", "lanes"):
+        with ChaosClient(endpoint, transport, **settings) as client:  # type: ignore[arg-type]
+            client.wait_until_ready()
+            assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
+            assert client.finish(client.get(LARGE, [0])) == "hit"
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from actors import SETTLE_S
-from chaos_client import ChaosClient
+from chaos_client import use_all
 from chaos_server import ChaosServer
 from crew import Held, no_more_than, steady
 from fault_proxy import FaultProxy
 from faults import BOTH, Faults
-from oracle import LARGE
 
 from remote_server.protocol import StatsReply
 
@@ -79,15 +78,6 @@ class NamedServer:
     def held(self) -> Held:
         return Held.by(self.server.pid, beside=str(self.disk) if self.disk else "\0")
 
-    def use_all(self) -> None:
-        """What stays open once it has been used, there or here, is open after this."""
-        for transport in ("tcp", "shm", "lanes"):
-            with ChaosClient(self.server.endpoint, transport, server_name=self.name) as client:
-                client.wait_until_ready()
-                assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
-                assert client.finish(client.get(LARGE, [0])) == "hit"
-        self.server.wait_until_at_rest()
-
 
 class FleetServers:
     """A context: all have ended after it."""
@@ -114,7 +104,8 @@ class FleetServers:
             self.by_name = {name: self.by_name[name] for name in self._names}
             held = []
             for one in self.all:
-                one.use_all()
+                use_all(one.server.endpoint, server_name=one.name)
+                one.server.wait_until_at_rest()
                 held.append(steady(one.held))
             self._unused = Held(*(max(counts) for counts in zip(*held, strict=True)))
             self._stack = stack.pop_all()

@@ -26,10 +26,9 @@ from math import inf
 from pathlib import Path
 
 from actors import SETTLE_S, Habits, Totals
-from chaos_client import ChaosClient
+from chaos_client import use_all
 from chaos_server import ChaosServer, resident_bytes
 from crew import Crew, CrewPlan, Held, Tally, no_more_than, open_once, steady
-from oracle import LARGE
 from owned_process import OwnedProcess
 from sky import Sky
 from weather import MORTAL, Weather
@@ -294,11 +293,7 @@ class Run:
     def _held_after_use(self) -> Held:
         """What the server has open when clients have come and gone. pyzmq opens a few files, once
         in a process, with the first frame that it does not copy; also in this process."""
-        for transport in ("tcp", "shm", "lanes"):
-            with ChaosClient(self.server.endpoint, transport) as client:
-                client.wait_until_ready()
-                assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
-                assert client.finish(client.get(LARGE, [0])) == "hit"
+        use_all(self.server.endpoint)
         self.server.wait_until_at_rest()
         return steady(self._held)
 

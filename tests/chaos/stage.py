@@ -6,32 +6,20 @@ server that is away, rows that stay pinned or no life at all, and must not fail 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Self
+
+from outage import Scene
 
 
-class Shared(Protocol):
-    def give_back(self) -> None:
-        """End every outage."""
-
-    def until_ready(self) -> None:
-        """AssertionError when what must come back does not."""
-
-    def check(self) -> None:
-        """AssertionError when something is held."""
-
-
-S = TypeVar("S", bound=Shared)
-
-
-class Stage(Generic[S]):
+class Stage:
     """Builds a scene at first use. Leaving the stage ends the scene."""
 
-    def __init__(self, build: Callable[[], AbstractContextManager[S]]) -> None:
+    def __init__(self, build: Callable[[], AbstractContextManager[Scene]]) -> None:
         self._build = build
-        self._now: S | None = None
+        self._now: Scene | None = None
         self._stack = ExitStack()
 
-    def sound(self) -> S:
+    def sound(self) -> Scene:
         """The scene, without an outage, with nothing held. Raises what a new scene fails with."""
         if self._now is not None:
             try:
@@ -53,7 +41,7 @@ class Stage(Generic[S]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_good(self, scene: S) -> S:
+    def _made_good(self, scene: Scene) -> Scene:
         scene.give_back()
         scene.until_ready()
         scene.check()
