@@ -13,9 +13,9 @@ from wire_peer import TICKETS_BYTES
 from remote_server import protocol
 from remote_server.native.moves import Moves
 from remote_server.server.copier import Copier
-from remote_server.server.dispatch import Handlers
 from remote_server.server.fills import Fills
 from remote_server.server.leases import Leases, Regions
+from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues
 from remote_server.shm.mapping import Arena
@@ -66,7 +66,8 @@ class Posted(SendQueues):
 
 
 class HandlerBench:
-    """Everything of a server but its loop, its sockets and its address."""
+    """Everything of the server `cache-1` but its loop, its sockets and its address. Time stands
+    still until a test adds to `now`."""
 
     def __init__(self, below: Sequence[Below] = ()) -> None:
         self.now = 1000.0
@@ -80,7 +81,11 @@ class HandlerBench:
         self.moves = Moves(1)
         self.puts = Fills(self.moves)
         self.regions = Regions(self.store.counters, self.leases, self.puts, self.arena)
-        self.handlers = Handlers(self.store, self.copier, self.send_queues, self.regions, "socket")
+        self.meters = Meters(self.store.namespaces.known.__contains__, self.clock)
+        self.handlers = MeteredHandlers(
+            self.meters, self.store, self.copier, self.send_queues, self.regions, "socket",
+            name="cache-1",
+        )  # fmt: skip
         self.region: Region | None = None
 
     def clock(self) -> float:
@@ -95,6 +100,13 @@ class HandlerBench:
         steps = self.handlers.handle(client, [memoryview(frame) for frame in frames])
         if steps is not None:
             to_end(steps)
+
+    def ask(
+        self, request: protocol.Request, *payload: bytes, client: bytes = b"c"
+    ) -> protocol.Reply:
+        """The last reply so far: that to this request, if it has one at once."""
+        self.handle(client, [*protocol.encode(request), *payload])
+        return self.send_queues.replies[-1][1]
 
     def attach(self, token: int) -> None:
         """A client's region, by a name that the test can repeat."""

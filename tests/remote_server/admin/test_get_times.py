@@ -14,7 +14,6 @@ from remote_server import protocol
 from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import ClientConfig, GetStopwatch, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
-from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now
 from remote_server.values import MiB
 
@@ -33,55 +32,46 @@ class Time:
 # ── the server's half ────────────────────────────────────────────────────────────────────────
 
 
-class Timed(HandlerBench):
-    """Handlers with a clock that only a test moves, and four blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = Time()
-        self.handlers = Handlers(
-            self.store, self.copier, self.send_queues, self.regions, "socket", clock=self.time
-        )
-        self.send(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=4096))
-        keys = [key(number) for number in range(4)]
-        put = Put(request_id=2, namespace="ns", keys=keys, lengths=[100] * 4, checksums=[],
-                  blocks_per_frame=4)  # fmt: skip
-        self.send(put, bytes(400))
-        self.turn()
-        self.router.sent.clear()
-
-    def send(self, request: protocol.Request, *payload: bytes) -> None:
-        self.handle(b"c", [*protocol.encode(request), *payload])
-
-    def headers(self) -> list[bytes]:
-        self.settle()
-        return [frames[1] for _, frames in self.router.sent]
+KEYS = [key(number) for number in range(4)]
 
 
 @pytest.fixture
-def bench() -> Iterator[Timed]:
-    bench = Timed()
+def bench() -> Iterator[HandlerBench]:
+    """With four blocks."""
+    bench = HandlerBench()
+    bench.ask(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=4096))
+    put = Put(request_id=2, namespace="ns", keys=KEYS, lengths=[100] * 4, checksums=[],
+              blocks_per_frame=4)  # fmt: skip
+    bench.ask(put, bytes(400))
+    bench.turn()
+    bench.router.sent.clear()
     yield bench
     bench.close()
 
 
+def headers(bench: HandlerBench) -> list[bytes]:
+    """Of all messages that the client has received."""
+    bench.settle()
+    return [frames[1] for _, frames in bench.router.sent]
+
+
 def a_get(**fields: object) -> Get:
-    return Get(request_id=9, namespace="ns", keys=[key(number) for number in range(4)], **fields)
+    return Get(request_id=9, namespace="ns", keys=KEYS, **fields)
 
 
 def test_each_message_of_a_timed_get_carries_the_time_since_the_request_arrived(bench):
     bench.router.full.add(b"c")
-    bench.send(a_get(timed=True))
-    bench.time.now += 0.25
-    got, blocks = map(protocol.decode_reply, bench.headers())
+    bench.ask(a_get(timed=True))
+    bench.now += 0.25
+    got, blocks = map(protocol.decode_reply, headers(bench))
     assert isinstance(got, Got) and isinstance(blocks, Blocks)
     assert (got.server_us, got.storage_us) == (1, 0), "0 would be: not measured"
     assert (blocks.server_us, blocks.storage_us) == (250_000, 0)
 
 
 def test_a_get_in_one_message_is_timed_as_well(bench):
-    bench.send(a_get(timed=True, stream=False))
-    (got,) = map(protocol.decode_reply, bench.headers())
+    bench.ask(a_get(timed=True, stream=False))
+    (got,) = map(protocol.decode_reply, headers(bench))
     assert got.lengths == [100] * 4 and got.server_us == 1
 
 
@@ -115,8 +105,8 @@ def test_time_of_the_store_is_a_part_of_the_servers_time():
 
 def test_without_timed_nothing_of_it_is_on_the_wire(bench):
     assert b"timed" not in protocol.encode(a_get())[1]
-    bench.send(a_get())
-    assert not [header for header in bench.headers() if b"_us" in header]
+    bench.ask(a_get())
+    assert not [header for header in headers(bench) if b"_us" in header]
 
 
 def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake, make_client):

@@ -1,6 +1,7 @@
 """The server's /metrics, and that documents and dashboard name metrics that exist."""
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -18,14 +19,7 @@ from remote_server.admin.exposition import exposition, families, largest
 from remote_server.histograms import BOUNDS_S, percentile
 from remote_server.protocol import Get, Hello, Lookup, Put, Release
 from remote_server.server import metrics
-from remote_server.server.metrics import (
-    MAX_NAMESPACES,
-    OTHER,
-    QUIET_S,
-    MeteredHandlers,
-    Meters,
-    Traffic,
-)
+from remote_server.server.metrics import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
 from remote_server.server.snapshot import Held
 from remote_server.store.bucket.objects import Failure
 
@@ -138,37 +132,21 @@ def test_what_fifty_namespaces_hold_is_named_and_the_rest_is_added_up():
 # ── what is counted ──────────────────────────────────────────────────────────────────────
 
 
-class Time:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Metered(HandlerBench):
-    """The handlers with a clock that only a test moves."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.time = Time()
-        self.meters = Meters(self.store.namespaces.known.__contains__, self.time)
-        self.handlers = MeteredHandlers(
-            self.meters, self.store, self.copier, self.send_queues, self.regions, "socket"
-        )
-        self.last_id = 0
+        self.ids = itertools.count(1)
 
-    def ask(self, kind: type, *payload: bytes, client: bytes = b"c", **fields: object) -> int:
-        self.last_id += 1
-        request = kind(request_id=self.last_id, **fields)
-        self.handle(client, [bytes(frame) for frame in (*protocol.encode(request), *payload)])
-        return self.last_id
+    def send(self, kind: type, *payload: bytes, **fields: object) -> None:
+        request = kind(request_id=next(self.ids), **fields)
+        self.handle(b"c", [*protocol.encode(request), *payload])
 
     def hello(self, namespace: str) -> None:
-        self.ask(Hello, protocol=2, namespace=namespace, block_bytes=4096)
+        self.send(Hello, protocol=2, namespace=namespace, block_bytes=4096)
 
     def put(self, namespace: str, numbers: range, **fields: object) -> None:
         keys = [key(n) for n in numbers]
-        self.ask(
+        self.send(
             Put, bytes(100 * len(keys)), namespace=namespace, keys=keys, lengths=[100] * len(keys),
             checksums=[], blocks_per_frame=len(keys), **fields,
         )  # fmt: skip
@@ -190,7 +168,7 @@ def test_a_request_is_timed_until_it_is_answered_however_late_that_is(bench):
     bench.put("ns", range(4), deferred=False)
     assert bench.count("put") == (0, 0.0)
     assert len(bench.meters.open) == 1
-    bench.time.now += 0.3
+    bench.now += 0.3
     bench.turn()
     assert bench.count("put") == (1, pytest.approx(0.3))
     assert not bench.meters.open
@@ -204,9 +182,9 @@ def test_a_streamed_get_is_timed_twice_its_answer_and_its_last_block(bench):
     bench.turn()
     bench.router.full.add(b"c")
     bench.turn()
-    bench.ask(Get, namespace="ns", keys=[key(n) for n in range(6)], stream=True)
+    bench.send(Get, namespace="ns", keys=[key(n) for n in range(6)], stream=True)
     assert bench.count("get") == (1, 0.0)
-    bench.time.now += 0.2
+    bench.now += 0.2
     bench.turn()
     assert bench.count("stream") == (0, 0.0)
     bench.settle()
@@ -219,7 +197,7 @@ def test_a_streamed_get_is_timed_twice_its_answer_and_its_last_block(bench):
 def test_what_is_refused_is_answered_too_and_a_release_is_not(bench):
     bench.put("undeclared", range(1))
     assert bench.count("put")[0] == 1
-    bench.ask(Release, lease=5)
+    bench.send(Release, lease=5)
     bench.handle(b"c", [b"nonsense"])
     bench.handle(b"c", [protocol.MAGIC, b"\xff"])
     assert not bench.meters.open
@@ -235,7 +213,7 @@ def test_keys_of_lookups_are_counted_as_hit_pending_and_miss_for_their_namespace
     bench.put("ns", range(2))
     bench.turn()
     bench.put("ns", range(2, 5))  # not copied yet
-    bench.ask(Lookup, namespace="ns", keys=[key(n) for n in range(9)])
+    bench.send(Lookup, namespace="ns", keys=[key(n) for n in range(9)])
     traffic = bench.meters.traffic()["ns"]
     assert (traffic.lookup_hit, traffic.lookup_pending, traffic.lookup_miss) == (2, 3, 4)
     assert bench.meters.pending_keys == 3
@@ -244,18 +222,18 @@ def test_keys_of_lookups_are_counted_as_hit_pending_and_miss_for_their_namespace
 
 def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_quiet(bench):
     for name in ("undeclared", OTHER):
-        bench.ask(Lookup, namespace=name, keys=[b"k"])
+        bench.send(Lookup, namespace=name, keys=[b"k"])
     for n in range(MAX_NAMESPACES + 5):
         bench.store.namespaces.known[f"ns-{n}"] = None
-        bench.time.now += 1
-        bench.ask(Lookup, namespace=f"ns-{n}", keys=[b"k", b"l"])
+        bench.now += 1
+        bench.send(Lookup, namespace=f"ns-{n}", keys=[b"k", b"l"])
     traffic = bench.meters.traffic()
     assert len(traffic) == MAX_NAMESPACES + 1
     assert traffic[OTHER].lookup_miss == 2 * 5 + 2
-    bench.time.now += QUIET_S - MAX_NAMESPACES
-    bench.ask(Lookup, namespace="ns-0", keys=[b"k"])
-    bench.time.now += MAX_NAMESPACES - 5
-    bench.ask(Lookup, namespace="ns-52", keys=[b"k"])
+    bench.now += QUIET_S - MAX_NAMESPACES
+    bench.send(Lookup, namespace="ns-0", keys=[b"k"])
+    bench.now += MAX_NAMESPACES - 5
+    bench.send(Lookup, namespace="ns-52", keys=[b"k"])
     traffic = bench.meters.traffic()
     assert len(traffic) == MAX_NAMESPACES + 1
     assert traffic["ns-52"].lookup_miss == 1 and traffic["ns-0"].lookup_miss == 3

@@ -77,10 +77,11 @@ def test_neighbours_among_selected_keys_stay_one_stretch():
         ([Stretch(3, 0, 0, 16)], "3 blocks in 1 stretches, and 2 keys"),
         ([Stretch(2, 0, 7, 0)], "begins and ends at token 7"),
         ([Stretch(2, 0, 5, 16, 0, True)], "11 tokens before token 0"),
-        ([Stretch(2, 0, MAX_TOKENS - 16, 16)], f"behind token {MAX_TOKENS}"),
+        ([Stretch(2, 0, MAX_TOKENS - 31, 16)], f"behind token {MAX_TOKENS}"),
     ],
 )
 def test_nonsense_is_refused_with_its_reason(chain, word):
+    check_chain([Stretch(2, 0, MAX_TOKENS - 32, 16)], 2)  # ends with the last token
     with pytest.raises(RequestRefused, match=word):
         check_chain(chain, 2)
 

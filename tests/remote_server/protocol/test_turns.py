@@ -101,9 +101,10 @@ def test_a_tenant_gets_the_time_of_one_however_many_connections_it_has(server):
     assert abs(Counter(server.seen)["alone"] - 30) <= 1
 
 
-def test_time_counts_and_not_the_number_of_steps(server):
-    server.add("slow", "slow", 20, 4 * STEP_S)
-    server.add("quick", "quick", 80, STEP_S)
+@pytest.mark.parametrize("tenants", [("one", "one"), ("one", "other")])
+def test_time_counts_and_not_the_number_of_steps(server, tenants):
+    server.add("slow", "slow", 20, 4 * STEP_S, tenants[0])
+    server.add("quick", "quick", 80, STEP_S, tenants[1])
     for _ in range(50):
         server.step()
     counted = Counter(server.seen)

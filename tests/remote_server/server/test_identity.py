@@ -7,7 +7,6 @@ from handler_bench import HandlerBench
 
 from remote_server import protocol
 from remote_server.protocol import Hello, Lookup, Put, ServerLoad, Stats, Welcome
-from remote_server.server.dispatch import Handlers
 from remote_server.server.identity import LOAD_S, MOST_NAMES, default_name
 from remote_server.store.use_times import MOST_MOMENTS, UseTimes
 from remote_server.values import KiB
@@ -19,21 +18,9 @@ BLOCK_BYTES = 16 * KiB
 
 
 class Named(HandlerBench):
-    """The server `cache-1`, with a clock that only a test moves."""
-
     def __init__(self) -> None:
         super().__init__()
         self.tier._use_times = UseTimes(self.clock, 0)
-        self.handlers = Handlers(
-            self.store, self.copier, self.send_queues, self.regions, "socket",
-            name="cache-1", clock=self.clock,
-        )  # fmt: skip
-
-    def ask(
-        self, request: protocol.Request, *payload: bytes, client: bytes = b"c"
-    ) -> protocol.Reply:
-        self.handle(client, [*protocol.encode(request), *payload])
-        return self.send_queues.replies[-1][1]
 
     def hello(self, *, server: str = "", fleet: str = "", client: str = "") -> protocol.Reply:
         hello = Hello(
@@ -175,18 +162,11 @@ def test_the_name_of_a_host_is_its_first_label():
 # ── times of uses ────────────────────────────────────────────────────────────────────────
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_ages_are_exact_to_a_tenth_of_a_second_for_minutes_and_begin_with_the_start():
-    clock = Clock()
-    times = UseTimes(clock, 1000)
+    now = [0.0]
+    times = UseTimes(lambda: now[0], 1000)
     for number in range(1, 3000):
-        clock.now = number * 0.1
+        now[0] = number * 0.1
         times.used(1000 + number)
     times.evicted(2000)
     assert times.evicted_age_s == pytest.approx(199.9, abs=0.1)
@@ -195,10 +175,10 @@ def test_ages_are_exact_to_a_tenth_of_a_second_for_minutes_and_begin_with_the_st
 
 
 def test_ages_of_days_need_no_more_memory_and_stay_near():
-    clock = Clock()
-    times = UseTimes(clock, 0)
+    now = [0.0]
+    times = UseTimes(lambda: now[0], 0)
     for number in range(1, 100_000):
-        clock.now = number * 1.0
+        now[0] = number * 1.0
         times.used(number)
     assert len(times._numbers) <= MOST_MOMENTS
     for used in (10, 5_000, 50_000, 99_000, 99_990):

@@ -1,23 +1,19 @@
 """Puts and gets that are cut off in each of their states: nothing stays behind, all is counted."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from dict_tier import DictTier
-from disk_server import IN_MEMORY, checked_server, put_all
-from gates import copies_held, jobs_held, once
+from gates import once
 from handler_bench import REGION_BYTES, HandlerBench
 from shared_messages import shared_get, shared_put
-from wire_peer import SharedPeer, block, key
+from wire_peer import block, key
 
 from remote_server import protocol, turns
-from remote_server.protocol import Error, Get, Hello, Put, Release
+from remote_server.protocol import Blocks, Get, Got, Hello, Put, Release
 from remote_server.server import copier, get, outgoing, put, put_sources
 from remote_server.server.outgoing import Allowance
-from remote_server.server.server import Server
 from remote_server.store import gets
 from remote_server.store.policies import Admission
 from remote_server.store.write_behind import Below
@@ -39,18 +35,24 @@ class Bench(HandlerBench):
     requests whose blocks were read."""
 
     def __init__(self) -> None:
-        self.slow = DictTier(1000)
-        super().__init__([Below(self.slow, Admission())])
+        super().__init__([Below(DictTier(1000), Admission())])
         self.later: list[Steps[None]] = []
         self.handlers._later = lambda client, steps: self.later.append(steps)
         self.asked = 0
-        self.ask(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=LENGTH))
+        self.begin(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=LENGTH))
 
-    def ask(self, request: protocol.Request, *payload: bytes) -> Steps[None] | None:
+    def begin(self, request: protocol.Request, *payload: bytes) -> Steps[None] | None:
         """The steps that are left after the first."""
         self.asked += not isinstance(request, Release)
         frames = [*protocol.encode(request), *payload]
         return self.handlers.handle(CLIENT, [memoryview(frame) for frame in frames])
+
+    def run(self, request: protocol.Request, *payload: bytes) -> None:
+        """All steps, and the turn behind them."""
+        steps = self.begin(request, *payload)
+        if steps is not None:
+            to_end(steps)
+        self.turn()
 
     def read_below(self) -> None:
         """The tier below finishes its reads and writes."""
@@ -58,10 +60,7 @@ class Bench(HandlerBench):
 
     def only_below(self) -> None:
         """All six blocks are in the tier below memory, and nowhere else."""
-        steps = self.ask(put_of("tcp"), *payload_of("tcp"))
-        if steps is not None:
-            to_end(steps)
-        self.turn()
+        self.run(put_of("tcp"), *payload_of("tcp"))
         self.read_below()
         self.tier.clear(None)
         self.asked -= 1
@@ -157,7 +156,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm", "threads"])
 
 def begun(bench: Bench, transport: str, **fields: object) -> Steps[None]:
     """The steps of a put whose first part is reserved."""
-    steps = bench.ask(put_of(transport, **fields), *payload_of(transport))
+    steps = bench.begin(put_of(transport, **fields), *payload_of(transport))
     assert steps is not None
     assert in_state(bench.handlers.puts_in_state) == ["reserving"]
     assert bench.tier.stats().pending == 2
@@ -210,21 +209,17 @@ def test_a_put_whose_client_leaves_while_slots_are_reserved_leaves_none(bench, t
 
 
 @TRANSPORTS
-def test_a_put_whose_namespace_is_forgotten_while_slots_are_reserved_is_refused(bench, transport):
+@pytest.mark.parametrize("code", ["unknown_namespace", "internal"])
+def test_a_put_that_fails_in_a_later_step_of_its_reservation_is_answered_so(
+    bench, transport, code, monkeypatch
+):
     steps = begun(bench, transport)
-    bench.store.clear("ns", forget=True)
+    if code == "internal":
+        once(monkeypatch, bench.store.puts, "begin")
+    else:
+        bench.store.clear("ns", forget=True)
     to_end(steps)
-    assert bench.last_reply().code == "unknown_namespace"
-    assert bench.nothing_is_left()
-    assert bench.answers() == bench.asked
-
-
-@TRANSPORTS
-def test_a_put_whose_reservation_raises_is_answered_so(bench, transport, monkeypatch):
-    steps = begun(bench, transport)
-    once(monkeypatch, bench.store.puts, "begin")
-    to_end(steps)
-    assert bench.last_reply().code == "internal"
+    assert bench.last_reply().code == code
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
 
@@ -250,6 +245,10 @@ def stop(bench: Bench) -> None:
 CUTS = pytest.mark.parametrize("cut", [leave, clear, drain, stop])
 TURNS = pytest.mark.parametrize("turns_taken", [0, 1, 5, 6, 8])
 """The first blocks, the last one, its publication, the end."""
+DEFERRED = pytest.mark.parametrize(
+    ("turns_taken", "deferred"),
+    [(0, False), (0, True), (1, False), (5, False), (6, True), (8, False)],
+)
 
 
 @TRANSPORTS
@@ -263,8 +262,7 @@ def test_a_put_that_is_cut_off_at_any_turn_ends_once(bench, transport, cut, turn
 
 
 @TRANSPORTS
-@pytest.mark.parametrize("deferred", [False, True])
-@TURNS
+@DEFERRED
 def test_a_put_whose_filling_raises_is_answered_once(
     bench, transport, turns_taken, monkeypatch, deferred
 ):
@@ -275,8 +273,7 @@ def test_a_put_whose_filling_raises_is_answered_once(
 
 
 @TRANSPORTS
-@pytest.mark.parametrize("deferred", [False, True])
-@TURNS
+@DEFERRED
 def test_a_put_whose_publication_raises_is_answered_once_and_its_other_parts_end(
     bench, transport, turns_taken, monkeypatch, deferred
 ):
@@ -293,16 +290,18 @@ def test_a_put_whose_publication_raises_is_answered_once_and_its_other_parts_end
 def test_a_put_with_a_wrong_checksum_keeps_its_other_blocks(bench, transport):
     put = put_of(transport)
     put.checksums[3] ^= 1
-    to_end(bench.ask(put, *payload_of(transport)))
-    bench.turn()
+    bench.run(put, *payload_of(transport))
     assert (bench.last_reply().created, bench.last_reply().declined) == (5, {"checksum": 1})
     assert bench.nothing_is_left()
 
 
 @TURNS
-def test_a_put_that_is_withdrawn_keeps_all_of_its_blocks_or_none(bench, turns_taken):
+@pytest.mark.parametrize("withdraw", [lambda bench: bench.set_ticket(TICKET, 2), Bench.detach])
+def test_a_put_whose_ticket_or_region_is_taken_away_keeps_all_of_its_blocks_or_none(
+    bench, turns_taken, withdraw
+):
     queued(bench, "shm", turns_taken)
-    bench.set_ticket(TICKET, 2)
+    withdraw(bench)
     bench.finish()
     if turns_taken < len(ALL):
         assert bench.last_reply().declined == {"withdrawn": len(ALL)}
@@ -318,9 +317,9 @@ KINDS = pytest.mark.parametrize("kind", ["whole", "stream", "lease"])
 
 def found(bench: Bench, kind: str) -> Steps[None]:
     """The steps of a get that has found its first blocks."""
-    to_end(bench.ask(put_of("tcp"), *payload_of("tcp")))
-    bench.turn()
-    steps = bench.ask(get_of(kind))
+    bench.run(put_of("tcp"), *payload_of("tcp"))
+    bench.read_below()  # blocks are pinned while the tier below writes them
+    steps = bench.begin(get_of(kind))
     assert steps is not None
     assert in_state(bench.handlers.gets_in_state) == ["finding"]
     return steps
@@ -329,10 +328,7 @@ def found(bench: Bench, kind: str) -> Steps[None]:
 def reading(bench: Bench, kind: str) -> None:
     """A get that waits for the tier below memory."""
     bench.only_below()
-    steps = bench.ask(get_of(kind))
-    if steps is not None:
-        to_end(steps)
-    bench.turn()
+    bench.run(get_of(kind))
     assert in_state(bench.handlers.gets_in_state) == ["reading"]
 
 
@@ -346,22 +342,68 @@ def sending(bench: Bench, kind: str) -> None:
 
 
 @KINDS
-def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind, caplog):
+@pytest.mark.parametrize("where", ["memory", "below"])
+def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind, where, caplog):
     caplog.set_level(logging.DEBUG, "remote_server.turns")
-    found(bench, kind).close()
+    if where == "memory":
+        steps = found(bench, kind)
+        assert bench.tier.stats().pinned == 2
+    else:
+        bench.only_below()
+        steps = bench.begin(get_of(kind))
+    steps.close()
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked - 1
     assert "Get 9 of connection 636c69656e74: dropped, was finding" in caplog.text
 
 
 @KINDS
-def test_a_get_whose_search_raises_is_answered_so(bench, kind, monkeypatch):
+@pytest.mark.parametrize("code", ["too_much_in_flight", "internal"])
+def test_a_get_that_fails_in_a_later_step_of_its_search_pins_none(bench, kind, code, monkeypatch):
     steps = found(bench, kind)
-    once(monkeypatch, bench.tier, "pin_all")
+    if code == "internal":
+        once(monkeypatch, bench.tier, "pin_all")
+    else:
+        monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", 3 * LENGTH)
     to_end(steps)
-    assert bench.last_reply().code == "internal"
+    bench.finish()
+    assert bench.last_reply().code == code
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
+
+
+def received(bench: Bench) -> list[tuple[int, bytes]]:
+    """The blocks that were sent, each with its place among the keys."""
+    arrived: list[tuple[int, bytes]] = []
+    for _, (_, header, *frames) in bench.router.sent:
+        reply = protocol.decode_reply(header)
+        if isinstance(reply, Got | Blocks) and reply.lengths:
+            views = protocol.split_frames([*map(memoryview, frames)], reply.lengths,
+                                          reply.blocks_per_frame)  # fmt: skip
+            indices = reply.indices if isinstance(reply, Blocks) else reply.found
+            arrived += zip(indices, map(bytes, views), strict=True)
+    return arrived
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream"])
+def test_a_get_in_steps_finds_what_memory_and_the_tier_below_have_in_order(bench, kind):
+    """The search begins with the last blocks, which are in memory; those before show that it must
+    read."""
+    bench.only_below()
+    bench.run(put_of("tcp", force=True, **last_of(2)), *payload_of("tcp")[-2:])
+    assert bench.tier.stats().blocks == 2
+    bench.router.sent.clear()
+    bench.run(get_of(kind))
+    bench.finish()
+    assert received(bench) == [(n, block(n, LENGTH)) for n in ALL]
+    assert bench.nothing_is_left()
+
+
+def last_of(number: int) -> dict[str, object]:
+    """The fields of a put of the last blocks alone."""
+    put = put_of("tcp")
+    names = ("keys", "lengths", "checksums")
+    return {name: getattr(put, name)[-number:] for name in names}
 
 
 @KINDS
@@ -370,8 +412,10 @@ def test_a_get_that_is_cut_off_while_a_tier_reads_pins_nothing(bench, kind, cut)
     reading(bench, kind)
     cut(bench)
     bench.finish()
-    if kind == "lease" and not isinstance(bench.last_reply(), Error):
-        bench.ask(Release(request_id=10, lease=bench.last_reply().lease.number))
+    if kind == "lease" and cut is leave:
+        assert bench.last_reply().code == "unknown_region"
+    elif kind == "lease":
+        bench.begin(Release(request_id=10, lease=bench.last_reply().lease.number))
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
 
@@ -403,7 +447,6 @@ def test_a_message_that_is_half_made_counts_against_the_allowance_of_all(bench, 
     monkeypatch.setattr(outgoing, "OWN_FRAME_BYTES", LENGTH)
     bench.send_queues.held.replies = Allowance(*(n * outgoing.FRAME_BYTES for n in (7, 8)))
     half_made = found(bench, "whole")
-    bench.read_below()  # blocks are pinned while the tier below writes them
     while bench.tier.stats().pinned < len(ALL):
         next(half_made)
     bench.handle(b"another", protocol.encode(get_of("whole")))
@@ -414,7 +457,7 @@ def test_a_message_that_is_half_made_counts_against_the_allowance_of_all(bench, 
 
 
 def release(bench: Bench) -> None:
-    bench.ask(Release(request_id=10, lease=bench.last_reply().lease.number))
+    bench.begin(Release(request_id=10, lease=bench.last_reply().lease.number))
 
 
 def expire(bench: Bench) -> None:
@@ -429,62 +472,3 @@ def test_a_leased_get_ends_with_its_lease(bench, end, between):
     assert in_state(bench.handlers.gets_in_state) == ["sending"]
     end(bench)
     assert bench.nothing_is_left()
-
-
-# ── over sockets ─────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A small memory above a disk."""
-    with checked_server(tmp_path) as server:
-        yield server
-
-
-def states_of(server: Server) -> Counter[str]:
-    seen = server.loop_calls.call(server.snapshot).result(30)
-    return +Counter({**seen.puts, **seen.gets})
-
-
-def is_quiet(server: Server) -> Callable[[protocol.StatsReply], bool]:
-    def quiet(stats: protocol.StatsReply) -> bool:
-        tier, tenant = stats.tiers["memory"], server.tenants[""]
-        held = (tier.pinned, tier.pending, len(server.leases), tenant.handlers.uncopied.total)
-        return not any(held) and not states_of(server)
-
-    return quiet
-
-
-def test_a_connection_that_ends_while_its_put_is_filled(server, connect):
-    leaving = connect()
-    leaving.hello()
-    message, blocks = leaving.put_message([1, 2])
-    with copies_held(server):
-        leaving.send(message, *blocks)
-        connect().stats_once(lambda _: states_of(server) == {"filling": 1})
-        leaving.close()
-    connect().stats_once(is_quiet(server))
-    assert connect().lookup([1, 2]).prefix == 2
-
-
-def test_a_region_that_is_detached_while_its_put_is_filled_and_while_its_get_is_read(
-    server, connect
-):
-    shared, peer = SharedPeer(connect()), connect()
-    shared.peer.hello()
-    with copies_held(server):
-        shared.peer.send(shared.put_message([1, 2]))
-        peer.stats_once(lambda _: states_of(server) == {"filling": 1})
-        shared.close()
-        peer.stats_once(is_quiet(server))
-    assert shared.peer.receive()[0].declined == {"withdrawn": 2}
-    shared = SharedPeer(connect())
-    put_all(peer, IN_MEMORY + 4)
-    keys = [key(number) for number in range(4)]
-    with jobs_held(server.tenants[""].disk.pool):
-        shared.peer.send(shared_get(request_id=99, namespace="big", keys=keys, region=shared.token))
-        peer.stats_once(lambda _: states_of(server) == {"reading": 1})
-        shared.close()
-        peer.stats_once(lambda stats: stats.counters["regions_gone"] == 2)
-    assert shared.peer.receive()[0].code == "unknown_region"
-    peer.stats_once(is_quiet(server))
