@@ -6,43 +6,30 @@ milliseconds.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 from gates import copies_held
 from shared_messages import shared_get
-from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, key
 
 from remote_server import protocol, turns
-from remote_server.protocol import (
-    Blocks,
-    Error,
-    ErrorCode,
-    Get,
-    Got,
-    Keep,
-    Lookup,
-    Put,
-    Stats,
-    Touch,
-    Verify,
-)
+from remote_server.protocol import Error, Get, Keep, Lookup, Put, Stats, Touch, Verify
 from remote_server.server import copier, dispatch, get, outgoing, put, serving
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.server import Server
+from remote_server.server.serving import Serving
 from remote_server.store import gets
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
-assert tenancy
-
-NUM_KEYS = 1024
+NUM_KEYS = 512
 KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP = 32, 128
 BLOCK_BYTES = 64
 KEYS = [key(number) for number in range(NUM_KEYS)]
@@ -151,7 +138,7 @@ def long_put(request_id: int, **fields: object) -> tuple[Put, bytes]:
 
 
 @pytest.fixture
-def make(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ByHand]]:
+def by_hand(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[ByHand]:
     """One step of a request in each turn of the loop, and few keys in a step."""
     monkeypatch.setattr(serving, "TURN_S", 0.0)
     monkeypatch.setattr(serving, "SMALL_BYTES", 40 * LOOKUP_KEYS_PER_STEP)
@@ -160,28 +147,15 @@ def make(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         monkeypatch.setattr(module, "KEYS_PER_STEP", KEYS_PER_STEP)
     for module in (turns, gets, dispatch):
         monkeypatch.setattr(module, "LOOKUP_KEYS_PER_STEP", LOOKUP_KEYS_PER_STEP)
-    servers = []
-
-    def make(**settings: object) -> ByHand:
-        fields = {"bind": "tcp://127.0.0.1:*", "memory": 16 * MiB, "populate": False, **settings}
-        server = Server(ServerConfig(**fields))
-        server.start()
-        servers.append(server)
-        # Every step takes the same time.
-        server._serving._turns._clock = server.copier.turns._clock = count(0, 1e-6).__next__
-        return ByHand(server, context)
-
-    yield make
-    for server in servers:
-        server.stop()
-        server.store.tier_stack.check()
-        assert server.store.counters["refused_internal"] == 0
-        assert server._guard.counters["internal_errors"] == 0
-
-
-@pytest.fixture
-def by_hand(make: Callable[..., ByHand]) -> ByHand:
-    return make()
+    server = Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False))
+    server.start()
+    # Every step takes the same time.
+    server._serving._turns._clock = server.copier.turns._clock = count(0, 1e-6).__next__
+    yield ByHand(server, context)
+    server.stop()
+    server.store.tier_stack.check()
+    assert server.store.counters["refused_internal"] == 0
+    assert server._guard.counters["internal_errors"] == 0
 
 
 LONG = {
@@ -301,50 +275,7 @@ def test_a_long_put_is_one_put(by_hand: ByHand):
     assert ticks == sorted(ticks, reverse=True)
 
 
-def test_a_long_put_whose_namespace_is_forgotten_between_two_steps_keeps_nothing(by_hand: ByHand):
-    """Its blocks would be written into slots of another size."""
-    peer, other = by_hand.peer(), by_hand.peer()
-    by_hand.store_all(peer)
-    store = by_hand.server.store
-    peer.send(*long_put(7, force=True))
-    by_hand.take_in(1)
-    while not store.memory.stats().pending:
-        by_hand.turn()
-    by_hand.ask(other, protocol.Clear(request_id=1, namespace="ns", forget=True))
-    hello = protocol.Hello(request_id=2, protocol=2, namespace="ns", block_bytes=BLOCK_BYTES // 2)
-    by_hand.ask(other, hello)
-    assert by_hand.answer(peer).code == ErrorCode.UNKNOWN_NAMESPACE
-    stats = store.memory.stats()
-    assert (stats.blocks, stats.pending, stats.pinned) == (0, 0, 0)
-
-
-def test_a_block_that_leaves_between_two_steps_of_a_get_is_a_miss_and_a_pinned_one_stays(
-    by_hand: ByHand,
-):
-    """Pinned from the last key to the first."""
-    reader, other = by_hand.peer(), by_hand.peer()
-    by_hand.store_all(reader)
-    reader.send(Get(request_id=5, namespace="ns", keys=KEYS))
-    by_hand.take_in(1)
-    while not by_hand.server.store.memory.stats().pinned:
-        by_hand.turn()
-    pinned = by_hand.server.store.memory.stats().pinned
-    assert 0 < pinned < NUM_KEYS
-    by_hand.ask(other, protocol.Clear(request_id=1, namespace="ns"))
-    got = by_hand.answer(reader)
-    assert isinstance(got, Got)
-    assert got.hit == len(got.found) >= pinned
-    assert got.found == [*range(NUM_KEYS - got.hit, NUM_KEYS)]
-    assert got.miss == NUM_KEYS - got.hit
-    arrived: list[int] = []
-    while len(arrived) < got.hit:
-        part = by_hand.answer(reader)
-        assert isinstance(part, Blocks)
-        arrived += part.indices
-    assert arrived == got.found
-
-
-@pytest.mark.parametrize("name", ["get", "get whole", "put"])
+@pytest.mark.parametrize("name", ["get", "put"])
 def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHand, name: str):
     own = zmq.Context()
     leaving, other = Peer(own, by_hand.server.endpoint), by_hand.peer()
@@ -353,7 +284,7 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
     if name == "put":
         leaving.send(*long_put(2, force=True))
     else:
-        leaving.send(Get(request_id=2, namespace="ns", keys=KEYS, stream=name == "get"))
+        leaving.send(Get(request_id=2, namespace="ns", keys=KEYS))
     for _ in range(3):
         leaving.send(Touch(request_id=3, namespace="ns", keys=KEYS))
     by_hand.take_in(4)
@@ -394,43 +325,33 @@ def test_a_drain_finishes_what_waits_and_a_stop_amid_a_long_request_leaves_no_pi
 
 # ── what waits is bounded ────────────────────────────────────────────────────────────────────
 
+TOUCH_BYTES = len(protocol.encode(Touch(request_id=100, namespace="ns", keys=KEYS))[1])
 
-def test_requests_beyond_what_a_connection_may_have_waiting_are_refused_and_others_are_taken(
-    by_hand: ByHand, monkeypatch: pytest.MonkeyPatch
+
+@pytest.mark.parametrize(
+    ("limit", "value", "most"),
+    [("MAX_REQUESTS", 5, 5), ("MAX_BYTES", 6 * TOUCH_BYTES - 1, 5)],
+)
+def test_what_is_beyond_that_of_a_connection_is_refused_and_others_are_taken(
+    by_hand: ByHand, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
 ):
-    monkeypatch.setattr(serving, "MAX_REQUESTS", 5)
+    monkeypatch.setattr(serving, limit, value)
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)
     for number in range(20):
         greedy.send(Touch(request_id=100 + number, namespace="ns", keys=KEYS))
     by_hand.take_in(20)
-    counters = by_hand.server.store.counters
-    assert by_hand.server._serving.num_waiting == 5
-    assert counters["requests_refused_waiting"] == counters["refused_too_much_in_flight"] == 15
+    counters, waiting = by_hand.server.store.counters, by_hand.server._serving
+    assert waiting.num_waiting == most
+    assert most * TOUCH_BYTES < waiting.num_bytes < (most + 1) * TOUCH_BYTES
+    assert counters["requests_refused_waiting"] == 20 - most
+    assert counters["refused_too_much_in_flight"] == 20 - most
     states = by_hand.ask(other, Lookup(request_id=1, namespace="ns", keys=KEYS[:16])).states
     assert states == bytes([2]) * 16
     replies = [by_hand.answer(greedy) for _ in range(20)]
     assert {reply.request_id for reply in replies} == {*range(100, 120)}
-    assert sum(isinstance(reply, Error) for reply in replies) == 15
-
-
-def test_bytes_beyond_what_a_connection_may_have_waiting_are_refused(
-    by_hand: ByHand, monkeypatch: pytest.MonkeyPatch
-):
-    size = len(protocol.encode(Touch(request_id=1, namespace="ns", keys=KEYS))[1])
-    monkeypatch.setattr(serving, "MAX_BYTES", 3 * size)
-    greedy = by_hand.peer()
-    by_hand.store_all(greedy)
-    for number in range(10):
-        greedy.send(Touch(request_id=100 + number, namespace="ns", keys=KEYS))
-    by_hand.take_in(10)
-    waiting = by_hand.server._serving.num_waiting
-    assert waiting + by_hand.server.store.counters["requests_refused_waiting"] == 10
-    assert by_hand.server._serving.num_bytes <= 3 * size
-    assert 2 <= waiting <= 3
-    while by_hand.server._serving.num_waiting:
-        by_hand.turn()
-    assert by_hand.server._serving.num_bytes == 0
+    assert sum(isinstance(reply, Error) for reply in replies) == 20 - most
+    assert waiting.num_bytes == 0
 
 
 def test_a_tenant_with_many_connections_has_no_more_waiting_than_its_part(
@@ -450,40 +371,26 @@ def test_a_tenant_with_many_connections_has_no_more_waiting_than_its_part(
 # ── tenants ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_many_connections_of_one_tenant_leave_another_half_of_the_time(tenancy):
+def test_many_connections_of_one_tenant_leave_another_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """By connection alone the other would get a twenty-first."""
-    tenancy.write(a="", b="")
-    server = tenancy.start(max_connections=64)
-    turns_while_it_waits: list[str] = []
-    begin = serving._begin
+    monkeypatch.setattr(serving, "TURN_S", 0.0)
+    served: list[str] = []
+    waiting = Serving(num_tenants=2)
+    waiting._turns._clock = count(0, 1e-6).__next__  # every step takes the same time
 
-    def noted(tenant, *rest):
-        # A busy machine may send its requests late: only while one waits has it a claim.
-        if server._serving._turns.held_by_tenant("b")[0]:
-            turns_while_it_waits.append(tenant.name)
-        return begin(tenant, *rest)
+    def tenant(name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, send_queues=SimpleNamespace(accepts=lambda _: True),
+            handlers=SimpleNamespace(handle=lambda *_: served.append(name)),
+        )  # fmt: skip
 
-    many = [tenancy.peer("a") for _ in range(20)]
-    one = tenancy.peer("b")
-    for peer in (*many, one):
-        peer.stats()
-    num_bytes = len(protocol.encode(Touch(request_id=1, namespace="ns", keys=KEYS))[1])
-    assert num_bytes < serving.MAX_BYTES // 20
-    serving._begin = noted
-    try:
-        hold = server.loop_calls.call(lambda: [deliver(peer) for peer in many])
+    greedy, modest = tenant("greedy"), tenant("modest")
+    for _ in range(20):
         for number in range(20):
-            one.send(Touch(request_id=100 + number, namespace="ns", keys=KEYS))
-        hold.result(30)
-        for _ in range(20):
-            one.receive()
-    finally:
-        serving._begin = begin
-    assert turns_while_it_waits.count("b") == 20
-    of_others = turns_while_it_waits.count("a")
-    assert of_others <= 60, f"{of_others} requests of the other tenant during 20"
-
-
-def deliver(peer: Peer) -> None:
-    for number in range(10):
-        peer.send(Touch(request_id=100 + number, namespace="ns", keys=KEYS))
+            assert not waiting.take(greedy, b"%d" % number, [memoryview(b"")])
+        assert not waiting.take(modest, b"one", [memoryview(b"")])
+    while served.count("modest") < 20:
+        waiting.serve()
+    assert served.count("greedy") <= 21

@@ -347,5 +347,6 @@ def test_what_connections_hold_is_shown_by_tenant(tenancy):
     server = tenancy.start()
     tenancy.peer("a").hello(fingerprint={"model": "m"})
     tenancy.peer("b").stats()
+    assert not server._serving._is_fair_already, "their requests take turns"
     held = server.loop_calls.call(server.snapshot).result(30).held
     assert held["a"].fingerprints > held["b"].fingerprints == 0

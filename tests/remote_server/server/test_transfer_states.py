@@ -213,11 +213,14 @@ def test_a_put_whose_client_leaves_while_slots_are_reserved_leaves_none(bench, t
 def test_a_put_that_fails_in_a_later_step_of_its_reservation_is_answered_so(
     bench, transport, code, monkeypatch
 ):
+    """Blocks of a namespace that was forgotten, and declared with another size, would be written
+    into slots of that size."""
     steps = begun(bench, transport)
     if code == "internal":
         once(monkeypatch, bench.store.puts, "begin")
     else:
         bench.store.clear("ns", forget=True)
+        bench.run(Hello(request_id=3, protocol=2, namespace="ns", block_bytes=LENGTH // 2))
     to_end(steps)
     assert bench.last_reply().code == code
     assert bench.nothing_is_left()
@@ -355,6 +358,20 @@ def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind,
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked - 1
     assert "Get 9 of connection 636c69656e74: dropped, was finding" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream"])
+def test_blocks_that_leave_between_two_steps_of_a_get_are_misses_and_pinned_ones_stay(bench, kind):
+    """Pinned from the last key to the first."""
+    steps = found(bench, kind)
+    bench.router.sent.clear()
+    bench.store.clear("ns")
+    to_end(steps)
+    bench.finish()
+    assert received(bench) == [(n, block(n, LENGTH)) for n in ALL[-2:]]
+    counts = bench.store.all_counters()
+    assert (counts["get_hit"], counts["get_miss"]) == (2, len(ALL) - 2)
+    assert bench.nothing_is_left()
 
 
 @KINDS
