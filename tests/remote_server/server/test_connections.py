@@ -237,13 +237,14 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
 ):
     """A connection that sends nothing counted against the limit for five seconds."""
     monkeypatch.setattr(auth, "HANDSHAKE_MS", 600_000)  # libzmq ends none of them meanwhile
+    monkeypatch.setattr(connections, "LEAST_HANDSHAKES", 10)
     config = ServerConfig(
         bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=8
     )
     with Server(config) as server:
         host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
         silent = []
-        for _ in range(150):
+        for _ in range(40):
             peer = socket.create_connection((host, int(port)), timeout=60)
             peer.sendall(greeting)
             silent.append(peer)
@@ -252,28 +253,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
             one.hello()
         stats = honest[0].stats()
         assert stats.counters["peers_refused_connections"] == 0
-        assert stats.counters["peers_refused_unfinished"] >= 150 - connections.LEAST_HANDSHAKES
-        assert server._auth.num_connections <= 8 + connections.LEAST_HANDSHAKES
+        assert stats.counters["peers_refused_unfinished"] >= 40 - 10
+        assert server._auth.num_connections <= 8 + 10
         for peer in silent:
             peer.close()
-
-
-def test_connections_of_one_moment_are_no_more_than_may_be(context: zmq.Context):
-    """Each was let in while there was room for one; those beyond are closed, and refused when
-    they come again."""
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=4
-    )
-    with Server(config) as server:
-        own = zmq.Context()
-        peers = [Peer(own, server.endpoint) for _ in range(12)]
-        for peer in peers:
-            peer.send(protocol.Stats(request_id=1))
-        deadline = time.monotonic() + PATIENCE_S
-        while server._auth.counters["peers_refused_connections"] < 8:
-            assert time.monotonic() < deadline, server._auth.counters
-            time.sleep(0.01)
-        while sum(server._auth.connections.by_tenant.values()) != 4:
-            assert time.monotonic() < deadline, server._auth.connections.by_tenant
-            time.sleep(0.01)
-        own.destroy(linger=0)

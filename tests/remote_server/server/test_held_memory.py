@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import pytest
 import zmtp
 from descriptors import memfd
@@ -17,16 +16,7 @@ from shared_messages import shared_put
 from wire_peer import HandPeer, LocalConnection, block
 
 from remote_server import protocol
-from remote_server.protocol import (
-    Blocks,
-    Found,
-    Got,
-    Lookup,
-    Stats,
-    StatsReply,
-    Stored,
-    Welcome,
-)
+from remote_server.protocol import Blocks, Found, Got, Lookup, Stats, StatsReply, Stored
 from remote_server.server.intake import HEARTBEAT_INTERVAL_MS
 from remote_server.values import MiB
 
@@ -203,35 +193,6 @@ def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
     honest.stats_once(lambda stats: unread(stats) >= 16 * 100)
     server.growth()
     assert server.most < MOST_GROWTH
-
-
-# ── fingerprints ─────────────────────────────────────────────────────────────────────────────
-
-
-def described(peer: HandPeer) -> StatsReply:
-    """The server's statistics, with the fingerprints of its namespaces."""
-    return peer.ask(Stats(request_id=peer.next_id(), fingerprints=True))
-
-
-def test_many_fingerprints_take_no_memory_and_stats_stay_small(server, connect):
-    peer, honest = connect(), connect()
-    honest.hello("honest", client="engine", fingerprint={"model": "m"})
-    for number in range(1_600):
-        peer.hello(f"ns-{number % 1000}", client=f"c{number % 7}",
-                   fingerprint=texts(number, 15, 1_000))  # fmt: skip
-    reply = described(honest)
-    server.growth()
-    assert server.most < MOST_GROWTH
-    kept = [one for one in reply.namespaces.values() if one.fingerprint]
-    assert sum(len(msgspec.msgpack.encode(one)) for one in kept) < 6 * MiB
-    assert reply.namespaces["honest"].forgotten
-    assert reply.namespaces["ns-599"].fingerprint == texts(1_599, 15, 1_000)
-    assert reply.counters["fingerprints_forgotten"] > 100
-    again = honest.hello("honest", client="engine", fingerprint={"model": "m"})
-    assert isinstance(again, Welcome)
-    known = described(honest).namespaces["honest"]
-    assert (known.client, known.fingerprint) == ("engine", {"model": "m"})
-    assert not known.forgotten
 
 
 # ── holes ────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ import pytest
 from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
-from remote_server.protocol import Clear, Error, Get, Put, Welcome
+from remote_server.protocol import Error, Get, Put, Welcome
 
 pytestmark = pytest.mark.real_time
 
@@ -119,24 +119,6 @@ def test_a_whole_get_beyond_the_message_limit_is_too_large_and_pins_nothing(peer
     assert len(peer.get(range(4))[1]) == 4
 
 
-def test_a_namespace_has_another_block_size_only_when_it_is_empty(peer):
-    assert peer.put([0]).created == 1
-    error = peer.hello(block_bytes=8192)
-    assert (error.code, "4096" in error.message) == ("block_bytes_mismatch", True)
-    assert peer.put([1]).created == 1
-    assert peer.stats().counters["refused_block_bytes_mismatch"] == 1
-    peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
-    assert isinstance(peer.hello(block_bytes=8192), Welcome)
-    assert peer.put([0], length=8192).created == 1
-    assert peer.hello().code == "block_bytes_mismatch"
-
-
-def test_a_block_larger_than_a_slab_is_refused_at_hello(connect):
-    error = connect().hello(block_bytes=2 << 20)
-    assert error.code == "too_large"
-    assert "--memory 33554432 (32.0 MiB) would be enough" in error.message
-
-
 def test_a_fingerprint_that_is_too_large_is_refused_with_the_reason(connect):
     peer = connect()
     for fields, chars in ((65, 0), (17, 1_000)):
@@ -146,13 +128,6 @@ def test_a_fingerprint_that_is_too_large_is_refused_with_the_reason(connect):
     assert "large" not in peer.stats().namespaces
     allowed = {f"{n:<8}": "x" * 1_000 for n in range(16)}
     assert isinstance(peer.hello("fits", fingerprint=allowed), Welcome)
-
-
-def test_three_bad_requests_then_a_good_one_on_the_same_socket(peer):
-    assert error_for(peer, b"x").code == "bad_magic"
-    assert peer.put([1], namespace="other").code == "unknown_namespace"
-    assert peer.hello(block_bytes=2 << 20).code == "too_large"
-    assert peer.put([1]).created == 1
 
 
 def test_a_frame_above_the_limit_ends_only_its_own_connection(peer, connect):

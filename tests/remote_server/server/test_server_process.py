@@ -12,7 +12,6 @@ from wire_peer import Peer, block
 
 import remote_server
 from remote_server.__main__ import main
-from remote_server.protocol import Blocks
 
 pytestmark = pytest.mark.real_time
 
@@ -71,24 +70,7 @@ def test_it_says_where_it_is_serves_at_once_and_ends_by_a_signal_with_status_0(s
     assert "Traceback" not in errors
 
 
-def test_the_first_signal_lets_a_stream_finish(start, context):
-    limits = ("--drain-timeout-s", "300", "--max-inflight", "1GiB")
-    process = start("--memory", "64MiB", *limits)
-    reader = Peer(context, process.endpoint, rcvhwm=1)
-    reader.hello(block_bytes=1 << 20)
-    reader.put(range(16), length=1 << 20)
-    ids = [reader.send_get(range(16)) for _ in range(20)]
-    reader.receive()
-    process.signal(signal.SIGINT)
-    assert any("draining" in line for line in process.popen.stderr)
-    complete = 0
-    while complete < len(ids):
-        reply, _ = reader.receive()
-        complete += isinstance(reply, Blocks) and not reply.more
-    assert process.ended()[0] == 0
-
-
-def test_the_second_signal_leaves_at_once(start, context):
+def test_the_first_signal_waits_for_streams_and_the_second_leaves_at_once(start, context):
     process = start("--memory", "64MiB", "--drain-timeout-s", "3000")
     reader = Peer(context, process.endpoint, rcvhwm=1)
     reader.hello(block_bytes=1 << 20)
@@ -109,7 +91,6 @@ def test_the_second_signal_leaves_at_once(start, context):
         (["--bind", "ENDPOINT"], "choose another port"),
         (["--memory", "900000GiB"], "memory: 878.9 TiB requested, but only"),
         (["--bind", "tcp://0.0.0.0:*"], "--insecure"),
-        (["--bind", "tcp://127.0.0.99x:5000"], "--insecure"),
         (["--insecure", "--bind", "tcp://no.such.host.invalid:5000"], "bind: tcp://no.such"),
     ],
 )
@@ -122,7 +103,7 @@ def test_an_operators_mistake_is_one_line_and_no_traceback(server, capsys, flags
     assert errors.count("\n") == 1
 
 
-def test_an_unknown_flag_is_met_with_the_nearest_known_one_and_help_names_all(capsys):
+def test_an_unknown_flag_is_met_with_the_nearest_known_one(capsys):
     for flag, complaint in (
         ("--memry", "unknown flag --memry; did you mean --memory?"),
         ("--mem", "unknown flag --mem"),  # no guessing by prefix
@@ -131,13 +112,6 @@ def test_an_unknown_flag_is_met_with_the_nearest_known_one_and_help_names_all(ca
             main([flag, "1GiB"])
         assert ended.value.code == 2
         assert complaint in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for expected in ("--memory SIZE", "1GiB", "--bind", "5757", "--drain-timeout-s", "--insecure",
-                     "--no-shared-memory"):  # fmt: skip
-        assert expected in text
 
 
 def test_importing_all_of_it_loads_neither_torch_nor_vllm():

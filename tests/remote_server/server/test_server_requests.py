@@ -6,16 +6,7 @@ from gates import copies_held
 from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
-from remote_server.protocol import (
-    Blocks,
-    Clear,
-    Error,
-    Got,
-    KeyState,
-    Stored,
-    Touch,
-    Welcome,
-)
+from remote_server.protocol import Blocks, Got, KeyState, Stored, Touch, Welcome
 
 pytestmark = pytest.mark.real_time
 
@@ -133,15 +124,6 @@ def test_the_bytes_of_a_deferred_put_may_change_once_it_is_answered(peer, server
     assert peer.get([1])[1] == [(0, block(1))]
 
 
-def test_bytes_that_are_not_what_was_announced_are_never_readable(peer):
-    sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3), (3, 3))]
-    stored = peer.put([1, 2, 3], checksums=sums)
-    assert (stored.created, stored.declined) == (2, {"checksum": 1})
-    assert list(stored.outcomes) == [0, 4, 0]
-    assert states(peer.lookup([1, 2, 3])) == [READABLE, ABSENT, READABLE]
-    assert peer.stats().counters["put_declined_checksum"] == 1
-
-
 def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
     """For measuring what checking costs. A reader's check holds from there on."""
     message, _ = peer.put_message([1, 2], checksums=[])
@@ -150,17 +132,6 @@ def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
     peer.send_get([1, 2], stream=False)
     sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3))]
     assert peer.receive()[0].checksums == sums
-
-
-def test_clear_removes_one_namespace_or_all(connect):
-    peer = connect()
-    for namespace in ("a", "b", "c"):
-        peer.hello(namespace)
-        peer.put(range(3), namespace)
-    assert peer.ask(Clear(request_id=peer.next_id(), namespace="a")).removed == {"memory": 3}
-    assert (peer.lookup([0], "a").prefix, peer.lookup([0], "b").prefix) == (0, 1)
-    assert peer.ask(Clear(request_id=peer.next_id())).removed == {"memory": 6}
-    assert peer.put([0], "a").created == 1, "a cleared namespace stays declared"
 
 
 def test_a_touched_block_outlives_the_untouched(connect, server):
@@ -202,19 +173,6 @@ def test_requests_of_one_client_are_answered_in_any_amount_at_once(peer):
         reply, _ = peer.receive()
         seen[reply.request_id].append(type(reply))
     assert all(parts == [Got, Blocks] for parts in seen.values())
-
-
-def test_a_failure_inside_the_server_is_one_error_and_the_server_lives(peer, server, monkeypatch):
-    def explode(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(server.store.gets, "lookup", explode)
-    error = peer.lookup([1])
-    assert isinstance(error, Error)
-    assert (error.code, error.message) == ("internal", "RuntimeError: a bug")
-    assert server.store.counters.pop("refused_internal") == 1
-    monkeypatch.undo()
-    assert peer.put([1]).created == 1
 
 
 def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(peer, monkeypatch):

@@ -14,7 +14,7 @@ from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
-LENGTH = 1 << 17
+LENGTH = 1 << 16
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def blocks_travel_alone(monkeypatch):
 
 @pytest.fixture
 def loaded(connect):
-    """A namespace of 40 blocks, 5 MiB."""
+    """A namespace of 40 blocks."""
     peer = connect()
     peer.hello(block_bytes=LENGTH)
     for first in range(0, 40, 10):
@@ -103,7 +103,7 @@ def test_memory_that_libzmq_still_sends_from_is_not_given_to_another_block(conne
     slow = connect(rcvhwm=1)
     request = slow.send_get(range(40))
     loaded.stats_once(lambda stats: stats.counters["bytes_out"] == 40 * LENGTH)
-    for number in range(100, 228):  # as much as the whole budget
+    for number in range(100, 356):  # as much as the whole budget
         loaded.put([number], length=LENGTH)
     assert loaded.stats().counters["evicted"] > 0
     assert read_all(slow, [request]) == {request: [*range(40)]}

@@ -252,17 +252,6 @@ def test_a_connection_that_names_itself_is_not_served_by_a_server_with_tenants(t
 # ── keys come and go ─────────────────────────────────────────────────────────────────────────
 
 
-def test_two_keys_of_one_tenant_share_its_blocks(tenancy):
-    make_keys(tenancy.folder, ["a"], "new")
-    old, new = tenancy.public_key("a"), tenancy.public_key("a-new")
-    tenancy.write(a=f'keys = ["{old}", "{new}"]')
-    tenancy.start()
-    first, second = tenancy.peer("a"), tenancy.peer("a-new")
-    first.hello()
-    first.put([1])
-    assert second.get([1])[1] == [(0, block(1))]
-
-
 def test_a_key_is_added_and_withdrawn_while_the_server_runs(tenancy):
     now = [0.0]
     make_keys(tenancy.folder, ["a"], "new")
@@ -271,10 +260,15 @@ def test_a_key_is_added_and_withdrawn_while_the_server_runs(tenancy):
     old = tenancy.peer("a")
     old.hello()
     old.put([1])
-    tenancy.write(a=f'keys = ["{tenancy.public_key("a-new")}"]', b="")
-    assert old.lookup([1]).states == READABLE, "nobody has looked yet"
+    both = [tenancy.public_key(name) for name in ("a", "a-new")]
+    tenancy.write(a=f'keys = ["{both[0]}", "{both[1]}"]', b="")
     now[0] += 10
     tenancy.peer("b").stats()  # a turn of the loop
+    assert tenancy.peer("a-new").get([1])[1] == old.get([1])[1] == [(0, block(1))]
+    tenancy.write(a=f'keys = ["{both[1]}"]', b="")
+    assert old.lookup([1]).states == READABLE, "nobody has looked yet"
+    now[0] += 10
+    tenancy.peer("b").stats()
     reply = old.lookup([1])
     assert (type(reply), reply.code) == (Error, "revoked_key")
     assert old.put([2]).code == "revoked_key"

@@ -375,8 +375,13 @@ def test_blocks_that_leave_between_two_steps_of_a_get_are_misses_and_pinned_ones
 
 
 @KINDS
-@pytest.mark.parametrize("code", ["too_much_in_flight", "internal"])
-def test_a_get_that_fails_in_a_later_step_of_its_search_pins_none(bench, kind, code, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("too_much_in_flight", "at most 12.0 KiB"), ("internal", "MemoryError: no room")],
+)
+def test_a_get_that_fails_in_a_later_step_of_its_search_pins_none(
+    bench, kind, code, message, monkeypatch
+):
     steps = found(bench, kind)
     if code == "internal":
         once(monkeypatch, bench.tier, "pin_all")
@@ -384,7 +389,8 @@ def test_a_get_that_fails_in_a_later_step_of_its_search_pins_none(bench, kind, c
         monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", 3 * LENGTH)
     to_end(steps)
     bench.finish()
-    assert bench.last_reply().code == code
+    assert bench.last_reply().code == code and message in bench.last_reply().message
+    assert bench.store.counters[f"refused_{code}"] == 1
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
 
