@@ -22,10 +22,9 @@ COUNT = 4 * IN_MEMORY
 
 def small_server(folder: Path, **settings: object) -> Server:
     """Its disk is in `folder`/disk."""
-    settings = {"disk_bytes": 64 * MiB} | settings
+    settings = {"memory": MiB, "disk_bytes": 64 * MiB} | settings
     return Server(ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=MiB, populate=False, disk=str(folder / "disk"),
-        **settings,
+        bind="tcp://127.0.0.1:*", populate=False, disk=str(folder / "disk"), **settings
     ))  # fmt: skip
 
 

@@ -11,13 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from admin_http import (
-    TOKEN,
-    Http,
-    raw,
-    served,
-    write_token,
-)
+from admin_http import TOKEN, Http, raw, served, write_token
 from copy_jobs import CountedJob
 from gates import copies_held, jobs_held
 from prometheus_client.parser import text_string_to_metric_families
@@ -166,14 +160,8 @@ async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair,
     for name in ("a", "b"):
         peer.hello(name)
         peer.put(range(3), namespace=name)
-    for refused in (
-        "",
-        "{}",
-        "[]",
-        '{"namespace": "a", "all": true}',
-        '{"all": false}',
-        '{"al": 1}',
-    ):
+    both = '{"namespace": "a", "all": true}'
+    for refused in ("", "{}", "[]", both, '{"all": false}', '{"al": 1}'):
         status, _, text = await http.post("/clear", data=refused)
         assert status == 400 and "namespace" in text
     assert (await http.post("/clear", json={"namespace": "nobody"}))[0] == 404
@@ -277,6 +265,8 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_read(pair, http):
 # It has the token: the refusal of another ends its connection within a second.
 HALF = (b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
         b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n{")  # fmt: skip
+WHOLE = b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SLOW = (b"", b"GET /stats HTT", WHOLE[:-2], HALF)
 
 
 async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is_closed(
@@ -285,19 +275,11 @@ async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is
     monkeypatch.setattr(admin_thread, "PATIENCE_S", 0.1)
     monkeypatch.setattr(admin_thread, "CHECK_S", 0.05)
     with served(admin_token_file=write_token(tmp_path)) as (_, admin):
-        for sent in (
-            b"",
-            b"GET /stats HTT",
-            HALF,
-            b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        ):
+        for sent in (*SLOW, WHOLE):
             # Closed with something of ours unread, it may look like a reset.
             with raw(admin.url, sent) as connection, suppress(ConnectionResetError):
                 while await asyncio.to_thread(connection.recv, 65536):
                     pass
-
-
-SLOW = (b"", b"GET /stats HTT", b"GET /stats HTTP/1.1\r\nHost: localhost\r\n", HALF)
 
 
 async def test_slow_clients_keep_no_probe_and_no_peer_away(tmp_path, context):
@@ -391,7 +373,8 @@ def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
 
 def test_an_address_that_is_none_is_refused_by_name():
     for wrong in ("", "5758", "127.0.0.1:5758", "http://127.0.0.1", "http://127.0.0.1:0",
-                  "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1"):  # fmt: skip
+                  "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1",
+                  "http://127.0.0.1:５７５８", "http://１２７.0.0.1:1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"^admin: "):
             ServerConfig(admin=wrong)
 

@@ -5,11 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from admin_http import (
-    TOKEN,
-    served,
-    write_token,
-)
+from admin_http import TOKEN, served, write_token
 from browser import Browser, find_chromium
 from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer

@@ -92,9 +92,7 @@ def test_ls_lists_namespaces_and_with_one_its_packs_the_newest_first(kvferry, ur
     assert len({len(line) for line in out.splitlines()}) == 1, "the columns are aligned"
 
 
-def test_ls_shows_at_most_what_its_limit_is_and_how_many_there_are(kvferry, tmp_path):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_ls_shows_at_most_what_its_limit_is_and_how_many_there_are(kvferry, url):
     for age, name in enumerate(NAMES):
         os.utime(f"{url.removeprefix('file://')}/{name}", (5e8, 1.7e9 - 3600 * age))
     status, out, _ = kvferry("ls", url, "m@1", "--limit", "2")
@@ -145,9 +143,7 @@ def test_rm_removes_the_packs_of_one_namespace_and_only_when_told_to(kvferry, ur
     assert Objects(url).size_of("v1/=/m=401/00/README") == 4, "no pack, so not ours"
 
 
-def test_rm_ends_with_what_is_left_and_why(kvferry, tmp_path, monkeypatch):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_rm_ends_with_what_is_left_and_why(kvferry, url, monkeypatch):
 
     def forbidden(*_):
         raise BucketError(Failure.FORBIDDEN, "AccessDenied: no DeleteObject")
@@ -160,9 +156,7 @@ def test_rm_ends_with_what_is_left_and_why(kvferry, tmp_path, monkeypatch):
     assert (found["removed"], found["left"]) == (0, 3)
 
 
-def test_ctrl_c_ends_rm_with_what_was_removed(kvferry, tmp_path, monkeypatch):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_ctrl_c_ends_rm_with_what_was_removed(kvferry, url, monkeypatch):
     remove, calls = objects_module.Objects.remove, []
 
     def interrupted(self, names):
@@ -201,9 +195,7 @@ def test_verify_finds_every_kind_of_damage_and_removes_it_when_told_to(kvferry, 
     assert kvferry("verify", url)[0] == 1, "no packs are left"
 
 
-def test_verify_finds_objects_that_have_only_the_name_of_a_pack(kvferry, tmp_path):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_verify_finds_objects_that_have_only_the_name_of_a_pack(kvferry, url):
     for name, content in zip(NAMES, (b"", b"x", b"\0" * 8192), strict=True):
         Objects(url).put(name, memoryview(content), create=False)
     status, out, _ = kvferry("verify", url)
@@ -218,9 +210,7 @@ def test_verify_reads_a_sample_of_the_size_that_is_asked_for(kvferry, tmp_path):
     assert json.loads(kvferry("verify", url, "--sample", "50", "--json")[1])["packs"] == 12
 
 
-def test_a_pack_that_cannot_be_read_is_neither_intact_nor_removed(kvferry, tmp_path, monkeypatch):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_a_pack_that_cannot_be_read_is_neither_intact_nor_removed(kvferry, url, monkeypatch):
 
     def late(*_):
         raise BucketError(Failure.TIMEOUT, "15 s")
@@ -240,9 +230,7 @@ def test_no_pack_is_begun_after_the_caller_has_ended():
     assert len(begun) <= 2 * AT_ONCE
 
 
-def test_progress_is_on_stderr_and_replaced_on_a_terminal(kvferry, tmp_path, monkeypatch):
-    url = folder_url(tmp_path)
-    fill(url)
+def test_progress_is_on_stderr_and_replaced_on_a_terminal(kvferry, url, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     _, out, err = kvferry("verify", url)
     assert out == "3 of 3 packs are intact, 1.5 MiB read\n"

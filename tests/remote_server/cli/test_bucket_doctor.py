@@ -62,6 +62,17 @@ def test_the_bucket_is_that_of_the_flag_the_variable_or_the_file(
     assert doctor("--bucket", "ftp://blocks")[0][0] == "bad", "the flag wins"
 
 
+def failing(
+    monkeypatch: pytest.MonkeyPatch, folder: str, failure: Failure, *kinds: str
+) -> FaultyObjects:
+    """Have these kinds of calls of the doctor fail."""
+    objects = FaultyObjects(folder)
+    for kind in kinds:
+        objects.fail(kind, failure)
+    monkeypatch.setattr(doctor_bucket, "Objects", lambda url, make: objects)
+    return objects
+
+
 @pytest.mark.parametrize(
     ("kind", "call", "effect"),
     [
@@ -74,9 +85,7 @@ def test_the_bucket_is_that_of_the_flag_the_variable_or_the_file(
 def test_each_permission_that_is_missing_is_named_with_its_effect(
     doctor, folder, monkeypatch, kind, call, effect
 ):
-    objects = FaultyObjects(folder)
-    objects.fail(kind, Failure.FORBIDDEN)
-    monkeypatch.setattr(doctor_bucket, "Objects", lambda url, make: objects)
+    failing(monkeypatch, folder, Failure.FORBIDDEN, kind)
     ((verdict, text),) = doctor("--bucket", folder)
     assert verdict == "bad" and f": {call} fails: the credential is missing" in text
     assert effect in text
@@ -84,19 +93,13 @@ def test_each_permission_that_is_missing_is_named_with_its_effect(
     assert len(left) == (kind == "remove") and all(name in text for name in left)
 
 
-def test_a_credential_that_may_do_nothing_is_one_finding(doctor, folder, monkeypatch):
-    objects = FaultyObjects(folder)
-    for kind in ("list", "put", "read", "remove"):
-        objects.fail(kind, Failure.FORBIDDEN)
-    monkeypatch.setattr(doctor_bucket, "Objects", lambda url, make: objects)
+def test_a_credential_that_may_do_nothing_is_one_finding_and_a_silent_store_is_asked_once(
+    doctor, folder, monkeypatch
+):
+    failing(monkeypatch, folder, Failure.FORBIDDEN, "list", "put", "read", "remove")
     ((verdict, text),) = doctor("--bucket", folder)
     assert verdict == "bad" and "the credential is missing, has expired or may not" in text
-
-
-def test_a_store_that_does_not_answer_is_asked_once(doctor, folder, monkeypatch):
-    objects = FaultyObjects(folder)
-    objects.fail("list", Failure.TIMEOUT)
-    monkeypatch.setattr(doctor_bucket, "Objects", lambda url, make: objects)
+    objects = failing(monkeypatch, folder, Failure.TIMEOUT, "list")
     ((verdict, text),) = doctor("--bucket", folder)
     assert verdict == "bad" and "no answer in time" in text
     assert objects.num_calls == 1

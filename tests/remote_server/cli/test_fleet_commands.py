@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import IO, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from fake_server import eventually
 from fleet_scene import NAMESPACE, ROW_BYTES, Prompt, Scene, all_ready, put
-from server_process import PATIENCE_S, ServerProcess
+from server_process import PATIENCE_S
 
 from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, RemoteClient
@@ -236,19 +235,20 @@ def test_why_names_the_difference_of_engines_that_declared_to_different_servers(
 # ── processes ────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def watching(addresses: str, timeout_s: float) -> Iterator[IO[str]]:
-    """The lines of `kvferry watch`, which is ended by Ctrl-C after this block."""
+def test_watching_goes_on_without_a_server_that_is_gone_and_ends_with_ctrl_c(filled: Scene):
     command = [sys.executable, "-m", "remote_server.cli", "watch", "--json"]
+    addresses = ",".join(map(filled.address, NAMES))
     process = subprocess.Popen(
-        [*command, "--server", addresses, "--timeout-s", str(timeout_s)],
+        [*command, "--server", addresses, "--timeout-s", str(PATIENCE_S)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         # A shell has its background jobs ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        yield process.stdout
+        assert "kvferry" in process.stdout.readline()
+        filled.stop("kvferry-1")
+        assert any("the server is gone" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
     finally:
@@ -256,45 +256,12 @@ def watching(addresses: str, timeout_s: float) -> Iterator[IO[str]]:
         process.communicate()
 
 
-def test_watching_goes_on_without_a_server_that_is_gone_and_ends_with_ctrl_c(filled: Scene):
-    with watching(",".join(map(filled.address, NAMES)), PATIENCE_S) as lines:
-        assert "kvferry" in lines.readline()
-        filled.stop("kvferry-1")
-        assert any("the server is gone" in line for line in lines)
-
-
-@pytest.mark.whole
-def test_watching_goes_on_while_a_server_stands_still():
-    with ExitStack() as stack:
-        servers = {name: ServerProcess("16MiB", "--name", name) for name in ("a", "b")}
-        for server in servers.values():
-            stack.callback(server.close)
-        addresses = ",".join(f"{one.endpoint}?name={name}" for name, one in servers.items())
-        with watching(addresses, 0.5) as lines:
-            assert "kvferry" in lines.readline()
-            with servers["b"].frozen():
-                assert any("the server is gone" in line for line in lines)
-            assert any("epoch" in line for line in lines)
-
-
-@pytest.mark.whole
-def test_clear_is_over_in_its_time_when_a_server_stands_still():
-    servers = {name: ServerProcess("16MiB", "--name", name) for name in ("a", "b")}
-    given = [
-        part
-        for name, one in servers.items()
-        for part in ("--server", f"{one.endpoint}?name={name}")
-    ]
-    try:
-        with servers["a"].frozen():
-            done = subprocess.run(
-                [sys.executable, "-m", "remote_server.cli", "clear", "--all", "--yes", *given,
-                 "--timeout-s", "0.5"],
-                capture_output=True, text=True, timeout=PATIENCE_S,
-            )  # fmt: skip
-    finally:
-        for server in servers.values():
-            server.close()
-    assert done.returncode == 1
-    assert done.stdout.startswith("b  removed blocks: 0 from memory")
-    assert "not cleared: a." in done.stderr
+def test_a_server_that_stands_still_costs_a_command_its_time_and_no_other_server(
+    filled: Scene, capsys: pytest.CaptureFixture[str]
+):
+    count = held(filled, "kvferry-2")
+    with filled.frozen("kvferry-1"):
+        given = ("--server", ",".join(map(filled.address, NAMES)), "--timeout-s", "0.5")
+        assert main(["clear", "--all", "--yes", *given]) == 1
+    assert "not cleared: kvferry-1." in capsys.readouterr().err
+    assert held(filled, "kvferry-2") == 0 < count

@@ -16,6 +16,7 @@ from server_process import PATIENCE_S
 from wire_peer import Peer
 
 from remote_server.__main__ import main
+from remote_server.cli import supervisor
 from remote_server.cli.serve_all import conflicts, list_for_engines
 from remote_server.cli.supervisor import Supervisor
 from remote_server.errors import ConfigError
@@ -73,19 +74,6 @@ def test_a_server_that_dies_is_named_the_others_go_on_and_outlive_no_supervisor(
         wait_until_gone(*fleet.pids.values())
 
 
-def test_the_second_signal_kills_a_server_that_does_not_answer(tmp_path):
-    with serve_all(fleet_file(tmp_path, "a", "b", a="drain_timeout_s = 600")) as fleet:
-        fleet.until_ready(2)
-        os.kill(fleet.pids["a"], signal.SIGSTOP)
-        fleet.popen.send_signal(signal.SIGINT)
-        fleet.line("draining a, b, 610 s at most")
-        fleet.popen.send_signal(signal.SIGINT)
-        assert fleet.ended() == 1
-        lines = fleet.rest()
-        assert "kvferry | a has not ended in time and is killed" in lines
-        assert "kvferry | a ended with SIGKILL" in lines
-
-
 def test_a_reader_that_leaves_ends_the_servers(tmp_path):
     """As `kvferry serve --all | head` does."""
     with subprocess.Popen(
@@ -99,21 +87,29 @@ def test_a_reader_that_leaves_ends_the_servers(tmp_path):
         assert all_of_them.stderr.read() == ""
 
 
-def test_a_server_that_does_not_end_is_killed_when_the_drain_is_over(monkeypatch):
-    """A program that ignores SIGTERM, with the time of a drain cut short."""
-    monkeypatch.setattr("remote_server.cli.supervisor.BESIDE_DRAIN_S", 0.05)
-    code = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+@pytest.mark.parametrize("second", [False, True])
+def test_a_server_that_does_not_end_is_killed_after_the_drain_or_the_second_signal(
+    monkeypatch, second
+):
+    """A program that answers SIGTERM with a line, with the time that it has cut short."""
+    monkeypatch.setattr(supervisor, "BESIDE_DRAIN_S", 600.0 if second else 0.05)
+    monkeypatch.setattr(supervisor, "AT_ONCE_S", 0.05)
+    code = (
+        "import signal\nsignal.signal(15, lambda *_: print('deaf', flush=True))\n"
+        "print('deaf', flush=True)\nwhile True: signal.pause()"
+    )
     lines: list[str] = []
 
     def write(text: str) -> None:
         lines.append(text)
-        if "deaf" in text:
+        if "deaf" in text and (second or not any("draining" in line for line in lines)):
             signal.raise_signal(signal.SIGTERM)
 
-    command = [sys.executable, "-c", code + "signal.pause()"]
+    command = [sys.executable, "-c", code]
     assert Supervisor({"one": command}, 0.0, write).run(lambda pids: None) == 1
     assert lines[-2:] == ["kvferry | one has not ended in time and is killed\n",
                           "kvferry | one ended with SIGKILL\n"]  # fmt: skip
+    assert ("kvferry | ending one at once\n" in lines) is second
 
 
 def test_output_comes_in_lines_also_when_it_is_long_unended_or_hostile():

@@ -13,16 +13,14 @@ from disk_server import (
     damage,
     put_all,
     receive_blocks,
+    small_server,
     whole,
 )
 from gates import jobs_held
 from wire_peer import Peer, SharedPeer, block
 
-from remote_server import protocol
 from remote_server.protocol import Blocks, Clear
 from remote_server.server import server as server_module
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.store.disk.pool import Threads
 from remote_server.values import MiB
 
@@ -142,49 +140,25 @@ def test_a_stream_that_finds_memory_full_of_leases_misses_what_has_no_room_and_e
     assert peer.get(range(4), "big")[1] == whole(range(4))
 
 
-def test_a_reader_that_pauses_in_a_get_of_two_memories_loses_nothing(server, connect):
-    """Its own blocks on their way fill memory, so the rest waits until they have left."""
-    peer, slow = connect(), connect(rcvhwm=1)
-    put_all(peer, 2 * IN_MEMORY)
-    ids = [slow.send_get(range(2 * IN_MEMORY), "big") for _ in range(6)]
-    peer.stats_once(lambda s: s.counters["get_total"] == 12 * IN_MEMORY)
-    arrived: dict[int, list[int]] = {number: [] for number in ids}
-    left = set(ids)
-    while left:
-        part, frames = slow.receive()
-        if isinstance(part, Blocks):
-            arrived[part.request_id] += part.indices
-            views = protocol.split_frames(frames, part.lengths, part.blocks_per_frame)
-            for index, view in zip(part.indices, views, strict=True):
-                assert view == block(index, LENGTH)
-            left -= set() if part.more else {part.request_id}
-    assert arrived == {number: [*range(2 * IN_MEMORY)] for number in ids}
-    assert peer.stats().counters["disk_lost"] == 0
-
-
 def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp_path, context):
     length = 256 << 10  # sent from where they lie, so a reader that pauses keeps them in memory
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=4 * MiB, populate=False, disk=str(tmp_path),
-        disk_bytes=64 * MiB,
-    )  # fmt: skip
-    with Server(config) as server:
+    with small_server(tmp_path, memory=4 * MiB) as server:
         peer, slow = Peer(context, server.endpoint), Peer(context, server.endpoint, rcvhwm=1)
         peer.hello(block_bytes=length)
         for first in range(0, 64, 8):
             peer.put(range(first, first + 8), length=length)
             peer.stats_once(lambda s: s.counters["disk_demoted"] == first + 8)  # noqa: B023
-        ids = {slow.send_get(range(64)) for _ in range(3)}
+        ids = [slow.send_get(range(64)) for _ in range(3)]
         peer.stats_once(lambda s: s.tiers["memory"].pinned == IN_MEMORY)
-        num_arrived = 0
-        while ids:
+        arrived: dict[int, list[int]] = {number: [] for number in ids}
+        while any(len(indices) < 64 for indices in arrived.values()):
             part, frames = slow.receive()
             if isinstance(part, Blocks):
                 (index,), (frame,) = part.indices, frames
                 assert frame == block(index, length)
-                num_arrived += 1
-                ids -= set() if part.more else {part.request_id}
-        assert num_arrived == 3 * 64
+                arrived[part.request_id].append(index)
+                assert part.more == (len(arrived[part.request_id]) < 64)
+        assert arrived == {number: [*range(64)] for number in ids}
         assert peer.stats().counters["disk_lost"] == 0
         server.store.tier_stack.check()
 

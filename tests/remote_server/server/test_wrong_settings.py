@@ -19,7 +19,7 @@ from remote_server.protocol import Error
 from remote_server.server import settings
 from remote_server.server.config import MIN_INFLIGHT_BYTES, ServerConfig
 from remote_server.server.server import Server
-from remote_server.values import MiB, admin_address
+from remote_server.values import MiB
 
 # A file without an end, or without a writer, would hang its reader.
 pytestmark = pytest.mark.timeout(60)
@@ -101,13 +101,6 @@ def test_every_setting_of_text_refuses_what_is_no_text(not_chosen, tmp_path):
                 file.write_text(f"{field.name} = {literal}\n")
                 not_chosen(field.name, "--settings", str(file))
             not_chosen(field.name, f"--{field.name.replace('_', '-')}=\udcff")
-
-
-@pytest.mark.parametrize("setting", ["http://127.0.0.1:５７５８", "http://127.０.０.１:5758",
-                                     "http://１２７.0.0.1:1"])  # fmt: skip
-def test_an_address_has_digits_of_ascii(setting):
-    with pytest.raises(ConfigError, match=r"^admin: "):
-        admin_address(setting)
 
 
 def test_a_client_can_have_a_block_whatever_max_inflight_is(context, not_chosen):
