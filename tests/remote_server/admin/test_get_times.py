@@ -84,8 +84,7 @@ def test_the_time_that_blocks_take_from_disk_is_time_of_the_store(tmp_path, cont
     assert got.storage_us < blocks.storage_us <= blocks.server_us
 
 
-def test_time_of_the_store_is_a_part_of_the_servers_time():
-    clock = Time()
+def test_time_of_the_store_is_a_part_of_the_servers_time(clock):
     times = RequestTimes(clock(), clock)
     times.add_storage(0.125)
     clock.now += 0.5
@@ -121,6 +120,16 @@ def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake,
 # ── the client's half ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def watch(clock: Time) -> GetStopwatch:
+    return GetStopwatch(clock)
+
+
 def blocks_at(server_us: int, storage_us: int = 0) -> Blocks:
     return Blocks(
         request_id=7, epoch="e", indices=[], lengths=[], checksums=[], more=False,
@@ -133,9 +142,7 @@ def total(times: GetTimes) -> float:
             + times.deserialize_s)  # fmt: skip
 
 
-def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it():
-    clock = Time()
-    watch = GetStopwatch(clock)
+def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it(clock, watch):
     clock.now += 0.001
     watch.sending(7)
     clock.now += 0.030  # 2 there, 25 in the server of which 20 in its storage, 3 back
@@ -150,9 +157,9 @@ def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it():
     assert total(times) == pytest.approx(times.ended - times.began) == pytest.approx(0.035)
 
 
-def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network_meanwhile():
-    clock = Time()
-    watch = GetStopwatch(clock)
+def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network_meanwhile(
+    clock, watch
+):
     watch.sending(7)
     clock.now += 0.010
     came = clock.now
@@ -168,9 +175,7 @@ def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network
     assert total(times) == pytest.approx(0.022)
 
 
-def test_a_server_that_says_more_than_passed_takes_no_more_than_passed():
-    clock = Time()
-    watch = GetStopwatch(clock)
+def test_a_server_that_says_more_than_passed_takes_no_more_than_passed(clock, watch):
     watch.sending(7)
     clock.now += 0.010
     watch.landed(blocks_at(99_000, 98_000), clock.now)

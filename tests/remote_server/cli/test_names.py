@@ -22,22 +22,6 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.histograms import Timings
 from remote_server.plain_text import PlainFormatter, forbidden_in, plain
-from remote_server.protocol import (
-    Attach,
-    BucketCalls,
-    BucketStats,
-    Clear,
-    Error,
-    EvictionStats,
-    Keep,
-    NamespaceStats,
-    NotAttached,
-    Stats,
-    StatsReply,
-    TierShare,
-    TierStats,
-    Welcome,
-)
 
 pytestmark = pytest.mark.real_time
 
@@ -64,7 +48,7 @@ def test_hello_refuses_them_in_every_text_that_it_has(peer):
             {"fingerprint": {f"a{evil}": "1", "a": evil}},
         ):
             refused = peer.hello(**fields)
-            assert isinstance(refused, Error), fields
+            assert isinstance(refused, protocol.Error), fields
             assert refused.code == "bad_request"
             assert f"U+{ord(evil[0]):04X}" in refused.message
             assert not obeyed(refused.message)
@@ -73,7 +57,7 @@ def test_hello_refuses_them_in_every_text_that_it_has(peer):
 
 def test_every_other_text_is_a_name(peer):
     for name in HARMLESS:
-        assert isinstance(peer.hello(name, client=name, fingerprint={name: name}), Welcome)
+        assert isinstance(peer.hello(name, client=name, fingerprint={name: name}), protocol.Welcome)
         assert plain(name) == name
         assert not forbidden_in(name)
 
@@ -83,11 +67,13 @@ def test_a_client_that_offers_its_memory_cannot_forge_a_log_line(peer, caplog):
     for evil in EVIL:
         files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
         local = LocalConnection(name)
-        message = Attach(protocol=2, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
+        message = protocol.Attach(
+            protocol=2, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES
+        )
         with caplog.at_level(logging.INFO):
             local.send(protocol.encode_local(message), files)
             reply, _ = local.receive()
-        assert isinstance(reply, NotAttached)
+        assert isinstance(reply, protocol.NotAttached)
         assert not obeyed(reply.reason)
     assert all(not obeyed(record.getMessage()) for record in caplog.records)
 
@@ -104,31 +90,33 @@ def test_our_client_refuses_to_declare_what_no_server_accepts():
 # ── what is printed all the same ─────────────────────────────────────────────────────────
 
 
-def evil_stats(epoch: str) -> StatsReply:
+def evil_stats(epoch: str) -> protocol.StatsReply:
     """From a server that puts it into every text that a reply has."""
-    share = TierShare(blocks=1, used_bytes=1)
-    one = NamespaceStats(
+    share = protocol.TierShare(blocks=1, used_bytes=1)
+    tier = protocol.TierStats(
+        budget_bytes=1, used_bytes=1, blocks=1, pending=0, pinned=0, free_slabs=0
+    )
+    one = protocol.NamespaceStats(
         block_bytes=1, tiers={ALL_EVIL: share}, client=ALL_EVIL, fingerprint={"a": ALL_EVIL}
     )
-    other = NamespaceStats(
+    other = protocol.NamespaceStats(
         block_bytes=1, tiers={ALL_EVIL: share}, client=ALL_EVIL,
         engines={ALL_EVIL: {"b": ALL_EVIL}},
         fingerprint={"a": "b", ALL_EVIL: ALL_EVIL, "model_name": ALL_EVIL},
     )  # fmt: skip
-    return StatsReply(
+    return protocol.StatsReply(
         request_id=1, epoch=epoch, protocol=2, server=ALL_EVIL, uptime_s=1.0, time_s=1.0,
-        tiers={ALL_EVIL: TierStats(budget_bytes=1, used_bytes=1, blocks=1, pending=0, pinned=0,
-                                   free_slabs=0)},
+        tiers={ALL_EVIL: tier},
         namespaces={ALL_EVIL: one, f"b{ALL_EVIL}": other, "m": one},
         counters={f"declined{ALL_EVIL}": 3, "lookup_keys": 1, "lookup_hits": 1},
-        bucket=BucketStats(
+        bucket=protocol.BucketStats(
             paused_s=1.0, last_failure=ALL_EVIL, last_failure_s=1.0, names=1, packs_waiting=1,
             writable_bytes=1,
-            calls={ALL_EVIL: BucketCalls(
+            calls={ALL_EVIL: protocol.BucketCalls(
                 results={ALL_EVIL: 1}, num_bytes=1, times=Timings([], 0.0)
             )},
         ),
-        eviction=EvictionStats(
+        eviction=protocol.EvictionStats(
             rule=ALL_EVIL, switches=1, found={ALL_EVIL: 0.5}, policy_bytes=1, within_s=[60.0],
             returns={ALL_EVIL: [0.5]},
         ),
@@ -138,7 +126,7 @@ def evil_stats(epoch: str) -> StatsReply:
 @pytest.fixture
 def evil_server():
     with FakeServer(epoch="e") as fake:
-        refusal = Error(request_id=1, epoch="e", code=ALL_EVIL, message=ALL_EVIL)
+        refusal = protocol.Error(request_id=1, epoch="e", code=ALL_EVIL, message=ALL_EVIL)
 
         def with_id(reply):
             def send(asked):
@@ -150,8 +138,8 @@ def evil_server():
 
             return send
 
-        fake.rules |= {Stats: with_id(evil_stats("e")), Keep: with_id(refusal),
-                       Clear: with_id(refusal)}  # fmt: skip
+        fake.rules |= {protocol.Stats: with_id(evil_stats("e")), protocol.Keep: with_id(refusal),
+                       protocol.Clear: with_id(refusal)}  # fmt: skip
         yield fake
 
 

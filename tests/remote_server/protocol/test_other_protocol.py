@@ -1,14 +1,12 @@
 """A client and a server of different protocol numbers: one refusal in words, on both sides."""
 
-import logging
-
 import msgpack
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, empty_rows, key, rows_of, turn
 from descriptors import memfd
 from fake_server import PATIENCE_S, eventually
 from msgspec.structs import replace
-from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, block
+from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection
 
 from remote_server import protocol
 from remote_server.cli import ask_stats
@@ -46,29 +44,6 @@ def test_the_refusal_of_a_client_names_both_numbers_and_the_side_to_upgrade(conn
     assert error.message == UPGRADE_CLIENT
     newer = old_hello(connect(), number=3)
     assert newer.message.endswith("the client protocol 3: upgrade the server")
-
-
-def test_an_old_client_is_logged_once_however_often_it_comes(connect, caplog):
-    with caplog.at_level(logging.WARNING):
-        for peer in (connect(), connect()):
-            for _ in range(3):
-                old_hello(peer)
-        old_hello(connect(), client="engine-2")
-    assert [line for line in caplog.messages if "protocol" in line] == [
-        f"refused engine-1: {UPGRADE_CLIENT}", f"refused engine-2: {UPGRADE_CLIENT}",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["put_shared", "get_shared"])
-def test_a_message_of_protocol_1_costs_one_answer_and_no_other_client_anything(connect, kind):
-    old, other = connect(), connect()
-    other.hello()
-    other.put([1])
-    shared = {"keys": [b"k"], "region": 1, "offsets": [0], "lengths": [1], "checksums": [0]}
-    for _ in range(3):
-        error = ask_as_old(old, kind, ticket=1, ticket_value=1, **shared)
-        assert (error.code, kind in error.message) == ("bad_message", True)
-    assert other.get([1])[1] == [(0, block(1))]
 
 
 def test_an_old_client_at_the_local_socket_is_refused_in_words(peer):

@@ -9,7 +9,7 @@ from admin_http import Http, served
 from copy_jobs import CountedJob
 from disk_server import LENGTH, put_all, small_server
 from fake_server import eventually
-from tenancy import Tenancy
+from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import turns
@@ -26,6 +26,8 @@ from remote_server.turns import MANY_FAILURES, Guard
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
+
+assert tenancy
 
 
 class Broken:
@@ -197,8 +199,7 @@ def test_what_is_looked_after_now_and_then(server, other, monkeypatch, name):
     assert other.stats().counters["lookup_keys"] == 0
 
 
-def test_the_questions_of_the_door(tmp_path, monkeypatch):
-    tenancy = Tenancy(tmp_path)
+def test_the_questions_of_the_door(tenancy, monkeypatch):
     server = tenancy.start()
     broken = Broken(monkeypatch, server._auth, "_judge")
     first = tenancy.peer("a")
@@ -207,11 +208,9 @@ def test_the_questions_of_the_door(tmp_path, monkeypatch):
     second.hello()
     assert second.put([1]).created == 1
     first.socket.close()
-    tenancy.stop()
 
 
-def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
-    tenancy = Tenancy(tmp_path)
+def test_a_tenants_file_that_cannot_be_read_in_any_way(tenancy, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
@@ -219,7 +218,6 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     tenancy.write(a="", b="")
     server._auth._reload_at = 0.0
     assert peer.put([1]).created == 1
-    tenancy.stop()
 
 
 # ── /health ──────────────────────────────────────────────────────────────────────────────

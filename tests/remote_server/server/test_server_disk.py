@@ -35,18 +35,6 @@ def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connec
     assert b"".join(frames) == block(0, LENGTH) + block(1, LENGTH)
 
 
-def test_a_client_on_this_host_is_leased_what_was_on_disk(connect):
-    peer = connect()
-    put_all(peer, 2 * IN_MEMORY)
-    shared = SharedPeer(connect())
-    leased = shared.lease([0, 99, 1], "big")
-    assert (leased.hit, leased.miss, leased.found) == (2, 1, [0, 2])
-    assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
-    assert shared.words(leased) == leased.lease.generations
-    shared.release(leased)
-    peer.stats_once(lambda s: s.tiers["memory"].pinned == 0)
-
-
 def test_what_is_written_is_decided_by_the_settings_and_what_was_found_counts_as_written(
     tmp_path, context
 ):

@@ -10,7 +10,7 @@ from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
-from remote_server.protocol import Clear, Error, Lookup, Touch, Welcome
+from remote_server.protocol import Clear, Lookup, Touch, Welcome
 from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import take_batch
@@ -58,32 +58,6 @@ def many(numbers, size=50):
 
 
 # ── bytes in flight ──────────────────────────────────────────────────────────────────────────
-
-
-def test_a_reader_that_asks_and_does_not_read_is_refused_and_others_are_served(start, context):
-    """64 blocks are 16 MiB: more than the sockets hold, and more than one may have."""
-    server = start(max_inflight=8 * MiB)
-    slow, other = Peer(context, server.endpoint, rcvhwm=1), Peer(context, server.endpoint)
-    slow.hello(block_bytes=256 * KiB)
-    slow.put(range(16), length=256 * KiB)
-    for _ in range(64):
-        slow.send_get(range(16))
-    stats = other.stats_once(lambda stats: num_gets(stats) == 64)
-    refused = stats.counters["refused_too_much_in_flight"]
-    assert refused >= 30, "what the kernel's buffers took is on its way no more"
-    assert other.get(range(16))[1] == [(n, block(n, 256 * KiB)) for n in range(16)]
-    errors = 0
-    while errors < refused:  # each receives an error, and what it did get arrives
-        reply, _ = slow.receive()
-        if isinstance(reply, Error):
-            errors += 1
-            assert reply.code == "too_much_in_flight"
-            assert "at most 8.0 MiB" in reply.message
-
-
-def num_gets(stats) -> int:
-    """Of 16 keys each; a refused one counts none of its keys."""
-    return stats.counters["get_total"] // 16 + stats.counters.get("refused_too_much_in_flight", 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -173,16 +173,3 @@ def test_requests_of_one_client_are_answered_in_any_amount_at_once(peer):
         reply, _ = peer.receive()
         seen[reply.request_id].append(type(reply))
     assert all(parts == [Got, Blocks] for parts in seen.values())
-
-
-def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(peer, monkeypatch):
-    def explode(*_):
-        raise RuntimeError("a bug")
-
-    message, payload = peer.put_message([1])
-    with monkeypatch.context() as patch:
-        patch.setattr("remote_server.server.put_sources.copy_in", explode)
-        stored = peer.ask(message, *payload)
-    assert stored.declined == {"checksum": 1}
-    assert states(peer.lookup([1])) == [ABSENT]
-    assert peer.put([1]).created == 1

@@ -73,17 +73,6 @@ def test_a_lookup_overtakes_the_streams_its_own_client_is_waiting_for(connect, l
     assert finished < len(streams)
 
 
-def test_a_reader_that_leaves_lets_go_of_everything(connect, loaded):
-    leaver = connect(rcvhwm=1)
-    for _ in range(20):
-        leaver.send_get(range(40))
-    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)
-    leaver.socket.close()
-    stats = loaded.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
-    assert stats.counters["clients_gone"] == 1
-    assert loaded.lookup(range(40)).prefix == 40
-
-
 def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, monkeypatch):
     """Nothing but TCP notices this one: it is connected, and its heartbeats wait behind data."""
     monkeypatch.setattr(intake, "SILENCE_MS", 300)

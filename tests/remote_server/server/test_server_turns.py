@@ -4,7 +4,6 @@ The test takes the loop's turns by hand, one step of a request in each, so it co
 milliseconds.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 import zmq
 from gates import copies_held
-from shared_messages import shared_get
-from wire_peer import Peer, SharedPeer, key
+from wire_peer import Peer, key
 
 from remote_server import protocol, turns
 from remote_server.protocol import Error, Get, Keep, Lookup, Put, Stats, Touch, Verify
@@ -193,40 +191,6 @@ def test_between_the_steps_of_a_long_put_every_lookup_of_others_is_answered_at_o
     greedy.send(*long_put(greedy.next_id(), force=force))
     by_hand.take_in(1)
     assert others_answered(by_hand, greedy, other) >= 2 * STEPS - 2, "reserved, then copied"
-
-
-def test_between_the_turns_of_a_long_shared_put_and_lease_others_are_answered_at_once(
-    by_hand: ByHand,
-):
-    greedy, other = by_hand.peer(), by_hand.peer()
-    by_hand.store_all(greedy)
-    store = by_hand.server.store
-    found = store.memory.stats().blocks
-    assert found == NUM_KEYS
-    region = attached(by_hand, greedy)
-    greedy.send(
-        shared_get(request_id=greedy.next_id(), namespace="ns", keys=KEYS, region=region.token)
-    )
-    by_hand.take_in(1)
-    assert others_answered(by_hand, greedy, other) >= 2 * STEPS - 3, "pinned, then looked at"
-    region.connection.close()
-
-
-def attached(by_hand: ByHand, peer: Peer) -> SharedPeer:
-    """Attaching takes turns of the loop as well."""
-    over = threading.Event()
-    made = []
-
-    def attach() -> None:
-        made.append(SharedPeer(peer))
-        over.set()
-
-    thread = threading.Thread(target=attach)
-    thread.start()
-    while not over.is_set():
-        by_hand.turn()
-    thread.join()
-    return made[0]
 
 
 def others_answered(by_hand: ByHand, greedy: Peer, other: Peer) -> int:

@@ -15,18 +15,6 @@ from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
-from remote_server.protocol import (
-    Clear,
-    Error,
-    Get,
-    Hello,
-    Keep,
-    Lookup,
-    Put,
-    Release,
-    Touch,
-    Verify,
-)
 from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.tenant import namespaces_named
@@ -88,11 +76,11 @@ def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
     a.put(range(3))
     keys = [key(number) for number in range(3)]
     for message in (
-        Touch(request_id=b.next_id(), namespace="ns", keys=keys),
-        Verify(request_id=b.next_id(), namespace="ns", keys=keys),
-        Clear(request_id=b.next_id(), namespace="ns"),
-        Clear(request_id=b.next_id(), namespace="ns", forget=True),
-        Clear(request_id=b.next_id()),
+        protocol.Touch(request_id=b.next_id(), namespace="ns", keys=keys),
+        protocol.Verify(request_id=b.next_id(), namespace="ns", keys=keys),
+        protocol.Clear(request_id=b.next_id(), namespace="ns"),
+        protocol.Clear(request_id=b.next_id(), namespace="ns", forget=True),
+        protocol.Clear(request_id=b.next_id()),
     ):
         b.ask(message)
     assert a.lookup(range(3)).states == READABLE * 3
@@ -138,22 +126,22 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
     for namespace in ("other", "tea", "x", "Team-a"):
         shared = {"region": guest.token, "namespace": namespace, "keys": keys}
         messages = [
-            Hello(request_id=1, protocol=2, namespace=namespace, block_bytes=4096),
-            Lookup(request_id=1, namespace=namespace, keys=keys),
-            Get(request_id=1, namespace=namespace, keys=keys),
-            Get(request_id=1, namespace=namespace, keys=keys, stream=False),
-            Touch(request_id=1, namespace=namespace, keys=keys),
-            Verify(request_id=1, namespace=namespace, keys=keys),
-            Keep(request_id=1, namespace=namespace, keys=keys),
-            Keep(request_id=1, namespace=namespace, keep=False),
-            Clear(request_id=1, namespace=namespace),
+            protocol.Hello(request_id=1, protocol=2, namespace=namespace, block_bytes=4096),
+            protocol.Lookup(request_id=1, namespace=namespace, keys=keys),
+            protocol.Get(request_id=1, namespace=namespace, keys=keys),
+            protocol.Get(request_id=1, namespace=namespace, keys=keys, stream=False),
+            protocol.Touch(request_id=1, namespace=namespace, keys=keys),
+            protocol.Verify(request_id=1, namespace=namespace, keys=keys),
+            protocol.Keep(request_id=1, namespace=namespace, keys=keys),
+            protocol.Keep(request_id=1, namespace=namespace, keep=False),
+            protocol.Clear(request_id=1, namespace=namespace),
             shared_put(request_id=1, offsets=[0], ticket=1, ticket_value=1, **put, **shared),
             shared_get(request_id=1, **shared),
         ]
         for message in messages:
             reply = peer.ask(message)
-            assert (type(reply), reply.code) == (Error, "forbidden_namespace"), message
-        refused = Put(request_id=1, namespace=namespace, keys=keys, **put)
+            assert (type(reply), reply.code) == (protocol.Error, "forbidden_namespace"), message
+        refused = protocol.Put(request_id=1, namespace=namespace, keys=keys, **put)
         assert peer.ask(refused, block(1)).code == "forbidden_namespace"
     counters = server.tenants["a"].store.counters
     assert counters["refused_forbidden_namespace"] == 4 * (len(messages) + 1)
@@ -173,7 +161,7 @@ def test_arenas_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy
     assert not any(b.arena[:]), "untouched, words and all"
     held = a.lease([1])
     assert held.hit == 1
-    b.peer.send(Release(request_id=b.peer.next_id(), lease=held.lease.number))
+    b.peer.send(protocol.Release(request_id=b.peer.next_id(), lease=held.lease.number))
     assert b.lease([1], region=a.token).code == "unknown_region"
     assert b.lease([1], release=[held.lease.number]).hit == 0
     stolen = b.put_message([2], region=a.token)
@@ -270,7 +258,7 @@ def test_a_key_is_added_and_withdrawn_while_the_server_runs(tenancy):
     now[0] += 10
     tenancy.peer("b").stats()
     reply = old.lookup([1])
-    assert (type(reply), reply.code) == (Error, "revoked_key")
+    assert (type(reply), reply.code) == (protocol.Error, "revoked_key")
     assert old.put([2]).code == "revoked_key"
     new = tenancy.peer("a-new")
     assert new.lookup([1, 2]).states == READABLE + ABSENT

@@ -272,6 +272,7 @@ def test_a_put_whose_filling_raises_is_answered_once(
     queued(bench, transport, turns_taken, deferred=deferred)
     once(monkeypatch, put_sources, "copy_in" if transport == "tcp" else "copy_shared")
     assert bench.nothing_is_left()
+    assert turns_taken or bench.store.counters["put_declined_checksum"] > 0
     assert bench.answers() == bench.asked
 
 
@@ -374,6 +375,14 @@ def test_blocks_that_leave_between_two_steps_of_a_get_are_misses_and_pinned_ones
     assert bench.nothing_is_left()
 
 
+@pytest.mark.parametrize(("kind", "least"), [("whole", 1), ("stream", 2), ("lease", 3)])
+def test_a_get_of_many_keys_has_a_step_for_each_part_that_it_pins_and_looks_at(bench, kind, least):
+    """One step has been taken. A whole get looks at its blocks as it makes its message."""
+    assert sum(1 for _ in found(bench, kind)) >= least
+    bench.finish()
+    assert bench.last_reply().hit == len(ALL)
+
+
 @KINDS
 @pytest.mark.parametrize(
     ("code", "message"),
@@ -462,6 +471,19 @@ def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench
     cut(bench)
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream"])
+def test_what_waits_for_a_client_counts_against_what_it_may_have(bench, kind, monkeypatch):
+    monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", 11 * LENGTH)
+    sending(bench, kind)
+    bench.run(get_of(kind))
+    assert bench.last_reply().code == "too_much_in_flight"
+    assert bench.tier.stats().pinned == len(ALL)
+    bench.settle()
+    bench.run(get_of(kind))
+    assert bench.last_reply().hit == len(ALL)
+    assert bench.nothing_is_left()
 
 
 def test_a_message_that_is_half_made_counts_against_the_allowance_of_all(bench, monkeypatch):
