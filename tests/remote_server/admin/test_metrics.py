@@ -273,21 +273,11 @@ def test_a_tier_is_shown_with_every_figure_that_it_has():
 
 
 def test_what_connections_hold_is_shown_with_every_kind_that_it_has():
-    shown = samples(a_snapshot())
     kinds = {"gathered": 5, "replies": 4, "streams": 3, "uncopied": 2}
-    for kind, value in kinds.items():
-        for name in ("held_bytes", "held_by_one_bytes"):
-            assert shown[f"kvferry_server_{name}", "", kind] == value
-    assert shown["kvferry_server_held_bytes", "", "fingerprints"] == 1
+    by_one = {("", kind): value for kind, value in kinds.items()}
+    assert shown(a_snapshot(), "held_by_one_bytes") == by_one
+    assert shown(a_snapshot(), "held_bytes") == by_one | {("", "fingerprints"): 1}
     assert {*Held.__struct_fields__} == {*kinds, "fingerprints", "largest"}
-
-
-def samples(snapshot):
-    return {
-        (sample.name, *(sample.labels.get(label) for label in ("tenant", "kind"))): sample.value
-        for family in families(snapshot, {})
-        for sample in family.samples
-    }
 
 
 def test_every_counter_of_the_server_is_shown_somewhere():
@@ -315,6 +305,13 @@ def test_every_counter_of_the_server_is_shown_somewhere():
 def shown(snapshot, name: str) -> dict[tuple[str, ...], float]:
     (family,) = [one for one in families(snapshot, {}) if one.name == f"kvferry_server_{name}"]
     return {tuple(sample.labels.values()): sample.value for sample in family.samples}
+
+
+def test_the_name_and_how_many_lists_engines_have_are_shown():
+    snapshot = a_snapshot(name="kvferry-3", fleets={"ab": ["one"], "cd": ["two"]})
+    ((labels, _),) = shown(snapshot, "info").items()
+    assert "kvferry-3" in labels
+    assert shown(snapshot, "lists") == {(): 2}
 
 
 def test_what_memory_does_not_have_is_its_miss_though_the_disk_may_have_it():

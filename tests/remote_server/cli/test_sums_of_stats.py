@@ -6,10 +6,7 @@ from collections.abc import Mapping
 import pytest
 from fake_server import eventually
 from fleet_scene import Scene
-from metrics_helpers import a_snapshot
-from prometheus_client.core import Metric
 
-from remote_server.admin.exposition import families
 from remote_server.cli.stats_lines import contents
 from remote_server.cli.sums import sum_of
 from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
@@ -59,18 +56,6 @@ def test_rates_are_shown_only_between_the_same_boots_of_the_same_servers():
     again = reply("3", 1.0, bytes_in=2 << 20)
     assert "/s" not in "\n".join(contents(sum_of({"a": a, "b": again}), before))
     assert "/s" not in "\n".join(contents(sum_of({"a": a}), before))
-
-
-def _one(name: str, found: list[Metric]) -> Metric:
-    (metric,) = (one for one in found if one.name == name)
-    return metric
-
-
-def test_metrics_have_the_name_and_how_many_lists_engines_have():
-    shown = a_snapshot(name="kvferry-3", fleets={"ab": ["one"], "cd": ["two"]})
-    found = list(families(shown, {}))
-    assert _one("kvferry_server_info", found).samples[0].labels["name"] == "kvferry-3"
-    assert _one("kvferry_server_lists", found).samples[0].value == 2
 
 
 def test_a_server_shows_its_name_and_the_lists_of_the_clients_that_are_connected(scene: Scene):

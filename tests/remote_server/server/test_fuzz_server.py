@@ -1,6 +1,8 @@
 """Whatever a client sends: one answer, never an internal error, and nothing is left behind."""
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import repeat
 from typing import NamedTuple
 
 from handler_bench import REGION_BYTES, HandlerBench
@@ -180,14 +182,18 @@ class Conversation:
             force=bool(say.b % 3 == 0), **about,
         )  # fmt: skip
 
-    def hear(self, client: bytes, frames: list[bytes]) -> None:
-        """The server handles it; when it refuses at once, nothing has changed."""
-        bench = self.bench
+    def expect(self, client: bytes, frames: list[bytes]) -> protocol.Request | None:
+        """What the server will find in them. From now on an answer is due."""
         request = request_in(frames)
         if request is not None:
             self.asked.setdefault(request.request_id, []).append(request)
         if not isinstance(request, Release):
             self.expected[client] += 1
+        return request
+
+    def hear(self, client: bytes, frames: list[bytes]) -> None:
+        """The server handles it; when it refuses at once, nothing has changed."""
+        bench, request = self.bench, self.expect(client, frames)
         before, known = bench.changes(), len(bench.send_queues.replies)
         bench.handle(client, frames)
         if kind_of(request) is SharedPut and reaches_outside(request):
@@ -201,6 +207,9 @@ class Conversation:
         if request is None:
             assert isinstance(bench.send_queues.replies[-1][1], Error), "nonsense was understood"
         bench.store.tier_stack.check()
+
+    def step(self, number: int) -> None:
+        """So many steps of what waits; here nothing does."""
 
     def do(self, what: str, a: int) -> None:
         bench, client = self.bench, CLIENTS[a % 2]
@@ -305,11 +314,10 @@ def request_in(frames: list[bytes]) -> protocol.Request | None:
     return request if isinstance(request, Put) or len(frames) == 2 else None
 
 
-@given(scripts, st.booleans())
-def converse(script, leave):
-    conversation = Conversation()
+def converse(conversation: Conversation, script, leave: bool, numbers: Iterable[int]) -> None:
+    """With so many steps behind each act."""
     try:
-        for act in script:
+        for act, number in zip(script, numbers, strict=False):
             match act:
                 case Say():
                     frames = spoil(conversation.build(act), act.program)
@@ -318,6 +326,7 @@ def converse(script, leave):
                     conversation.hear(client, frames)
                 case Do(what, a):
                     conversation.do(what, a)
+            conversation.step(number)
         if leave:
             conversation.leave()
         conversation.end()
@@ -325,5 +334,10 @@ def converse(script, leave):
         conversation.bench.close()
 
 
+@given(scripts, st.booleans())
+def converse_at_once(script, leave):
+    converse(Conversation(), script, leave, repeat(0))
+
+
 def test_whatever_is_said_to_a_server_is_answered_once_and_leaves_nothing_behind(fuzz):
-    fuzz.run(converse, examples=80)
+    fuzz.run(converse_at_once, examples=80)

@@ -6,11 +6,10 @@ import types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import spoil
-from test_fuzz_server import Conversation, Do, Raw, Say, request_in, scripts
+from test_fuzz_server import Conversation, converse, scripts
 
 from remote_server import turns
-from remote_server.protocol import Got, Release
+from remote_server.protocol import Got
 from remote_server.server import copier, dispatch, get, outgoing, put, serving
 from remote_server.server.serving import Serving
 from remote_server.store import gets
@@ -57,13 +56,13 @@ class InTurns(Conversation):
         if self.serving is None:  # messages before the beginning
             super().hear(client, frames)
             return
-        request = request_in(frames)
-        if request is not None:
-            self.asked.setdefault(request.request_id, []).append(request)
-        if not isinstance(request, Release):
-            self.expected[client] += 1
+        self.expect(client, frames)
         views = [memoryview(frame) for frame in frames]
         self.serving.take(self.tenant, client, views)
+
+    def do(self, what: str, a: int) -> None:
+        if what != "detach":  # its rows would be another's: what waits is refused, which is no news
+            super().do(what, a)
 
     def step(self, number: int) -> None:
         """So many steps of the request whose turn it is."""
@@ -81,27 +80,11 @@ class InTurns(Conversation):
 
 
 @given(scripts, st.lists(st.integers(0, 3), min_size=30, max_size=30), st.booleans())
-def converse(script, numbers, leave):
+def converse_in_turns(script, numbers, leave):
     conversation = InTurns()
-    try:
-        for act, number in zip(script, numbers, strict=False):
-            match act:
-                case Say():
-                    conversation.hear(act.client, spoil(conversation.build(act), act.program))
-                case Raw(client, frames):
-                    conversation.hear(client, frames)
-                case Do("detach", _):
-                    pass  # its rows would be another's: what waits is refused, which is no news
-                case Do(what, a):
-                    conversation.do(what, a)
-            conversation.step(number)
-        if leave:
-            conversation.leave()
-        conversation.end()
-        assert conversation.serving.num_bytes == 0
-    finally:
-        conversation.bench.close()
+    converse(conversation, script, leave, numbers)
+    assert conversation.serving.num_bytes == 0
 
 
 def test_requests_in_steps_are_answered_once_and_leave_nothing_behind(fuzz):
-    fuzz.run(converse, examples=80)
+    fuzz.run(converse_in_turns, examples=80)

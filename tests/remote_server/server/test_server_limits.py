@@ -1,7 +1,6 @@
 """What one client may take from the others: each limit refuses, counts, and leaves them alone."""
 
 from contextlib import suppress
-from functools import partial
 
 import pytest
 import zmq
@@ -13,11 +12,8 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Lookup, Touch, Welcome
 from remote_server.server import outgoing
 from remote_server.server.config import ServerConfig
-from remote_server.server.outgoing import take_batch
 from remote_server.server.server import Server
-from remote_server.server.streams import InMemory
 from remote_server.store import namespaces, tier_stack
-from remote_server.turns import to_end
 from remote_server.values import KiB, MiB
 
 pytestmark = pytest.mark.real_time
@@ -135,20 +131,6 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
     held = max(send_queue.reply_bytes for send_queue in waiting)
     assert 1 * MiB < held < 1 * MiB + 20 * KiB, "one more reply than it may hold"
     assert other.lookup([1]).states == ABSENT
-
-
-def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
-    server = start()
-    peer = Peer(context, server.endpoint)
-    peer.hello(block_bytes=256 * KiB)
-    peer.put(range(4), length=256 * KiB)
-    found = to_end(server.store.gets.get("ns", [key(number) for number in range(4)]))
-    stream = InMemory(found, server.store.memory)
-    left = []
-    while (batch := stream.next_batch(partial(take_batch, may_gather=True))) is not None:
-        left.append(stream.num_bytes)
-        server.store.memory.unpin_all(batch.blocks)
-    assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
 
 
 # ── connections ──────────────────────────────────────────────────────────────────────────────

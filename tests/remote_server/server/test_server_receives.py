@@ -1,15 +1,14 @@
-"""What a server takes of what is sent to it: frames, bytes that wait, and what libzmq holds."""
+"""What a server takes of what is sent to it: frames, and what libzmq holds."""
 
 import socket
 
 import pytest
 import zmq
-from gates import copies_held
-from wire_peer import BLOCK_BYTES, HandPeer, Peer, key
+from wire_peer import HandPeer, Peer, key
 
 from remote_server import protocol
 from remote_server.protocol import Error, Lookup
-from remote_server.server import copier, intake
+from remote_server.server import intake
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
@@ -94,47 +93,3 @@ def taken(peer: socket.socket, piece: bytes, *, at_most: int) -> int:
         except (ConnectionResetError, BrokenPipeError):
             return number
     return at_most
-
-
-# ── bytes that wait to be copied ─────────────────────────────────────────────────────────────
-
-
-def test_puts_beyond_what_a_connection_may_have_waiting_are_refused_and_others_are_taken(
-    server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-):
-    four = copier.waiting_bytes(4, 4 * BLOCK_BYTES)
-    monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", four)
-    greedy, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
-    greedy.hello()
-    with copies_held(server):
-        message, blocks = greedy.put_message(range(4))
-        greedy.send(message, *blocks)
-        refused, blocks = greedy.put_message([4])
-        assert greedy.ask(refused, *blocks).code == "too_much_in_flight"
-        other.send(*other_put(other))
-        other.stats_once(lambda stats: stats.tiers["memory"].pending == 5)
-        assert greedy.lookup([4]).states == bytes([0])
-    assert greedy.receive()[0].created == 4
-    assert other.receive()[0].created == 1
-    assert greedy.put([4]).created == 1
-
-
-def other_put(peer: Peer):
-    message, blocks = peer.put_message([9])
-    return message, *blocks
-
-
-def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
-    server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
-):
-    two = copier.waiting_bytes(2, 2 * BLOCK_BYTES)
-    monkeypatch.setattr(server.tenants[""].handlers.uncopied, "_most", two)
-    peers = [Peer(context, server.endpoint) for _ in range(3)]
-    peers[0].hello()
-    with copies_held(server):
-        for number, peer in enumerate(peers[:2]):
-            message, blocks = peer.put_message([number])
-            peer.send(message, *blocks)
-        peers[0].stats_once(lambda stats: stats.tiers["memory"].pending == 2)
-        message, blocks = peers[2].put_message([2])
-        assert peers[2].ask(message, *blocks).code == "too_much_in_flight"

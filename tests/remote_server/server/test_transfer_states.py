@@ -299,6 +299,25 @@ def test_a_put_with_a_wrong_checksum_keeps_its_other_blocks(bench, transport):
     assert bench.nothing_is_left()
 
 
+@pytest.mark.parametrize("limit", ["of one", "of all"])
+def test_a_put_beyond_what_may_wait_to_be_copied_is_refused(bench, limit, monkeypatch):
+    enough = copier.waiting_bytes(len(ALL), len(ALL) * LENGTH)
+    if limit == "of one":
+        monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", enough)
+    else:
+        monkeypatch.setattr(bench.handlers.uncopied, "_most", enough)
+    queued(bench, "tcp")
+    another = put_of("tcp", request_id=3, keys=[b"other %d" % n for n in ALL], checksums=[])
+    bench.handle(b"another", [*protocol.encode(another), *payload_of("tcp")])
+    assert bench.answers() == (1 if limit == "of one" else 2), "of another client"
+    bench.handle(CLIENT, [*protocol.encode(another), *payload_of("tcp")])
+    assert bench.last_reply().code == "too_much_in_flight"
+    assert bench.tier.stats().pending == len(ALL) * (2 if limit == "of one" else 1)
+    assert bench.nothing_is_left()
+    bench.run(another, *payload_of("tcp"))
+    assert bench.last_reply().total == len(ALL)
+
+
 @TURNS
 @pytest.mark.parametrize("withdraw", [lambda bench: bench.set_ticket(TICKET, 2), Bench.detach])
 def test_a_put_whose_ticket_or_region_is_taken_away_keeps_all_of_its_blocks_or_none(
@@ -474,11 +493,15 @@ def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench
 
 
 @pytest.mark.parametrize("kind", ["whole", "stream"])
-def test_what_waits_for_a_client_counts_against_what_it_may_have(bench, kind, monkeypatch):
-    monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", 11 * LENGTH)
+@pytest.mark.parametrize("room", [11, 16])  # with messages two gets have 12 and a bit
+def test_what_waits_for_a_client_counts_once_against_what_it_may_have(
+    bench, kind, room, monkeypatch
+):
+    monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", room * LENGTH)
     sending(bench, kind)
     bench.run(get_of(kind))
-    assert bench.last_reply().code == "too_much_in_flight"
+    code = "too_much_in_flight" if room < 2 * len(ALL) else None
+    assert getattr(bench.last_reply(), "code", None) == code
     assert bench.tier.stats().pinned == len(ALL)
     bench.settle()
     bench.run(get_of(kind))
