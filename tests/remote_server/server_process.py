@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,13 +56,6 @@ class ServerProcess:
         grown = self.private_bytes() - self.at_start
         self.most = max(self.most, grown)
         return grown
-
-    def wait_until_below(self, num_bytes: int) -> None:
-        """libzmq's thread frees what a closed socket held, some time after `close`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (grown := self.growth()) >= num_bytes:
-            assert time.monotonic() < deadline, f"{grown / MiB:.1f} MiB are held"
-            time.sleep(0.01)
 
     def close(self) -> None:
         self._popen.terminate()

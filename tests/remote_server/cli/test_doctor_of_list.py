@@ -2,23 +2,23 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fake_server import eventually
+from fleet_scene import Scene
 
 from remote_server.cli.__main__ import main
 from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.fleet.server_list import Member, ServerList, read_list
 from remote_server.protocol import StatsReply
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
+
+pytest_plugins = ["fleet_fixtures"]
 
 LIST = read_list(["tcp://a:1", "tcp://b:1"])
 A, B = LIST.members
@@ -63,19 +63,6 @@ def test_engines_with_this_list_are_good_and_no_engine_is_nothing():
 # ── the command ──────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[[str], Server]]:
-    with ExitStack() as stack:
-
-        def start(name: str) -> Server:
-            config = ServerConfig(
-                bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, name=name
-            )
-            return stack.enter_context(Server(config))
-
-        yield start
-
-
 def list_of(path: Path, **endpoints: str) -> str:
     path.write_text("\n".join(f"{one}?name={name}" for name, one in endpoints.items()))
     return f"file://{path}"
@@ -103,22 +90,20 @@ def bad_ones(found: dict[str, tuple[str, str]]) -> set[str]:
 
 
 def test_a_server_that_does_not_answer_and_one_of_another_name_are_bad(
-    start: Callable[[str], Server], doctor: Doctor, tmp_path: Path
+    scene: Scene, doctor: Doctor, tmp_path: Path
 ):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         lost = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        c, d = start("c").endpoint, start("d").endpoint
+        c, d = scene.start("c").endpoint, scene.start("d").endpoint
         status, found = doctor(list_of(tmp_path / "list", a=lost, b=c, d=d))
     assert status == 1 and bad_ones(found) == {"a: server", "b: name"}
     assert found["d: name"] == ("ok", "d, as in the list") and found["d: server"][0] == "ok"
     assert lost in found["a: server"][1] and "has the name c" in found["b: name"][1]
 
 
-def test_an_engine_with_another_list_is_bad(
-    start: Callable[[str], Server], doctor: Doctor, tmp_path: Path
-):
-    endpoints = {"a": start("a").endpoint, "b": start("b").endpoint}
+def test_an_engine_with_another_list_is_bad(scene: Scene, doctor: Doctor, tmp_path: Path):
+    endpoints = {"a": scene.start("a").endpoint, "b": scene.start("b").endpoint}
     here: ServerList = read_list(list_of(tmp_path / "list", **endpoints))
     there = read_list(["tcp://a:1", "tcp://c:1"])
     with ExitStack() as stack:

@@ -21,24 +21,20 @@ def stats(fingerprint, blocks=10, client="e1", engines=None, disk_blocks=0):
     )  # fmt: skip
 
 
-def test_another_dtype_is_named_with_both_values_and_how_much_is_missed():
-    known = {"a": stats(FACTS, 10, disk_blocks=5), "b": stats(FACTS | {"dtype": "half"}, 0, "e2")}
-    (gap,) = gaps_of("b", "e2", FACTS | {"dtype": "half"}, known)
-    assert gap.line() == (
-        "e2 cannot use the blocks of a (15 blocks): dtype is half here and bfloat16 there"
-    )
-
-
-def test_a_field_that_one_side_lacks_is_told_as_not_set():
-    known = {"a": stats(FACTS), "b": stats(FACTS | {"speculative": "eagle"}, 0, "e2")}
-    (gap,) = gaps_of("b", "e2", FACTS | {"speculative": "eagle"}, known)
-    assert "speculative is eagle here and not set there" in gap.line()
-
-
-def test_of_two_digests_it_is_only_told_that_they_differ_and_last():
-    here, there = {"dtype": "half", "a": "0" * 16}, {"dtype": "bfloat16", "a": "1" * 16}
-    (gap,) = gaps_of("mine", "e2", here, {"mine": stats(here, 0), "a": stats(there)})
-    assert gap.line().endswith(": dtype is half here and bfloat16 there, the digest of a differs")
+@pytest.mark.parametrize(
+    ("here", "there", "told"),
+    [
+        ({"dtype": "half"}, {}, "dtype is half here and bfloat16 there"),
+        ({"speculative": "eagle"}, {}, "speculative is eagle here and not set there"),
+        ({"dtype": "half", "a": "0" * 16}, {"a": "1" * 16},
+         "dtype is half here and bfloat16 there, the digest of a differs"),
+    ],
+)  # fmt: skip
+def test_each_field_that_differs_is_told_with_both_values_and_how_much_is_missed(here, there, told):
+    """Of two digests only that they differ, and last."""
+    known = {"a": stats(FACTS | there, 10, disk_blocks=5), "b": stats(FACTS | here, 0, "e2")}
+    (gap,) = gaps_of("b", "e2", FACTS | here, known)
+    assert gap.line() == f"e2 cannot use the blocks of a (15 blocks): {told}"
 
 
 def test_another_hash_seed_in_one_namespace_is_named():

@@ -17,7 +17,7 @@ import remote_server
 from remote_server import protocol
 from remote_server.client.channel import check_keys
 from remote_server.errors import LocalProtocolError
-from remote_server.protocol import Found, Get, Hello, Keep, Lookup, Put, Touch, Verify
+from remote_server.protocol import Get, Hello, Keep, Lookup, Put, Touch, Verify
 
 pytestmark = pytest.mark.real_time
 
@@ -205,13 +205,3 @@ def test_the_length_of_all_keys_is_known_and_a_key_that_no_message_carries_is_na
         for others in (0, 1, 3):
             with pytest.raises(LocalProtocolError, match=f"key {others} is not"):
                 check_keys([*[b"ab"] * others, bad, b"cd"])
-
-
-def test_a_wrong_state_is_no_answer(packs, fake, client):
-    fake.rules[Lookup] = lambda asked: fake.send(
-        asked,
-        Found(request_id=asked.message.request_id, epoch=fake.epoch, prefix=0, states=b"\2\3"),
-    )
-    before = client.counters()["protocol_errors"]
-    client.lookup(NAMESPACE, [client_key(1), client_key(2)], timeout_s=PATIENCE_S)
-    eventually(lambda: client.counters()["protocol_errors"] > before)

@@ -19,23 +19,16 @@ from remote_server.values import MiB
 pytestmark = pytest.mark.real_time
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def now() -> list[float]:
+    return [1000.0]
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def idle_server(clock):
+def idle_server(now):
     """Started, and not serving: the test runs the loop's parts by hand."""
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    server = Server(config, clock)
+    server = Server(config, lambda: now[0])
     server.start()
     yield server
     server.stop()
@@ -48,11 +41,11 @@ def put(server, key: bytes):
     return reserved.blocks[0]
 
 
-def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server, clock, caplog):
+def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server, now, caplog):
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
     idle_server._check_periodically(idle=True)
-    clock.now += loop_calls.CHECK_INTERVAL_S
+    now[0] += loop_calls.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=False)
     assert not caplog.records
     idle_server._check_periodically(idle=True)
@@ -61,24 +54,22 @@ def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server
     block.slab.tick_sum -= 1
 
 
-def test_the_check_is_left_out_when_it_would_keep_clients_waiting(idle_server, clock, monkeypatch):
+def test_the_check_is_left_out_when_it_would_keep_clients_waiting(idle_server, now, monkeypatch):
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
     monkeypatch.setattr(loop_calls, "CHECK_MAX_BLOCKS", 0)
-    clock.now += loop_calls.CHECK_INTERVAL_S
+    now[0] += loop_calls.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=True)
     assert idle_server.store.counters["failed_checks"] == 0
     block.slab.tick_sum -= 1
 
 
-def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(
-    idle_server, clock, caplog
-):
+def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(idle_server, now, caplog):
     with caplog.at_level(logging.INFO):
         put(idle_server, b"k")
         idle_server.store.gets.lookup("ns", [b"k", b"other"])
         for _ in range(3):
-            clock.now += loop_calls.REPORT_INTERVAL_S
+            now[0] += loop_calls.REPORT_INTERVAL_S
             idle_server._check_periodically(idle=False)
     assert len(caplog.records) == 1
     assert "memory 4.0 KiB of 16.0 MiB in 1 blocks" in caplog.text

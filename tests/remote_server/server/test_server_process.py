@@ -23,9 +23,9 @@ class Process:
     def __init__(self, *flags: str) -> None:
         self.popen = subprocess.Popen(
             [*COMMAND, *FREE_PORT, *flags],
+            text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.ready_line = self.popen.stdout.readline()
         self.endpoint = self.ready_line.split()[3]
