@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from disk_server import LENGTH, put_all, small_server
-from test_server_process import Process
+from test_server_process import start
 from wire_peer import Peer, block, key
 
 from remote_server.__main__ import main
@@ -14,6 +14,8 @@ from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
 
 pytestmark = pytest.mark.real_time
+
+assert start
 
 
 def test_a_namespace_found_on_disk_is_listed_before_anybody_says_hello(tmp_path, context):
@@ -61,39 +63,34 @@ def refused(capsys, *flags: str) -> str:
     return capsys.readouterr().err
 
 
-def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context, capsys):
+def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(
+    tmp_path, context, capsys, start
+):
     flags = ["--memory", "64MiB", "--disk", str(tmp_path), "--disk-bytes", "64MiB", "--no-populate"]
-    first = Process(*flags)
-    try:
-        assert "disk 64.0 MiB" in first.ready_line
-        peer = Peer(context, first.endpoint)
-        peer.hello(block_bytes=LENGTH)
-        peer.put(range(40), length=LENGTH)
-        peer.stats_once(lambda s: s.counters["disk_demoted"] == 40)
-        first.signal(signal.SIGKILL)
-        first.ended()
-        second = Process(*flags)
-    finally:
-        first.popen.kill()
-    try:
-        peer = Peer(context, second.endpoint)
-        stats = peer.stats_once(lambda s: s.counters["disk_recovered"] == 40)
-        assert stats.tiers["memory"].blocks == 0
-        get = Get(request_id=peer.next_id(), namespace="ns", keys=[key(3)], stream=False)
-        assert isinstance(peer.ask(get), Got), "before anybody said hello"
-        mismatch = peer.hello(block_bytes=2 * LENGTH)
-        assert isinstance(mismatch, Error) and mismatch.code == "block_bytes_mismatch"
-        peer.hello(block_bytes=LENGTH)
-        assert peer.lookup(range(41)).prefix == 40
-        got, arrived = peer.get(range(40))
-        assert got.hit == 40
-        assert [data for _, data in sorted(arrived)] == [block(n, LENGTH) for n in range(40)]
-        assert "in use by another server" in refused(capsys, *flags)
-        second.signal(signal.SIGTERM)
-        assert second.ended()[0] == 0
-    finally:
-        second.popen.kill()
-        second.popen.communicate()
+    first = start(*flags)
+    assert "disk 64.0 MiB" in first.ready_line
+    peer = Peer(context, first.endpoint)
+    peer.hello(block_bytes=LENGTH)
+    peer.put(range(40), length=LENGTH)
+    peer.stats_once(lambda s: s.counters["disk_demoted"] == 40)
+    first.signal(signal.SIGKILL)
+    first.ended()
+    second = start(*flags)
+    peer = Peer(context, second.endpoint)
+    stats = peer.stats_once(lambda s: s.counters["disk_recovered"] == 40)
+    assert stats.tiers["memory"].blocks == 0
+    get = Get(request_id=peer.next_id(), namespace="ns", keys=[key(3)], stream=False)
+    assert isinstance(peer.ask(get), Got), "before anybody said hello"
+    mismatch = peer.hello(block_bytes=2 * LENGTH)
+    assert isinstance(mismatch, Error) and mismatch.code == "block_bytes_mismatch"
+    peer.hello(block_bytes=LENGTH)
+    assert peer.lookup(range(41)).prefix == 40
+    got, arrived = peer.get(range(40))
+    assert got.hit == 40
+    assert [data for _, data in sorted(arrived)] == [block(n, LENGTH) for n in range(40)]
+    assert "in use by another server" in refused(capsys, *flags)
+    second.signal(signal.SIGTERM)
+    assert second.ended()[0] == 0
 
 
 def test_an_impossible_disk_is_told_at_start(tmp_path, capsys):
