@@ -257,3 +257,24 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
         assert server._auth.num_connections <= 8 + 10
         for peer in silent:
             peer.close()
+
+
+def test_connections_of_one_moment_are_no_more_than_may_be(context: zmq.Context):
+    """Each was let in while there was room for one; those beyond are closed, and refused when
+    they come again."""
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=4
+    )
+    with Server(config) as server:
+        own = zmq.Context()
+        peers = [Peer(own, server.endpoint) for _ in range(12)]
+        for peer in peers:
+            peer.send(protocol.Stats(request_id=1))
+        deadline = time.monotonic() + PATIENCE_S
+        while server._auth.counters["peers_refused_connections"] < 8:
+            assert time.monotonic() < deadline, server._auth.counters
+            time.sleep(0.01)
+        while sum(server._auth.connections.by_tenant.values()) != 4:
+            assert time.monotonic() < deadline, server._auth.connections.by_tenant
+            time.sleep(0.01)
+        own.destroy(linger=0)

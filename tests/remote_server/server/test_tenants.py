@@ -8,6 +8,7 @@ import pytest
 import zmq
 from descriptors import open_fds
 from fake_server import eventually
+from gates import copies_held
 from shared_messages import shared_get, shared_put
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
@@ -327,8 +328,12 @@ def test_a_server_that_cannot_start_for_one_tenant_holds_nothing_of_the_others(t
 def test_what_connections_hold_is_shown_by_tenant(tenancy):
     tenancy.write(a='memory = "4MiB"', b='memory = "4MiB"')
     server = tenancy.start()
-    tenancy.peer("a").hello(fingerprint={"model": "m"})
-    tenancy.peer("b").stats()
+    a, b = tenancy.peer("a"), tenancy.peer("b")
+    a.hello(fingerprint={"model": "m"})
     assert not server._serving._is_fair_already, "their requests take turns"
-    held = server.loop_calls.call(server.snapshot).result(30).held
+    with copies_held(server):
+        a.put([1], deferred=True)
+        b.stats()
+        held = server.loop_calls.call(server.snapshot).result(30).held
     assert held["a"].fingerprints > held["b"].fingerprints == 0
+    assert held["a"].uncopied == held["a"].largest[0].uncopied > held["b"].uncopied == 0
