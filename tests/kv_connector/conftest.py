@@ -1,9 +1,26 @@
-"""For the tests that break what the engine calls."""
+"""Fixtures that several files use."""
 
 import logging
 from collections.abc import Callable, Iterator
 
 import pytest
+from canary_host import make_host, server
+from laid_out_worker import make_worker
+from modelless_engine import make
+from real_connector import hybrid
+from scripted_client import Clock, Engine
+
+__all__ = ["hybrid", "make", "make_host", "make_worker", "server"]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
-from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import (
     FerryWorkerMetadata,
@@ -85,6 +84,4 @@ class Connector:
 
     @property
     def errors(self) -> int:
-        totals = self.engine.tier.counters.totals().items()
-        counted = sum(n for (name, _), n in totals if name == metrics.HOOK_ERRORS)
-        return counted
+        return sum(self.engine.hook_errors().values())

@@ -1,6 +1,7 @@
 """A worker whose KV cache vLLM has allocated, in a layout and with groups of a test's choice."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,29 @@ class Worker:
         self.connector.shutdown()
 
 
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
 def make_worker(
-    model: Path, folder: Path, patch: pytest.MonkeyPatch, layout: str, groups: Sequence[Layers]
-) -> Worker:
-    patch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
-    config, cache = configs_of(model, folder / "engine", patch, groups, layout=layout, server=None)
-    return Worker(config, cache, layout)
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeWorker]:
+    """A maker of workers in a layout and with groups of the caller's choice, which end with the
+    test."""
+    monkeypatch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
+    made: list[Worker] = []
+    folders = (tmp_path / f"engine {number}" for number in itertools.count())
+
+    def make(layout: str, groups: Sequence[Layers], *, rank: int = 0, ranks: int = 1) -> Worker:
+        config, cache = configs_of(
+            model, next(folders), monkeypatch, groups, layout=layout, server=None
+        )
+        parallel = config.parallel_config
+        parallel.tensor_parallel_size = parallel.world_size = ranks
+        parallel.rank = rank
+        made.append(Worker(config, cache, layout))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.shutdown()

@@ -267,3 +267,11 @@ def modelless_engines(
     finally:
         for engine in made:
             engine.shutdown()
+
+
+@pytest.fixture
+def make(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> Iterator[Make]:
+    with modelless_engines(model, tmp_path, monkeypatch, clock=clock) as make:
+        yield make

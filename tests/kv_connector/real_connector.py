@@ -108,6 +108,22 @@ def real_connector(
         connector.shutdown()
 
 
+HYBRID = (group_of(0, FULL), group_of(1, RECURRENT))
+"""Groups for which vLLM reads the most of a request's parameters, and stores the part of a block at
+the end of a prompt."""
+
+
+@pytest.fixture(scope="module")
+def hybrid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
+    folder = tmp_path_factory.mktemp("engines") / "one"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        real_connector(model, folder, patch, HYBRID, match_unit=BLOCK // 2) as made,
+    ):
+        assert made.scheduler.config.supports_partial_tail
+        yield made
+
+
 def request_of(
     connector: KVFerryConnector, name: str, num_tokens: int, params: Any = None, **more: Any
 ) -> Request:

@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, 
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
+from kv_connector import metrics
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
 from remote_server.protocol import Found, Hint, KeyState, PutOutcome, Stretch
@@ -197,7 +198,38 @@ TOKENS_PER_BLOCK = 32
 GROUPS = (OffloadingGroupConfig(TOKENS_PER_BLOCK, ("layer",), 0),)
 
 
-class Engine:
+def spec_of_tier(engine: str = "engine", **parallel: int) -> Any:
+    """What the tier sees of vLLM's offloading spec."""
+    parallel_config = SimpleNamespace(world_size=1, **parallel)
+    return SimpleNamespace(
+        tokens_per_block=(TOKENS_PER_BLOCK,),
+        blocks_per_chunk=1,
+        cpu_page_size_per_worker=BLOCK_BYTES,
+        replicated_layout=False,
+        config=SimpleNamespace(engine_id=engine, parallel=parallel_config, groups=GROUPS),
+    )
+
+
+class Counted:
+    """What a tier counts."""
+
+    tier: RemoteTier
+
+    def counted(self, metric: str, label: str = "") -> int:
+        return self.tier.counters.totals().get((metric, label), 0)
+
+    def hook_errors(self) -> dict[tuple[str, str], int]:
+        totals = self.tier.counters.totals()
+        return {key: n for key, n in totals.items() if key[0] == metrics.HOOK_ERRORS}
+
+    def collect(self) -> dict[str, Any]:
+        """The metrics as vLLM collects them: by name, the values by their labels."""
+        stats = self.tier.get_stats()
+        assert stats is not None
+        return dict(stats.data["data"])
+
+
+class Engine(Counted):
     """The part of vLLM that a tier meets: a pool, a spec, requests and jobs."""
 
     def __init__(
@@ -210,17 +242,8 @@ class Engine:
     ) -> None:
         self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
         self.clock = Clock()
-        spec = SimpleNamespace(
-            tokens_per_block=(TOKENS_PER_BLOCK,),
-            blocks_per_chunk=1,
-            cpu_page_size_per_worker=BLOCK_BYTES,
-            replicated_layout=False,
-            config=SimpleNamespace(
-                engine_id="engine", parallel=SimpleNamespace(world_size=1), groups=GROUPS
-            ),
-        )
         self.tier = RemoteTier(
-            spec,  # type: ignore[arg-type]
+            spec_of_tier(),
             memoryview(self.pool),
             "RemoteTier",
             sees_everything=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelless_engine import ModellessEngine, modelless_engines
+from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from vllm.lora.request import LoRARequest
 
@@ -29,11 +29,10 @@ def write(folder: Path, content: str) -> LoRARequest:
 
 
 @pytest.fixture
-def engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with modelless_engines(model, tmp_path, monkeypatch) as make:
-        engine = make()
-        yield engine
-        assert not engine.hook_errors()
+def engine(make: Make) -> Iterator[ModellessEngine]:
+    engine = make()
+    yield engine
+    assert not engine.hook_errors()
 
 
 def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int | None]:

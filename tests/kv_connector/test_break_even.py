@@ -183,11 +183,6 @@ def test_ends_that_never_come_do_not_pile_up():
 # ── in the tier ──────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
 def measured(engine: Engine, *, load_s: float, prefill_tokens_per_s: float = 1000.0) -> None:
     """Loads of one block that take `load_s`, each for a request of its own."""
     for i in range(LEAST_SAMPLES):
@@ -215,7 +210,7 @@ def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engin
     engine.step()
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert engine.client.count("lookup") == asked
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "break_even"] == 8
+    assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
 
 
 def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: Engine):
@@ -235,7 +230,7 @@ def test_an_answer_that_leaves_too_little_to_be_worth_it_is_not_loaded(engine: E
         engine.tier.break_even.link.lookup_took(0.040)
     context, keys = engine.ask("r", 20, READABLE, *[ABSENT] * 19)
     assert engine.lookup(context, keys) == ["MISS"] * 20
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "break_even"] == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 1
 
 
 def test_a_server_that_comes_back_is_measured_anew(engine: Engine):
@@ -257,14 +252,10 @@ def test_loads_that_were_cancelled_or_found_nobody_measure_nothing(engine: Engin
 
 
 def test_the_speeds_are_gauges_once_they_are_known(engine: Engine):
-    stats = engine.tier.get_stats()
-    assert stats is not None
     speeds = {metrics.LINK_SPEED, metrics.LOOKUP_SECONDS, metrics.PREFILL_SPEED}
-    assert not speeds & set(stats.data["data"])
+    assert speeds.isdisjoint(engine.collect())
     measured(engine, load_s=0.1)
-    stats = engine.tier.get_stats()
-    assert stats is not None
-    gauges = {name: stats.data["data"][name] for name in speeds}
+    gauges = {name: values for name, values in engine.collect().items() if name in speeds}
     gauges = {name: of_name.get((), of_name.get(("",))) for name, of_name in gauges.items()}
     assert gauges[metrics.LINK_SPEED] == pytest.approx(BLOCK_BYTES / 0.1, rel=0.01)
     assert gauges[metrics.PREFILL_SPEED] == pytest.approx(1000)
@@ -275,11 +266,9 @@ def test_the_speeds_are_gauges_once_they_are_known(engine: Engine):
 
 
 def waits(engine: Engine) -> list[tuple[float, float]]:
-    stats = engine.tier.get_stats()
-    assert stats is not None
+    stats = engine.collect()
     seconds, steps = (
-        stats.data["data"].get(name, {}).get((), [])
-        for name in (metrics.WAIT_SECONDS, metrics.WAIT_STEPS)
+        stats.get(name, {}).get((), []) for name in (metrics.WAIT_SECONDS, metrics.WAIT_STEPS)
     )
     return [(pytest.approx(s), n) for s, n in zip(seconds, steps, strict=True)]
 

@@ -14,11 +14,6 @@ ABSENT, PENDING, READABLE = KeyState
 SLOW_STEP_S = 0.5
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
 @pytest.mark.parametrize("steps_between_looks", [1, 40])
 def test_a_block_that_the_server_holds_is_a_hit_however_late_the_engine_uses_the_answer(
     engine: Engine, steps_between_looks: int
@@ -40,7 +35,7 @@ def test_a_row_that_left_the_pool_while_the_engine_was_busy_is_loaded_again_but_
         engine.step()
         answers.append(engine.lookup(context, keys))
     assert answers == [["HIT"] * 2] * MOST_LOADS_OF_A_KEY + [["MISS"] * 2]
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "evicted_again"] == 2
+    assert engine.counted(metrics.MISSED_BLOCKS, "evicted_again") == 2
 
 
 def test_a_block_that_another_engine_is_writing_is_waited_for_in_steps_that_ask(engine: Engine):
@@ -54,7 +49,7 @@ def test_a_block_that_another_engine_is_writing_is_waited_for_in_steps_that_ask(
     engine.client.last("lookup").found(PENDING)
     engine.clock.now += SLOW_STEP_S
     assert engine.lookup(context, keys) == ["MISS"], "now it was asked for, and owed"
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "budget_spent"] == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 1
 
 
 def test_a_preempted_request_asks_again(engine: Engine):
@@ -73,7 +68,7 @@ def test_a_miss_is_counted_once_however_often_the_engine_looks(engine: Engine):
     for _ in range(10):
         assert engine.lookup(context, keys) == ["MISS"]
         engine.step()
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "absent"] == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "absent") == 1
 
 
 def test_an_answer_to_a_question_from_before_a_reset_is_dropped(engine: Engine):
@@ -118,7 +113,7 @@ def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_la
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
     engine.step()
     assert engine.client.count("lookup") == 2
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "lookup_late"] == 3
+    assert engine.counted(metrics.MISSED_BLOCKS, "lookup_late") == 3
 
 
 def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used(engine: Engine):
@@ -273,7 +268,7 @@ def test_a_burst_of_long_prompts_is_asked_for_in_turn_without_a_walk(
             question.found(*[READABLE] * 5)
     assert asked == [2, 4, 6]
     assert all(not engine.tier.still_waits(name) for name in names)
-    assert engine.tier.counters.totals().get((metrics.MISSED_BLOCKS, "budget_spent"), 0) == 0
+    assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 0
 
 
 # ── more prompts than the pool holds ─────────────────────────────────────────────────────

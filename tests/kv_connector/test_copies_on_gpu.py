@@ -3,16 +3,11 @@
 vLLM's own worker of a GPU copies, on streams that run nothing before it must.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from gpu_stand_in import Gpu, Stream, use_gpu
-from laid_out_worker import HYBRIDS, Worker, make_worker
-from real_connector import FULL, Layers, configs_of, group_of
-from test_self_test import be_patient
-from tiered_engine import serve
+from laid_out_worker import HYBRIDS, MakeWorker, Worker
+from real_connector import FULL, Layers, group_of
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
 from kv_connector.self_test import Outcome, Report, run_self_test
@@ -26,32 +21,9 @@ STRANGER, OWN = 0x11, 0x22
 CACHES = {"one group": ONE_GROUP, **HYBRIDS}
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, and time for it to answer on any machine."""
-    be_patient(monkeypatch)
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture(params=[False, True], ids=["late copies", "eager copies"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return use_gpu(monkeypatch, eager=request.param)
-
-
-@pytest.fixture
-def make(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Worker]]:
-    made: list[Worker] = []
-
-    def make(layout: str, groups: list[Layers]) -> Worker:
-        made.append(make_worker(model, tmp_path, monkeypatch, layout, groups))
-        return made[-1]
-
-    yield make
-    for worker in made:
-        worker.shutdown()
 
 
 def canary(worker: Worker, server: Server) -> Report:
@@ -60,9 +32,9 @@ def canary(worker: Worker, server: Server) -> Report:
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_it_passes_and_restores_what_it_borrowed(
-    make: Callable[..., Worker], gpu: Gpu, server: Server, cache: str
+    make_worker: MakeWorker, gpu: Gpu, server: Server, cache: str
 ):
-    worker = make(*CACHES[cache])
+    worker = make_worker(*CACHES[cache])
     memory = worker.backing()
     memory[:] = np.random.default_rng(1).integers(-128, 128, len(memory), np.int8)
     before, rows = memory.copy(), worker.rows.copy()
@@ -72,36 +44,28 @@ def test_it_passes_and_restores_what_it_borrowed(
 
 
 def test_a_copy_that_does_not_wait_for_its_writes_fails_it(
-    make: Callable[..., Worker], server: Server, monkeypatch: pytest.MonkeyPatch
+    make_worker: MakeWorker, server: Server, monkeypatch: pytest.MonkeyPatch
 ):
     use_gpu(monkeypatch, eager=True)
     monkeypatch.setattr(Stream, "wait_stream", lambda *_: None)
-    report = canary(make(*ONE_GROUP), server)
+    report = canary(make_worker(*ONE_GROUP), server)
     assert report.outcome is Outcome.FAILED and report.miscopied
 
 
 def test_a_copy_that_is_not_waited_for_does_not_pass_it(
-    make: Callable[..., Worker], server: Server, monkeypatch: pytest.MonkeyPatch
+    make_worker: MakeWorker, server: Server, monkeypatch: pytest.MonkeyPatch
 ):
     use_gpu(monkeypatch)
-    worker = make(*ONE_GROUP)
+    worker = make_worker(*ONE_GROUP)
     monkeypatch.setattr(CPUOffloadingWorker, "wait", lambda *_: None)
     assert canary(worker, server).outcome is Outcome.BROKEN
 
 
 def test_a_second_rank_clears_nothing_of_the_first_one(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     use_gpu(monkeypatch)
-    layout, groups = HYBRIDS["a group with fewer layers"]
-    monkeypatch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
-    config, cache = configs_of(
-        model, tmp_path / "engine", monkeypatch, groups, layout=layout, server=None
-    )
-    parallel = config.parallel_config
-    parallel.tensor_parallel_size = parallel.world_size = 2
-    parallel.rank = 1
-    worker = Worker(config, cache, layout)
+    worker = make_worker(*HYBRIDS["a group with fewer layers"], rank=1, ranks=2)
     own = worker.spec._place_of(1)
     rows = worker.spec._region.base_tensor.numpy().reshape(own.num_rows, own.stride)
     assert (own.rank, own.start) == (1, own.num_bytes) and own.stride >= 2 * own.num_bytes
@@ -114,5 +78,3 @@ def test_a_second_rank_clears_nothing_of_the_first_one(
     assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {
         0: own.num_bytes - num_own, OWN: num_own,
     }  # fmt: skip
-    del rows
-    worker.shutdown()

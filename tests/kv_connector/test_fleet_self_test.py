@@ -2,15 +2,15 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canary_host import MakeHost, be_patient, damage
 from scripted_client import Clock, Engine
 from scripted_fleet import fleet_engine
-from test_self_test import Host, be_patient, make_host  # noqa: F401
 from tiered_engine import serve
 
 from examples.processes import free_port
@@ -20,12 +20,9 @@ from kv_connector.introduction import Introduction, Reports, WorkerReport
 from kv_connector.self_test import Outcome, Report
 from remote_server.client import ClientConfig
 from remote_server.server.server import Server
-from remote_server.store.gets import Pinned
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
-
-MakeHost = Callable[..., Host]
 
 
 @pytest.fixture
@@ -42,21 +39,9 @@ def to(servers: dict[str, Server]) -> dict[str, ClientConfig]:
     }
 
 
-def damage(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block that it returns has a wrong byte."""
-    find = server.store.gets.find
-
-    def damaged(*args: Any, **given: Any) -> Any:
-        found = yield from find(*args, **given)
-        assert isinstance(found, Pinned)
-        for block in found.blocks:
-            server.store.memory.view(block)[5] ^= 1
-        return found
-
-    monkeypatch.setattr(server.store.gets, "find", damaged)
-
-
-def test_every_server_is_tested_once_and_keeps_nothing(servers, make_host: MakeHost):  # noqa: F811
+def test_every_server_is_tested_once_and_keeps_nothing(
+    servers: dict[str, Server], make_host: MakeHost
+):
     report = run_self_tests(make_host().stage, to(servers))
     assert report == Report(Outcome.PASSED, "3 servers passed, 0 did not answer")
     for server in servers.values():
@@ -67,10 +52,7 @@ def test_every_server_is_tested_once_and_keeps_nothing(servers, make_host: MakeH
 
 @pytest.mark.parametrize("wrong", ["a", "c"])
 def test_the_server_that_returns_other_bytes_is_named_and_the_others_pass(
-    servers,
-    make_host: MakeHost,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: str,
+    servers: dict[str, Server], make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, wrong: str
 ):
     damage(servers[wrong], monkeypatch)
     report = run_self_tests(make_host().stage, to(servers))
@@ -80,9 +62,7 @@ def test_the_server_that_returns_other_bytes_is_named_and_the_others_pass(
 
 
 def test_the_test_fails_when_every_server_does(
-    servers,
-    make_host: MakeHost,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    servers: dict[str, Server], make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     for server in servers.values():
         damage(server, monkeypatch)
@@ -90,7 +70,9 @@ def test_the_test_fails_when_every_server_does(
     assert report.outcome is Outcome.FAILED and not report.miscopied
 
 
-def test_a_wrong_copy_in_the_engine_is_no_servers_fault(servers, make_host: MakeHost):  # noqa: F811
+def test_a_wrong_copy_in_the_engine_is_no_servers_fault(
+    servers: dict[str, Server], make_host: MakeHost
+):
     host = make_host()
     load = host.worker.submit_load
 
@@ -105,8 +87,7 @@ def test_a_wrong_copy_in_the_engine_is_no_servers_fault(servers, make_host: Make
 
 
 def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(
-    make_host: MakeHost,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     """The time goes on once the fourth one has been tested, which takes as long as it takes."""
     be_patient(monkeypatch)
@@ -140,8 +121,7 @@ def test_servers_that_are_not_there_or_silent_cost_the_time_of_one(
 
 
 def test_a_list_of_absent_servers_is_skipped_without_waiting(
-    make_host: MakeHost,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     be_patient(monkeypatch)
     configs = {name: ClientConfig(f"tcp://127.0.0.1:{free_port()}") for name in "ab"}

@@ -28,16 +28,6 @@ def reply(asked: Asked, *states: int) -> None:
         asked.on_late(found)
 
 
-def counted(engine: Engine, metric: str, label: str = "") -> int:
-    return engine.tier.counters.totals().get((metric, label), 0)
-
-
-def gauges(engine: Engine) -> dict[str, Any]:
-    stats = engine.tier.get_stats()
-    assert stats is not None
-    return dict(stats.data["data"])
-
-
 # ── lookups ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -51,11 +41,11 @@ def test_what_no_server_answered_is_a_miss_and_what_others_found_is_used(
     context, keys = engine.ask("r", 4)
     reply(engine.client.last("lookup"), READABLE, READABLE, state, READABLE)
     assert engine.lookup(context, keys)[:3] == ["HIT", "HIT", "MISS"]
-    assert counted(engine, metrics.MISSED_BLOCKS, reason) == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, reason) == 1
     engine.tier.admitted("r", keys[:2], 64)
-    assert counted(engine, metrics.PREFIX_CUTS, cut) == 1
+    assert engine.counted(metrics.PREFIX_CUTS, cut) == 1
     engine.tier.admitted("r", keys[:2], 64)
-    assert counted(engine, metrics.PREFIX_CUTS, cut) == 1, "a request counts once"
+    assert engine.counted(metrics.PREFIX_CUTS, cut) == 1, "a request counts once"
 
 
 def test_rows_behind_a_missing_one_take_no_room_in_the_pool(engine: Engine):
@@ -100,7 +90,7 @@ def test_a_hole_is_an_eviction_and_the_end_of_what_was_stored_is_none(engine: En
         reply(engine.client.last("lookup"), *states)
         engine.lookup(context, keys)
         engine.tier.admitted(name, keys[:1], 32)
-    assert counted(engine, metrics.PREFIX_CUTS, "evicted") == 1
+    assert engine.counted(metrics.PREFIX_CUTS, "evicted") == 1
 
 
 def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_once(
@@ -109,9 +99,9 @@ def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_o
     context, keys = engine.ask("r", 3)
     reply(engine.client.last("lookup"), READABLE, ABSENT_SO_FAR, READABLE)
     assert engine.lookup(context, keys)[:2] == ["HIT", "MISS"]
-    assert counted(engine, metrics.MISSED_BLOCKS, "absent") == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "absent") == 1
     engine.tier.admitted("r", keys[:1], 32)
-    assert counted(engine, metrics.PREFIX_CUTS, "dead") == 1
+    assert engine.counted(metrics.PREFIX_CUTS, "dead") == 1
     engine.clock.now += ASK_AGAIN_S
     engine.step()
     assert engine.client.count("lookup") == 1, "a server may be away for long"
@@ -155,7 +145,7 @@ def test_the_keys_of_a_slow_server_are_computed_and_the_others_are_loaded():
     assert engine.client.last("lookup").keys == keys, "one server is worth the query"
     reply(engine.client.last("lookup"), *[READABLE] * 20)
     assert engine.lookup(context, keys) == ["HIT"] * 12 + ["MISS"] * 8
-    assert counted(engine, metrics.MISSED_BLOCKS, "break_even") == 8
+    assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
 
 
 def test_a_small_share_of_a_slow_server_is_loaded_while_the_others_send():
@@ -187,7 +177,7 @@ def test_each_server_has_its_gauges_and_the_list_its_size():
     engine = fleet_engine()
     measured(engine, a=10e6, b=10_000.0)
     engine.client.away.add("c")
-    seen = gauges(engine)
+    seen = engine.collect()
     assert seen[metrics.FLEET_SIZE] == {(): 3}
     assert seen[metrics.SERVER_READY] == {("a",): 1, ("b",): 1, ("c",): 0}
     assert seen[metrics.BREAKER_STATE] == {("a",): 0, ("b",): 0, ("c",): 0}
@@ -265,7 +255,7 @@ def test_keys_that_no_server_takes_wait_until_one_comes_back(engine: Engine):
         engine.clock.now += 60
     assert len(engine.tier._backfill.backlog) == 0
     assert not engine.tier.has_pending_work()
-    assert counted(engine, metrics.BACKFILL_BLOCKS, "gave_up") == 0
+    assert engine.counted(metrics.BACKFILL_BLOCKS, "gave_up") == 0
     asked_before = engine.client.count("lookup")
     engine.client.away.add("c")
     engine.tier.serve_external_requests(pool)

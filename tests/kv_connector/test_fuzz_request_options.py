@@ -5,16 +5,13 @@ from the server. vLLM's own scheduler half reads the same parameters behind ours
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
+from real_connector import BLOCK, empty_step, request_of
 from scripted_client import ScriptedClient
 
 from kv_connector import metrics
@@ -60,30 +57,11 @@ bodies = values | st.fixed_dictionaries(
 ADAPTER = SimpleNamespace(lora_name="a", lora_path="/none")
 
 
-@pytest.fixture(scope="module")
-def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
-    """Its groups are those for which vLLM reads the most of a request's parameters."""
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("kv_connector.config.logger.warning", lambda *_: None)
-        yield stack.enter_context(
-            real_connector(
-                model,
-                tmp_path_factory.mktemp("engines") / "one",
-                patch,
-                (group_of(0, FULL), group_of(1, RECURRENT)),
-                match_unit=BLOCK // 2,
-            )
-        )
-
-
-def labels_of(connector: KVFerryConnector) -> set[str]:
-    assert connector._remote is not None
-    return {label for (_, label), _ in connector._remote.counters.totals().items()}
-
-
-def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector, fuzz: Any):
-    assert connector.scheduler.config.supports_partial_tail
-    tier: Any = connector._remote
+def test_no_body_raises_in_a_hook_or_names_a_metric(
+    hybrid: KVFerryConnector, fuzz: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("kv_connector.config.logger.warning", lambda *_: None)
+    tier: Any = hybrid._remote
     tier.declare("model", {"model": "m"})
     client = ScriptedClient.latest
     count = 0
@@ -93,43 +71,30 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
         nonlocal count
         count += 1
         name = f"request {count}"
-        request: Any = request_of(connector, name, 3 * BLOCK + 5, json.loads(json.dumps(body)))
+        request: Any = request_of(hybrid, name, 3 * BLOCK + 5, json.loads(json.dumps(body)))
         request.lora_request = ADAPTER if adapter else None
         client.asked.clear()
-        connector.on_new_request(request)
+        hybrid.on_new_request(request)
         assert request.kv_transfer_params is None or isinstance(request.kv_transfer_params, dict)
         bypass = bypass_of(request.kv_transfer_params)
         assert (bypass is not None) == (adapter or not readable(body))
-        connector.get_num_new_matched_tokens(request, 0)
-        status = connector.scheduler._req_status[name]
+        hybrid.get_num_new_matched_tokens(request, 0)
+        status = hybrid.scheduler._req_status[name]
         status.update_block_id_groups(([1, 2, 3, 4], [0, 0, 0, 5]))
-        connector.build_connector_meta(
+        hybrid.build_connector_meta(
             empty_step({} if boundary is None else {name: [(1, 6, boundary)]})
         )
-        store_a_row(connector, status)
+        store_a_row(hybrid, status)
         assert not (bypass and client.asked), "a request that must not use the server used it"
-        connector.request_finished(request, [])
-        connector.reset_cache()
-        connector.get_kv_connector_stats()
+        hybrid.request_finished(request, [])
+        hybrid.reset_cache()
+        hybrid.get_kv_connector_stats()
 
     fuzz.run(serve, examples=25)
-    known = {
-        *map(str, Missed),
-        *map(str, Bypass),
-        *map(str, BadHint),
-        *map(str, AdapterState),
-        OLD_KV,
-        "",
-        "unavailable",
-        "pinned_rows",
-        "draining",
-    }
-    known |= {
-        "partial_block",
-        *ScriptedClient.latest.counters(),
-        *metrics.INTEGRITY_REASONS.values(),
-    }
-    assert labels_of(connector) <= known
+    known = {name for kind in (Missed, Bypass, BadHint, AdapterState) for name in map(str, kind)}
+    known |= {OLD_KV, "", "unavailable", "pinned_rows", "draining", "partial_block"}
+    known |= {*client.counters(), *metrics.INTEGRITY_REASONS.values()}
+    assert {label for _, label in tier.counters.totals()} <= known
     assert not [key for key in tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
 
 

@@ -71,9 +71,7 @@ def test_a_hint_that_cannot_be_read_is_counted_by_reason_and_logged_once(
         for number, options in enumerate(bad):
             context, keys = engine.request(f"{number}", 2, kvferry=options)
             assert engine.lookup(context, keys) == ["RETRY"] * 2
-    totals = engine.tier.counters.totals()
-    assert totals[metrics.BAD_HINTS, "returns"] == 2
-    assert totals[metrics.BAD_HINTS, "alone"] == 1
+    assert [engine.counted(metrics.BAD_HINTS, why) for why in ("returns", "alone")] == [2, 1]
     lines = [one.getMessage() for one in caplog.records if one.name == "vllm.kvferry.hints"]
     assert len(lines) == 2 and "(returns)" in lines[0] and "(alone)" in lines[1]
     engine.step()
@@ -85,4 +83,4 @@ def test_parameters_of_any_shape_are_no_hint(params: Any):
     assert hint_in(params) is None
     engine = Engine()
     engine.tier.on_new_request(ReqContext("odd", kv_transfer_params=params))
-    assert not [key for key in engine.tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
+    assert not engine.hook_errors()

@@ -20,7 +20,6 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 
-from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
 from kv_connector.host_worker import HostWorker
 from kv_connector.remote_tier import RemoteTier
@@ -92,8 +91,7 @@ class Tier:
 
     @property
     def errors(self) -> int:
-        totals = self.engine.tier.counters.totals()
-        return sum(n for (name, _), n in totals.items() if name == metrics.HOOK_ERRORS)
+        return sum(self.engine.hook_errors().values())
 
 
 @pytest.mark.parametrize("hook", hooks_of(RemoteTier))

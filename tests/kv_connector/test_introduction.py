@@ -113,7 +113,7 @@ def test_a_request_waits_no_longer_than_its_budget(ours: Introduced):
         ours.engine.clock.now += 0.04
     assert not ours.engine.tier.still_waits("r")
     assert ours.look() == ["MISS", "MISS"]
-    assert ours.engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "unavailable"] == 2
+    assert ours.engine.counted(metrics.MISSED_BLOCKS, "unavailable") == 2
 
 
 def test_nothing_is_put_before_the_workers_were_heard(ours: Introduced):

@@ -2,12 +2,11 @@
 have their blocks again."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 
 from kv_connector import weight_watch
@@ -17,11 +16,9 @@ PROMPT = list(range(1, 4 * TOKENS + 2))
 ELSE = list(range(5001, 5001 + 4 * TOKENS + 1))
 
 
-@pytest.fixture
-def make(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setattr(weight_watch, "PERIOD_S", 0.0)  # in every step
-    with modelless_engines(model, tmp_path, monkeypatch) as make:
-        yield make
+@pytest.fixture(autouse=True)
+def _weights_are_looked_at_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_watch, "PERIOD_S", 0.0)
 
 
 @pytest.fixture

@@ -15,11 +15,6 @@ from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
 def ask(engine: Engine, name: str) -> list[str]:
     """A request looks up its two blocks, and the step ends."""
     found = engine.lookup(*engine.request(name, 2))
@@ -40,10 +35,8 @@ def test_after_a_few_late_lookups_in_a_row_requests_are_misses_at_once(engine: E
     asked = engine.client.count("lookup")
     assert ask(engine, "next") == ["MISS"] * 2
     assert engine.client.count("lookup") == asked, "nothing is sent for it"
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "lookup_paused"] == 2
-    stats = engine.tier.get_stats()
-    assert stats is not None
-    assert stats.data["data"][metrics.LOOKUPS_PAUSED][()] == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "lookup_paused") == 2
+    assert engine.collect()[metrics.LOOKUPS_PAUSED][()] == 1
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -1,24 +1,16 @@
 """A pool that CUDA has not page-locked is seen: in a worker's report, a line of log, a gauge."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from modelless_engine import Make, modelless_engines
+from modelless_engine import Make
 from vllm.platforms import current_platform
 
 from kv_connector import metrics
 from kv_connector import spec as spec_module
 from kv_connector.introduction import Reports, WorkerReport
 from kv_connector.spec import FerrySpec
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> Iterator[Make]:
-    with modelless_engines(model, tmp_path, monkeypatch) as made:
-        yield made
 
 
 class Memory:

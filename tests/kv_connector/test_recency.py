@@ -24,11 +24,6 @@ def keys(*numbers: int) -> list[bytes]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def recency(clock: Clock) -> Recency:
     return Recency(clock)
 
@@ -84,7 +79,7 @@ def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():
     assert engine.client.count("touch") == 0
     engine.step()
     assert engine.client.last("touch").keys == prefix
-    assert engine.tier.counters.totals()[metrics.TOUCHED_BLOCKS, ""] == 3
+    assert engine.counted(metrics.TOUCHED_BLOCKS, "") == 3
     engine.tier.admitted("r", prefix)
     engine.clock.now += 1.0
     engine.step()

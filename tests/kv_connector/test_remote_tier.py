@@ -17,11 +17,6 @@ from remote_server.protocol import KeyState
 ABSENT, PENDING, READABLE = KeyState
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
 def test_the_first_k_blocks_of_the_server_are_hits_and_the_rest_misses(engine: Engine):
     context, keys = engine.ask("r", 4, READABLE, READABLE, ABSENT, READABLE)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS", "HIT"]
@@ -50,7 +45,7 @@ def test_a_lookup_that_fails_is_a_miss_counted_by_its_reason(
     context, keys = engine.ask("r", 2)
     engine.client.last("lookup").reply.set_exception(error)
     assert engine.lookup(context, keys) == ["MISS"] * 2
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, reason] == 2
+    assert engine.counted(metrics.MISSED_BLOCKS, reason) == 2
 
 
 def test_a_prompt_longer_than_the_pool_asks_only_for_what_fits(engine: Engine):
@@ -81,7 +76,7 @@ def test_a_load_that_stalls_keeps_what_landed_and_the_rest_is_not_asked_again(en
     engine.client.last("get").landed(0, 2)
     assert engine.finished() == [(1, False, [keys[0], keys[2]])]
     assert engine.lookup(context, keys[1:2]) == ["MISS"]
-    assert engine.tier.counters.totals()[metrics.MISSED_BLOCKS, "load_failed"] == 1
+    assert engine.counted(metrics.MISSED_BLOCKS, "load_failed") == 1
 
 
 def test_only_what_the_server_lacks_is_put(engine: Engine):
@@ -158,7 +153,7 @@ def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine:
     engine.tier.submit_store(engine.job(context, keys[:6], range(6)))
     engine.tier.submit_store(engine.job(context, keys[6:16], range(6, 16)))
     assert [len(a.keys) for a in engine.client.asked] == [6, 4]
-    assert engine.tier.counters.totals()[metrics.DECLINED_BLOCKS, "pinned_rows"] == 6
+    assert engine.counted(metrics.DECLINED_BLOCKS, "pinned_rows") == 6
     engine.tier.submit_store(engine.job(context, keys[:1], [20]))
     assert engine.finished() == [(3, True, None)], "declined at once, nothing stays pinned"
     for asked in list(engine.client.asked):
@@ -174,7 +169,7 @@ def test_a_request_with_a_lora_adapter_keeps_to_the_pool(engine: Engine):
     engine.tier.submit_store(engine.job(context, keys, [0, 1]))
     assert engine.finished() == [(1, True, None)]
     assert engine.client.asked == []
-    assert engine.tier.counters.totals()[metrics.DECLINED_BLOCKS, "lora"] == 2
+    assert engine.counted(metrics.DECLINED_BLOCKS, "lora") == 2
 
 
 def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
@@ -194,26 +189,6 @@ def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
     assert engine.client.last("lookup").namespace == after[0]
 
 
-def test_a_bug_in_the_client_costs_a_job_and_not_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-):
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("bug")
-
-    context, keys = engine.request("r", 2)
-    for operation in ("lookup", "get", "put", "counters"):
-        monkeypatch.setattr(engine.client, operation, broken)
-    engine.lookup(context, keys)
-    engine.step()
-    engine.tier.submit_load(engine.job(context, keys, [0, 1]))
-    engine.tier.submit_store(engine.job(context, keys, [2, 3]))
-    assert engine.finished() == [(1, False, []), (2, False, [])]
-    assert engine.tier.get_stats() is None
-    assert sum(
-        n for (name, _), n in engine.tier.counters.totals().items() if name == metrics.HOOK_ERRORS
-    )
-
-
 def test_what_came_back_wrong_is_a_metric_by_its_reason(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
@@ -222,8 +197,7 @@ def test_what_came_back_wrong_is_a_metric_by_its_reason(
     assert counted.keys() <= new_counters().keys()
     monkeypatch.setattr(engine.client, "counters", lambda: new_counters() | counted)
     for _ in range(2):
-        stats = engine.tier.get_stats()
-    assert stats is not None
+        engine.collect()
     totals = {
         label: n
         for (name, label), n in engine.tier.counters.totals().items()
@@ -243,7 +217,7 @@ def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(e
     engine.tier.submit_store(engine.job(context, keys, [2, 3]))
     engine.client.queued_bytes = 12
     engine.client.breaker = BreakerState.OPEN
-    seen = engine.tier.get_stats().data["data"]
+    seen = engine.collect()
     assert seen[metrics.LOOKUP_DURATION][()] == [0.25]
     assert [seen[name][()] for name in (metrics.OPEN_LOADS, metrics.OPEN_PUTS)] == [1, 1]
     assert [seen[name][()] for name in (metrics.PINNED_ROWS, metrics.QUEUED_BYTES)] == [2, 12]
@@ -254,7 +228,7 @@ def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(e
     engine.client.last("lookup").found(ABSENT, ABSENT)
     engine.client.last("put").stored()
     assert len(engine.finished()) == 2
-    seen = engine.tier.get_stats().data["data"]
+    seen = engine.collect()
     assert seen[metrics.LOAD_DURATION][()] == [0.5]
     assert seen[metrics.PUT_DURATION][()] == [1.5]
     assert [seen[name][()] for name in (metrics.OPEN_LOADS, metrics.OPEN_PUTS)] == [0, 0]
@@ -268,9 +242,8 @@ def test_every_metric_that_is_reported_is_declared(engine: Engine):
     engine.tier.submit_load(engine.job(context, keys, [0, 1]))
     engine.client.last("get").landed(0)
     engine.tier.submit_store(engine.job(context, keys, [2, 3]))
-    stats = engine.tier.get_stats()
-    assert stats is not None
-    for name, values in stats.data["data"].items():
+    seen = engine.collect()
+    for name, values in seen.items():
         for labels in values:
             assert len(labels) == len(metrics.METRICS[name].labelnames), name
-    assert {metrics.HIT_BLOCKS, metrics.LOADED_BYTES} <= set(stats.data["data"])
+    assert {metrics.HIT_BLOCKS, metrics.LOADED_BYTES} <= set(seen)

@@ -1,12 +1,11 @@
 """After a reset nothing that the old weights computed reaches the pool or the server."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from modelless_engine import Make, ModellessEngine, modelless_engines
+from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from scripted_client import Clock
 from tiered_engine import TieredEngine
@@ -17,19 +16,6 @@ from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))
 ELSE = list(range(5001, 5001 + 4 * TOKENS + 1))
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> Iterator[Make]:
-    with modelless_engines(model, tmp_path, monkeypatch, clock=clock) as make:
-        yield make
 
 
 @pytest.fixture

@@ -2,16 +2,15 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from canary_host import ROWS, STRIDE, Host, MakeHost, be_patient, damage
 from gates import copies_held
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
 from examples.processes import free_port
 from kv_connector import self_test
@@ -19,69 +18,13 @@ from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
 from kv_connector.pool import Place
 from kv_connector.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
-from remote_server.client import ClientConfig, RemoteClient, SharedRegion
+from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
-from remote_server.turns import Steps
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
-
-BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
-
-
-class PoolRegion:
-    """What the worker needs of vLLM's shared region, in sealed memory that a server can map."""
-
-    def __init__(self, start: int) -> None:
-        self.memory = SharedRegion(ROWS * STRIDE)
-        self._tensor = torch.frombuffer(self.memory.view, dtype=torch.int8).view(ROWS, STRIDE)
-        self._used = start
-
-    def create_next_worker_view(self, num_bytes: int) -> torch.Tensor:
-        self._used += num_bytes
-        return self._tensor[:, self._used - num_bytes : self._used]
-
-    def cleanup(self) -> None:
-        pass
-
-
-class Host:
-    """One worker with its engine blocks and its part of the pool's rows."""
-
-    def __init__(self, groups: int = 1, blocks_per_row: int = 1, rank: int = 0) -> None:
-        layers = 4
-        self.cache = torch.zeros((layers, BLOCKS, PAGE), dtype=torch.int8)
-        tensors = [CanonicalKVCacheTensor(layer, PAGE) for layer in self.cache]
-        each = layers // groups
-        refs = [
-            [CanonicalKVCacheRef(i, PAGE) for i in range(g * each, (g + 1) * each)]
-            for g in range(groups)
-        ]
-        self.kv_caches = CanonicalKVCaches(tensors, refs)
-        self.num_bytes = layers * PAGE * blocks_per_row
-        self.start = rank * self.num_bytes
-        self.region = PoolRegion(self.start)
-        self.worker = HostWorker(self.kv_caches, self.region, blocks_per_row)
-        self.blocks_per_row = blocks_per_row
-        self.made = 0
-
-    def stage(self) -> Fixture:
-        self.made += 1
-        memory = self.region.memory
-        part = Part(
-            memory.view, memory.fd, Place(0, ROWS, STRIDE, self.start, self.num_bytes, False),
-            block_bytes=self.num_bytes * 2,
-        )  # fmt: skip
-        return Fixture(self.worker, self.kv_caches, part, self.blocks_per_row)
-
-
-def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No canary and no part of it ends because a machine is busy."""
-    for name in ("CANARY_S", "ATTACHING_S", "_HANG_S"):
-        monkeypatch.setattr(self_test, name, 200.0)
 
 
 class Ticking:
@@ -94,32 +37,6 @@ class Ticking:
         return self.now
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, and time for it to answer on any machine."""
-    be_patient(monkeypatch)
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
-        yield server
-    server.store.tier_stack.check()
-
-
-@pytest.fixture
-def make_host() -> Iterator[Callable[..., Host]]:
-    """Hosts whose cache and pool must be as they were when the test is over."""
-    hosts: list[Host] = []
-
-    def make(**settings: int) -> Host:
-        hosts.append(Host(**settings))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
-        host.worker.shutdown()
-        assert not host.cache.any(), "the canary left its bytes in the engine's cache"
-        assert not any(host.region.memory.view), "the canary left its bytes in the pool"
-
-
 def to(server: Server, **settings: object) -> ClientConfig:
     return ClientConfig(server.endpoint, **settings)
 
@@ -130,7 +47,7 @@ def to(server: Server, **settings: object) -> ClientConfig:
     ids=str,
 )
 def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
-    server: Server, make_host: Callable[..., Host], transport: str, settings: dict[str, int]
+    server: Server, make_host: MakeHost, transport: str, settings: dict[str, int]
 ):
     report = run_self_test(make_host(**settings).stage, to(server, transport=transport))
     assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
@@ -144,7 +61,7 @@ def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     assert counters["put_created"] == counters["get_hit"] == counters["removed"] == rows
 
 
-def test_a_canary_takes_no_file_on_the_servers_disk(make_host: Callable[..., Host], tmp_path: Path):
+def test_a_canary_takes_no_file_on_the_servers_disk(make_host: MakeHost, tmp_path: Path):
     config = ServerConfig(
         bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, disk=str(tmp_path / "disk"),
         disk_bytes=16 * MiB,
@@ -154,19 +71,6 @@ def test_a_canary_takes_no_file_on_the_servers_disk(make_host: Callable[..., Hos
             run_self_test(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
         )
         assert server.store.all_counters()["disk_segments_made"] == 0
-
-
-def test_what_was_in_the_blocks_and_rows_before_is_there_again(
-    server: Server, make_host: Callable[..., Host]
-):
-    host = make_host()
-    host.cache[:] = 7
-    host.region.memory.view[:] = b"\x07" * host.region.memory.num_bytes
-    assert run_self_test(host.stage, to(server)).outcome is Outcome.PASSED
-    assert (host.cache == 7).all()
-    assert bytes(host.region.memory.view) == b"\x07" * host.region.memory.num_bytes
-    host.cache[:] = 0
-    host.region.memory.view[:] = bytes(host.region.memory.num_bytes)
 
 
 def swap_layers_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +95,7 @@ def copy_nothing_on_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fault", "layers"), [(swap_layers_of_loads, 2), (copy_nothing_on_loads, 4)]
 )
 def test_a_copy_that_mixes_up_layers_fails_the_canary(
-    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch,
+    server: Server, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch,
     fault: Callable[[pytest.MonkeyPatch], None], layers: int,
 ):  # fmt: skip
     fault(monkeypatch)
@@ -204,20 +108,11 @@ def test_a_copy_that_mixes_up_layers_fails_the_canary(
 
 @pytest.mark.parametrize("integrity", [True, False])
 def test_a_server_that_answers_with_other_bytes_fails_the_canary(
-    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch,
+    server: Server, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch,
     integrity: bool,
 ):  # fmt: skip
     """With checksums they name the fault, and without them the comparison finds it."""
-    find = server.store.gets.find
-
-    def damaged(*asked: Any) -> Steps[Pinned | Found]:
-        found = yield from find(*asked)
-        assert isinstance(found, Pinned)
-        for block in found.blocks:
-            server.store.memory.view(block)[5] ^= 1
-        return found
-
-    monkeypatch.setattr(server.store.gets, "find", damaged)
+    damage(server, monkeypatch)
     report = run_self_test(make_host().stage, to(server, transport="tcp", integrity=integrity))
     assert report.outcome is Outcome.FAILED and not report.miscopied
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
@@ -225,7 +120,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 
 
 def test_a_server_that_receives_other_bytes_fails_the_canary(
-    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+    server: Server, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     def damaged(blocks: Sequence[Block], *_: object) -> list[bool]:
         return [False] * len(blocks)
@@ -236,7 +131,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
 
 
 def test_a_server_that_is_not_there_is_no_failure_and_not_waited_for(
-    make_host: Callable[..., Host],
+    make_host: MakeHost,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -247,7 +142,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_not_waited_for(
 
 
 def test_a_server_that_never_answers_costs_a_second_at_most(
-    make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     """Connections are accepted and nothing is ever sent."""
     monkeypatch.setattr(self_test, "_HANG_S", 200.0)
@@ -261,7 +156,7 @@ def test_a_server_that_never_answers_costs_a_second_at_most(
 
 
 def test_a_server_that_stops_in_the_middle_is_no_failure(
-    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+    server: Server, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     """The put lands and its copy never ends: the rows are given back all the same. The clock
     stands still, so nothing but the put runs out of time."""
@@ -272,9 +167,7 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
     assert "the put did not end well" in report.detail
 
 
-def test_a_cache_too_small_to_borrow_from_is_left_alone(
-    server: Server, make_host: Callable[..., Host]
-):
+def test_a_cache_too_small_to_borrow_from_is_left_alone(server: Server, make_host: MakeHost):
     host = make_host()
     host.kv_caches.tensors[0].tensor = host.cache[0, :1]
     report = run_self_test(host.stage, to(server))
@@ -283,16 +176,12 @@ def test_a_cache_too_small_to_borrow_from_is_left_alone(
 
 
 def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
-    server: Server, make_host: Callable[..., Host]
+    server: Server, make_host: MakeHost
 ):
-    host = make_host()
-    report = run_self_test(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
+    stage = make_host().stage()
+    stage.part = replace(stage.part, block_bytes=1 << 40)
+    report = run_self_test(lambda: stage, to(server))
     assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
-
-
-def _with_blocks_of(stage: Fixture, block_bytes: int) -> Fixture:
-    stage.part = replace(stage.part, block_bytes=block_bytes)
-    return stage
 
 
 def test_a_bug_in_the_canary_reaches_nobody(server: Server):
@@ -302,7 +191,7 @@ def test_a_bug_in_the_canary_reaches_nobody(server: Server):
     assert run_self_test(broken, to(server)).outcome is Outcome.BROKEN
 
 
-def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[..., Host]):
+def test_no_real_namespace_is_a_canarys(server: Server, make_host: MakeHost):
     seen = []
     declare = RemoteClient.declare
 
@@ -319,9 +208,7 @@ def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[...,
         assert not namespace_of(label, {}).startswith(label)
 
 
-def test_two_workers_fly_over_parts_of_the_same_rows(
-    server: Server, make_host: Callable[..., Host]
-):
+def test_two_workers_fly_over_parts_of_the_same_rows(server: Server, make_host: MakeHost):
     """Each part is a block of its own, and its neighbours' bytes are not touched."""
     host = make_host(rank=1)
     around = np.frombuffer(host.region.memory.view, np.int8).reshape(ROWS, STRIDE)
@@ -357,7 +244,7 @@ def share_rows(hosts: list[Host]) -> list[Callable[[], Fixture]]:
 
 @pytest.mark.parametrize("bad", [0, 2])
 def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
-    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, bad: int
+    server: Server, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, bad: int
 ):
     hosts = [make_host() for _ in range(3)]
     stages = share_rows(hosts)
@@ -374,7 +261,7 @@ def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
 
 
 def test_a_pool_with_too_few_rows_for_all_workers_is_left_alone(
-    server: Server, make_host: Callable[..., Host]
+    server: Server, make_host: MakeHost
 ):
     stages = share_rows([make_host(groups=4) for _ in range(2)])
     report = run_self_test(stages[1], to(server))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from scripted_client import (
     BLOCK_BYTES,
-    GROUPS,
     ROW_BYTES,
     STEP_END,
     TOKENS_PER_BLOCK,
     Clock,
+    Counted,
     ScriptedClient,
+    spec_of_tier,
 )
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.tiering.manager import (
@@ -47,7 +48,7 @@ def block_of(number: int) -> bytes:
     return (number.to_bytes(8, "big") * (BLOCK_BYTES // 8 + 1))[:BLOCK_BYTES]
 
 
-class TieredEngine:
+class TieredEngine(Counted):
     """Stores and looks up as vLLM's scheduler does. Block `n` has the bytes `block_of(n)`."""
 
     def __init__(
@@ -69,15 +70,7 @@ class TieredEngine:
         )
         self.primary = CPUPrimaryTierOffloadingManager(num_rows, region)
         view = self.primary.get_kv_memoryview()
-        spec = SimpleNamespace(
-            tokens_per_block=(TOKENS_PER_BLOCK,),
-            blocks_per_chunk=1,
-            cpu_page_size_per_worker=BLOCK_BYTES,
-            replicated_layout=False,
-            config=SimpleNamespace(
-                engine_id=name, parallel=SimpleNamespace(world_size=1, pp_size=1), groups=GROUPS
-            ),
-        )
+        spec = spec_of_tier(name, pp_size=1)
 
         def make_client(config: Any) -> Any:
             self.client: Any = client_factory(config)
@@ -162,14 +155,6 @@ class TieredEngine:
         used = [chunk.chunk_id for chunk in chunks.values()] + self.primary._free_list
         assert sorted(used) == list(range(self.primary._num_allocated_chunks))
         assert not self.hook_errors(), self.hook_errors()
-
-    def hook_errors(self) -> dict[tuple[str, str], int]:
-        return {
-            k: n for k, n in self.tier.counters.totals().items() if k[0] == "kvferry_hook_errors"
-        }
-
-    def counted(self, metric: str, label: str = "") -> int:
-        return self.tier.counters.totals().get((metric, label), 0)
 
 
 # ── real clients and servers ─────────────────────────────────────────────────────────────────
