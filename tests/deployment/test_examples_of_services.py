@@ -24,6 +24,8 @@ from remote_server.values import MiB, parse_bytes
 
 pytestmark = pytest.mark.real_time
 
+Steps = list[tuple[str, str]]
+
 EXAMPLES = REPOSITORY / "examples"
 UNIT = EXAMPLES / "systemd" / "kvferry.service"
 SETTINGS = EXAMPLES / "systemd" / "kvferry.toml"
@@ -47,13 +49,17 @@ def settings_of(
 # ── systemd ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def unit() -> Mapping[str, str]:
+def service_of(unit: Path) -> dict[str, str]:
     """`[Service]` by name. No name is there twice: that would be an error here."""
     parser = configparser.ConfigParser(interpolation=None, delimiters="=", comment_prefixes="#")
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(UNIT.read_text())
+    parser.read_string(unit.read_text())
     return dict(parser["Service"])
+
+
+@pytest.fixture
+def unit() -> Mapping[str, str]:
+    return service_of(UNIT)
 
 
 @pytest.fixture
@@ -84,14 +90,19 @@ def test_the_example_with_what_it_leaves_in_comments_is_valid_as_well(tmp_path: 
     assert config.keys and config.bind == "tcp://0.0.0.0:5757"
 
 
+def check_limits(unit: Mapping[str, str], config: ServerConfig) -> None:
+    """Time for a drain, memory for the blocks, and the disk's folder."""
+    assert float(unit["TimeoutStopSec"]) >= config.drain_timeout_s + BESIDE_DRAIN_S
+    assert unit["KillSignal"] == "SIGTERM"
+    limit = parse_bytes(unit["MemoryMax"] + "iB", "MemoryMax")
+    assert limit >= config.memory + BESIDE_MEMORY
+    assert config.disk == f"/var/lib/{unit['StateDirectory']}"
+
+
 def test_the_unit_has_time_for_a_drain_memory_for_the_blocks_and_the_disk_s_folder(
     unit: Mapping[str, str], unit_settings: ServerConfig
 ):
-    assert float(unit["TimeoutStopSec"]) >= unit_settings.drain_timeout_s + BESIDE_DRAIN_S
-    assert unit["KillSignal"] == "SIGTERM"
-    limit = parse_bytes(unit["MemoryMax"] + "iB", "MemoryMax")
-    assert limit >= unit_settings.memory + BESIDE_MEMORY
-    assert unit_settings.disk == f"/var/lib/{unit['StateDirectory']}"
+    check_limits(unit, unit_settings)
 
 
 def test_the_unit_takes_nothing_that_the_server_needs(unit: Mapping[str, str]):
@@ -117,11 +128,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Mapping[str, str], tmp_
 
 
 def test_the_unit_of_a_fleet_is_that_of_one_server_but_for_its_section(unit: Mapping[str, str]):
-    template = UNIT.with_name("kvferry@.service").read_text()
-    parser = configparser.ConfigParser(interpolation=None, delimiters="=", comment_prefixes="#")
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(template)
-    others = dict(parser["Service"])
+    others = service_of(UNIT.with_name("kvferry@.service"))
     assert {name for name in {**unit, **others} if unit.get(name) != others.get(name)} == {
         "ExecStart", "StateDirectory",
     }  # fmt: skip
@@ -132,17 +139,14 @@ def test_the_unit_of_a_fleet_is_that_of_one_server_but_for_its_section(unit: Map
     configs = {name: settings_of(["--settings", str(fleet), "--name", name]) for name in names}
     assert len(configs) == 2 and conflicts(configs) == []
     for name, config in configs.items():
-        assert config.disk == "/var/lib/" + others["StateDirectory"].replace("%i", name)
-        assert float(others["TimeoutStopSec"]) >= config.drain_timeout_s + BESIDE_DRAIN_S
-        limit = parse_bytes(others["MemoryMax"] + "iB", "MemoryMax")
-        assert limit >= config.memory + BESIDE_MEMORY
+        check_limits({key: word.replace("%i", name) for key, word in others.items()}, config)
 
 
 # ── container ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
-def steps() -> list[tuple[str, str]]:
+def steps() -> Steps:
     """Instructions of the container file in their order, continued lines joined."""
     lines = [line for line in CONTAINER.read_text().splitlines() if not line.startswith("#")]
     whole = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
@@ -151,11 +155,11 @@ def steps() -> list[tuple[str, str]]:
     ]
 
 
-def last(steps: Sequence[tuple[str, str]], name: str) -> str:
+def last(steps: Steps, name: str) -> str:
     return [rest for each, rest in steps if each == name][-1]
 
 
-def test_the_container_runs_serve_and_gets_the_signals_itself(steps: list[tuple[str, str]]):
+def test_the_container_runs_serve_and_gets_the_signals_itself(steps: Steps):
     """The form with brackets: no shell between the signal and the server."""
     program: str
     arguments: list[str]
@@ -165,7 +169,7 @@ def test_the_container_runs_serve_and_gets_the_signals_itself(steps: list[tuple[
     assert last(steps, "STOPSIGNAL") == "SIGTERM"
 
 
-def test_the_container_has_a_user_of_its_own_when_it_runs(steps: list[tuple[str, str]]):
+def test_the_container_has_a_user_of_its_own_when_it_runs(steps: Steps):
     names, user = [name for name, _ in steps], last(steps, "USER")
     assert f"useradd --system --uid 5757 --no-create-home --shell /usr/sbin/nologin {user}" in last(
         steps, "RUN"
@@ -173,9 +177,7 @@ def test_the_container_has_a_user_of_its_own_when_it_runs(steps: list[tuple[str,
     assert "RUN" not in names[names.index("USER") :]
 
 
-def test_the_container_is_built_from_files_that_exist_and_a_python_that_fits(
-    steps: list[tuple[str, str]],
-):
+def test_the_container_is_built_from_files_that_exist_and_a_python_that_fits(steps: Steps):
     copied = [
         word
         for name, rest in steps
@@ -193,7 +195,7 @@ def test_the_container_is_built_from_files_that_exist_and_a_python_that_fits(
             assert SpecifierSet(project["requires-python"]).contains(f"{version}.0"), base
 
 
-def health_check(steps: Sequence[tuple[str, str]]) -> list[str]:
+def health_check(steps: Steps) -> list[str]:
     words = last(steps, "HEALTHCHECK").partition("CMD ")[2]
     program, *arguments = json.loads(words)
     assert program == "python"
@@ -201,7 +203,7 @@ def health_check(steps: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def test_the_health_check_asks_the_server_and_believes_its_answer(
-    steps: list[tuple[str, str]], serving: Mapping[str, str]
+    steps: Steps, serving: Mapping[str, str]
 ):
     def status(admin: str) -> int:
         env = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}

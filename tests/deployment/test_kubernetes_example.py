@@ -76,10 +76,7 @@ BASE = {one["kind"]: one for one in objects_of("kvferry.yaml")}
 (BUCKET,) = objects_of("bucket.yaml")
 (MONITOR,) = objects_of("service_monitor.yaml")
 (KUSTOMIZATION,) = objects_of("kustomization.yaml")
-STATEFUL_SETS = {
-    "alone": BASE["StatefulSet"],
-    "with a bucket": merged(BASE["StatefulSet"], BUCKET),
-}
+STATEFUL_SETS = {"alone": BASE["StatefulSet"], "with a bucket": merged(BASE["StatefulSet"], BUCKET)}
 
 
 @pytest.fixture(params=STATEFUL_SETS)

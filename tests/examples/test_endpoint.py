@@ -72,9 +72,7 @@ def test_the_first_chunk_that_has_a_token_is_the_first_token_and_nothing_is_made
     assert first_token(asked, server, *events, DONE) == expected
 
 
-def test_the_request_is_what_any_openai_compatible_server_takes(
-    asked: Endpoint, server: OpenAIFake
-):
+def test_the_request_is_one_that_any_openai_server_takes(asked: Endpoint, server: OpenAIFake):
     first_token(asked, server, chunk("a"), DONE)
     assert server.bodies == [
         {

@@ -34,45 +34,35 @@ def server() -> Iterator[OpenAIFake]:
         yield fake
 
 
-@pytest.mark.parametrize("program", [speed_test, stress_test])
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "no target: give --url http://127.0.0.1:8000 for a running server, or --start"),
-        (["--url", "http://x", "--start"], "not both"),
-        (["--start", "--model", "m"], "--model goes with --url, not with --start"),
-        (["--start", "--cache-server", "tcp://x:1"], "--cache-server goes with --url"),
-        (["--url", "http://x", "--api-key-env", "NOT_SET"], "NOT_SET: no such environment"),
-        (["--url", "http://x", "--filename", "not-there"], "no such file; make one"),
-        (["--start", "--length", "33"], "--length 33: not whole blocks of 32 tokens"),
-    ],
-)
-def test_wrong_flags_are_one_line_and_start_nothing(program, flags, message, capsys):
-    assert program.main(flags) == 2
-    out, err = capsys.readouterr()
-    assert message in err and err.count("\n") == 1 and out == ""
+BOTH = (speed_test, stress_test)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("programs", "flags", "message"),
     [
-        (["--start", "--n", "1"], "--n 1: a triangle needs at least 2 documents"),
-        (["--start", "--length", "8192"], "--length 8192: the model 'wide' takes at most 8160"),
-        (["--start", "--plot", "x.gif"], "--plot x.gif: a picture is .svg or .png"),
-        (["--start", "--json", "no/x.json"], "--json no/x.json: there is no folder no; make it"),
-        (["--start", "--filename", "x"], "--filename goes with --url"),
+        (BOTH, [], "no target: give --url http://127.0.0.1:8000 for a running server, or --start"),
+        (BOTH, ["--url", "http://x", "--start"], "not both"),
+        (BOTH, ["--start", "--model", "m"], "--model goes with --url, not with --start"),
+        (BOTH, ["--start", "--cache-server", "tcp://x:1"], "--cache-server goes with --url"),
+        (BOTH, ["--url", "http://x", "--api-key-env", "NOT_SET"], "NOT_SET: no such environment"),
+        (BOTH, ["--url", "http://x", "--filename", "not-there"], "no such file; make one"),
+        (BOTH, ["--start", "--length", "33"], "--length 33: not whole blocks of 32 tokens"),
+        (BOTH[1:], ["--start", "--n", "1"], "--n 1: a triangle needs at least 2 documents"),
+        (BOTH[1:], ["--start", "--length", "8192"], "the model 'wide' takes at most 8160"),
+        (BOTH[1:], ["--start", "--plot", "x.gif"], "--plot x.gif: a picture is .svg or .png"),
+        (BOTH[1:], ["--start", "--json", "no/x.json"], "there is no folder no; make it"),
+        (BOTH[1:], ["--start", "--filename", "x"], "--filename goes with --url"),
     ],
 )
-def test_wrong_flags_of_stress_test_alone(flags, message, capsys):
-    assert stress_test.main(flags) == 2
-    out, err = capsys.readouterr()
-    assert message in err and err.count("\n") == 1 and out == ""
+def test_wrong_flags_are_one_line_and_start_nothing(programs, flags, message, capsys):
+    for program in programs:
+        assert program.main(flags) == 2
+        out, err = capsys.readouterr()
+        assert message in err and err.count("\n") == 1 and out == ""
 
 
-@pytest.mark.parametrize("program", [speed_test, stress_test])
-def test_a_server_or_a_cache_server_that_is_not_there_is_one_line(
-    program, server, capsys, monkeypatch
-):
+@pytest.mark.parametrize("program", BOTH)
+def test_an_absent_server_or_cache_server_is_one_line(program, server, capsys, monkeypatch):
     assert program.main(["--url", "http://127.0.0.1:9"]) == 1
     out, err = capsys.readouterr()
     assert "cannot be reached" in err and "--start" in err and err.count("\n") == 1 and out == ""
@@ -185,9 +175,7 @@ class EngineThatFails(LoggedProcess):
         return False
 
 
-def test_an_engine_that_does_not_start_leaves_no_server_and_no_disk_behind(
-    model, tmp_path, monkeypatch
-):
+def test_an_engine_that_does_not_start_leaves_neither_server_nor_disk(model, tmp_path, monkeypatch):
     servers: list[RemoteServer] = []
 
     class Watched(RemoteServer):

@@ -30,8 +30,7 @@ def whole(n: int = 6) -> Triangle:
     """As it must be when the levels hold 1, 2, 3 and all documents."""
     levels = [None, None, ENGINE, POOL, MEMORY, DISK, DISK]
     return Triangle(
-        n,
-        [cell(i, j, COMPUTED if i == j else str(levels[i])) for i, j in Triangle.places(n)],
+        n, [cell(i, j, COMPUTED if i == j else str(levels[i])) for i, j in Triangle.places(n)]
     )
 
 
@@ -57,9 +56,7 @@ ZERO = counts(1000, 2000, 3000, 400, 50)
         ),
     ],
 )
-def test_tokens_come_from_what_engine_and_server_counted_meanwhile(
-    after: Counts, tokens: dict[str, int]
-):
+def test_tokens_come_from_what_engine_and_server_count(after: Counts, tokens: dict[str, int]):
     assert tokens_from(FirstToken(0.1, 653, None), ZERO, after) == tokens
 
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,15 @@ def build(model: Path, folder: Path, patch: pytest.MonkeyPatch, **arguments: Any
     return Built(config, cache, folder, patch)
 
 
+def take_once(patch: pytest.MonkeyPatch) -> None:
+    """What costs most of an engine's facts: the defaults of vLLM's classes."""
+    patch.setattr(config_facts, "_default_of", cache(config_facts._default_of))
+
+
 def with_draft(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Built:
     """An engine of which `folder` has the draft model below `draft`."""
     shutil.copytree(model, folder / "draft", copy_function=link)
-    draft = {
-        "method": "draft_model",
-        "model": str(folder / "draft"),
-        "num_speculative_tokens": 2,
-    }
+    draft = {"method": "draft_model", "model": str(folder / "draft"), "num_speculative_tokens": 2}
     built = build(model, folder / "target", patch, speculative_config=draft)
     return replace(built, folder=folder)
 

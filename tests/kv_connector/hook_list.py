@@ -3,10 +3,7 @@
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
-from vllm.v1.kv_offload.base import (
-    OffloadingSpec,
-    OffloadingWorker,
-)
+from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kv_connector.connector import KVFerryConnector

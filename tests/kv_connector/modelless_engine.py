@@ -122,13 +122,8 @@ class ModellessEngine:
         """Whole steps. The server holds nothing, and takes what it is offered."""
         for _ in range(times):
             self.execute(self.schedule())
-            for asked in self.client.asked if self.connector._remote is not None else ():
-                if asked.reply.done():
-                    continue
-                if asked.operation == "lookup":
-                    asked.found(*[KeyState.ABSENT] * len(asked.keys))
-                elif asked.operation == "put":
-                    asked.stored()
+            if self.connector._remote is not None:
+                self.client.reply_to_all(KeyState.ABSENT, loads=False)
 
     def start(self, *names: str) -> None:
         """Step until these requests have their first token."""
@@ -162,8 +157,9 @@ class ModellessEngine:
         """The contents of the pool's readable rows, by key."""
         rows = np.frombuffer(self.manager.primary_tier.get_kv_memoryview(), np.int64)
         rows = rows.reshape(self.manager.primary_tier._num_chunks, -1)
+        firsts, alike = rows[:, 0].tolist(), (rows == rows[:, :1]).all(axis=1).tolist()
         return {
-            bytes(key): held(rows[chunk.chunk_id])
+            bytes(key): firsts[chunk.chunk_id] if alike[chunk.chunk_id] else None
             for key, chunk in self.manager.primary_tier._policy.chunks.items()
             if chunk.is_ready
         }

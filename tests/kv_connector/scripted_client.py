@@ -12,6 +12,7 @@ from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kv_connector import metrics
+from kv_connector.pool_rows import PoolRows
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
 from remote_server.protocol import Found, Hint, KeyState, PutOutcome, Stretch
@@ -35,7 +36,7 @@ class Asked:
     hot: bool = False
     hint: Hint | None = None
 
-    def found(self, *states: KeyState, remote: Sequence[int] = ()) -> None:
+    def found(self, *states: int, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
         prefix = next((i for i, s in enumerate(states) if s != KeyState.READABLE), len(states))
         found = Found(
@@ -158,9 +159,7 @@ class ScriptedClient:
         return {"bytes_in": 0}
 
     def cancel_all(self, timeout_s: float) -> bool:
-        for asked in self.asked:
-            if asked.reply.done():
-                continue
+        for asked in self.open:
             if asked.operation == "get":
                 asked.landed()
             elif asked.operation == "put":
@@ -171,6 +170,26 @@ class ScriptedClient:
 
     def close(self) -> None:
         self.closed = True
+
+    @property
+    def open(self) -> list[Asked]:
+        """What has no reply."""
+        return [asked for asked in self.asked if not asked.reply.done()]
+
+    def reply_to_all(
+        self, state: KeyState = KeyState.READABLE, *, loads: bool = True
+    ) -> list[Asked]:
+        """Every key of a lookup is `state`, `loads` land, puts are stored. Returns what was
+        open."""
+        answered = self.open
+        for asked in answered:
+            if asked.operation == "lookup":
+                asked.found(*[state] * len(asked.keys))
+            elif asked.operation == "get" and loads:
+                asked.landed(*range(len(asked.keys)))
+            elif asked.operation == "put":
+                asked.stored()
+        return answered
 
     def last(self, operation: str) -> Asked:
         return next(a for a in reversed(self.asked) if a.operation == operation)
@@ -208,6 +227,17 @@ def spec_of_tier(engine: str = "engine", **parallel: int) -> Any:
         replicated_layout=False,
         config=SimpleNamespace(engine_id=engine, parallel=parallel_config, groups=GROUPS),
     )
+
+
+def rows_of(*tokens_per_block: int, blocks_per_chunk: int = 1) -> PoolRows:
+    """Rows of a model with such groups. vLLM numbers the groups that it offloads, here 1, 3, …"""
+    spec = spec_of_tier()
+    spec.tokens_per_block, spec.blocks_per_chunk = tokens_per_block, blocks_per_chunk
+    spec.config.groups = [
+        OffloadingGroupConfig(tokens, ("layer",), 2 * number + 1)
+        for number, tokens in enumerate(tokens_per_block)
+    ]
+    return PoolRows(memoryview(np.zeros((8, ROW_BYTES), np.int8)), spec)
 
 
 class Counted:

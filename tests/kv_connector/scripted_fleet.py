@@ -52,10 +52,7 @@ def fleet_engine(num_rows: int = 40, **settings: Any) -> Engine:
 
 
 def landed(
-    asked: Asked,
-    *parts: GetPart,
-    indices: Sequence[int] | None = None,
-    hot: Sequence[int] = (),
+    asked: Asked, *parts: GetPart, indices: Sequence[int] | None = None, hot: Sequence[int] = ()
 ) -> None:
     """The load ends, with these parts."""
     there = list(range(len(asked.keys)) if indices is None else indices)

@@ -151,9 +151,7 @@ def test_an_adapter_that_comes_back_after_it_could_not_be_seen_may_be_another(tm
     assert known.check(lora) is CHANGED
 
 
-def test_adapters_beyond_what_is_remembered_keep_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_adapters_beyond_the_limit_keep_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(weight_watch, "MOST_ADAPTERS", 1)
     known, first = Adapters(), write(tmp_path / "lora", "one")
     second = LoRARequest("second", 2, first.lora_path)

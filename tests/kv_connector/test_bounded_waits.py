@@ -22,8 +22,7 @@ def test_one_promotion_serves_every_request_that_waits_for_the_block(engine: Tie
     second, _ = engine.request("second", range(3))
     assert engine.lookup(first, keys) == engine.lookup(second, keys) == ["RETRY"] * 3
     engine.step()
-    for asked in list(engine.client.asked):
-        asked.found(READABLE, READABLE, READABLE)
+    engine.client.reply_to_all()
     assert engine.lookup(first, keys) == engine.lookup(second, keys) == ["HIT_PENDING"] * 3
     engine.step()
     third, _ = engine.request("third", range(3))
@@ -44,8 +43,7 @@ def test_a_promotion_that_fails_is_a_miss_for_all_who_waited_and_asked(engine: T
     for context in (first, second):
         engine.lookup(context, keys)
     engine.step()
-    for asked in list(engine.client.asked):
-        asked.found(READABLE)
+    engine.client.reply_to_all()
     engine.lookup(first, keys)
     engine.step()
     assert engine.lookup(late, keys) == ["HIT_PENDING"]

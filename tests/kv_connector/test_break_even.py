@@ -273,9 +273,7 @@ def waits(engine: Engine) -> list[tuple[float, float]]:
     return [(pytest.approx(s), n) for s, n in zip(seconds, steps, strict=True)]
 
 
-def test_the_wait_of_a_request_is_observed_once_from_its_first_lookup_to_its_admission(
-    engine: Engine,
-):
+def test_the_wait_of_a_request_is_observed_once_from_first_lookup_to_admission(engine: Engine):
     context, keys = engine.request("r", 2)
     engine.clock.now += 5.0
     engine.lookup(context, keys)

@@ -92,9 +92,7 @@ def test_a_request_that_prefetches_reads_a_slow_bucket(engine: Engine):
     assert engine.lookup(context, keys) == ["HIT"] * 8
 
 
-def test_loads_from_the_bucket_do_not_slow_the_link_and_mixed_ones_measure_neither(
-    engine: Engine,
-):
+def test_loads_from_the_bucket_do_not_slow_the_link_and_mixed_ones_measure_neither(engine: Engine):
     link = engine.tier.break_even.link.bytes_per_s
     measure_bucket(engine, 0.200)
     assert engine.tier.break_even.link.bytes_per_s == link

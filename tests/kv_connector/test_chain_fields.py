@@ -1,16 +1,12 @@
 """Chain fields of lookups and puts: computed from vLLM's positions, and kept by backfill."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 from connector_standin import Connector
-from scripted_client import TOKENS_PER_BLOCK, Asked, Engine
+from scripted_client import TOKENS_PER_BLOCK, Asked, Engine, rows_of
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
-from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kv_connector.pool_rows import PoolRows
 from remote_server.client import PutResult
@@ -86,21 +82,6 @@ def test_our_connector_learns_the_class_from_the_engine():
 # ── groups ───────────────────────────────────────────────────────────────────────────────────
 
 
-def rows_of(*tokens_per_block: int, blocks_per_chunk: int = 2) -> PoolRows:
-    """Rows of a model with such groups. vLLM numbers the groups that it offloads, here 1, 3, …"""
-    groups = [
-        OffloadingGroupConfig(tokens, (f"layer{number}",), 2 * number + 1)
-        for number, tokens in enumerate(tokens_per_block)
-    ]
-    spec = SimpleNamespace(
-        tokens_per_block=tokens_per_block,
-        blocks_per_chunk=blocks_per_chunk,
-        replicated_layout=True,
-        config=SimpleNamespace(groups=groups),
-    )
-    return PoolRows(memoryview(np.zeros((8, 4096), np.int8)), spec)  # type: ignore[arg-type]
-
-
 def chain_of(rows: PoolRows, *places: tuple[int, int], known: int = 0) -> list[Stretch]:
     """Of blocks of these groups that end there."""
     keys = [make_offload_key(b"%32d" % end, group) for group, end in places]
@@ -110,7 +91,7 @@ def chain_of(rows: PoolRows, *places: tuple[int, int], known: int = 0) -> list[S
 
 
 def test_each_group_of_a_hybrid_model_has_a_chain_of_its_own():
-    rows = rows_of(16, 64)
+    rows = rows_of(16, 64, blocks_per_chunk=2)
     full, window = [(1, 32), (1, 64), (1, 96)], [(3, 256), (3, 384)]
     assert chain_of(rows, *full, *window) == [Stretch(3, 1, 0, 32, 0), Stretch(2, 3, 128, 128, 0)]
     backwards = chain_of(rows, *full, *window[::-1])
@@ -124,20 +105,20 @@ def test_each_group_of_a_hybrid_model_has_a_chain_of_its_own():
 
 
 def test_the_first_part_of_a_block_begins_where_the_block_does():
-    assert chain_of(rows_of(16, 16, blocks_per_chunk=1), (3, 32), (3, 40)) == [
+    assert chain_of(rows_of(16, 16), (3, 32), (3, 40)) == [
         Stretch(1, 3, 16, 16, 0), Stretch(1, 3, 32, 8, 0)
     ]  # fmt: skip
-    assert chain_of(rows_of(16, 16, blocks_per_chunk=1), (1, 8), (1, 24)) == [
+    assert chain_of(rows_of(16, 16), (1, 8), (1, 24)) == [
         Stretch(1, 1, 0, 8, 0), Stretch(1, 1, 16, 8, 0)
     ]  # fmt: skip
 
 
 def test_what_no_message_can_carry_is_left_out():
-    rows = rows_of(16, 16, blocks_per_chunk=1)
+    rows = rows_of(16, 16)
     assert chain_of(rows, (2, 16)) == [], "a group that the engine does not offload"
     assert chain_of(rows, (1, MAX_TOKENS + 1)) == []
-    assert chain_of(rows_of(16, blocks_per_chunk=1), (1, MAX_TOKENS + 1)) == []
-    assert chain_of(rows_of(16, blocks_per_chunk=1), (1, 0)) == []
+    assert chain_of(rows_of(16), (1, MAX_TOKENS + 1)) == []
+    assert chain_of(rows_of(16), (1, 0)) == []
     gaps = [(1, 16 * (3 * n + 1)) for n in range(MAX_STRETCHES + 1)]
     assert chain_of(rows, *gaps) == []
     assert len(chain_of(rows, *gaps[1:])) == MAX_STRETCHES
@@ -146,7 +127,7 @@ def test_what_no_message_can_carry_is_left_out():
 
 @pytest.mark.parametrize("groups", [(16,), (16, 16)])
 def test_long_and_short_ways_agree(groups: tuple[int, ...]):
-    rows = rows_of(*groups, blocks_per_chunk=1)
+    rows = rows_of(*groups)
     run = [(1, 16 * n) for n in range(5, 300)]
     assert chain_of(rows, *run, known=64) == [Stretch(295, 1, 64, 16, 64)]
     assert chain_of(rows, *run[:9], *run[10:]) == [
@@ -162,36 +143,24 @@ def put_in_backfill(engine: TieredEngine, *, fail: bool = False) -> dict[int, tu
     fields: dict[int, tuple[int, ...]] = {}
     for _ in range(50):
         engine.step()
-        for asked in [one for one in engine.client.asked if not one.reply.done()]:
-            if asked.operation == "lookup":
-                asked.found(*[ABSENT] * len(asked.keys))
-        for asked in [one for one in engine.client.asked if not one.reply.done()]:
+        engine.client.reply_to_all(ABSENT)
+        for asked in engine.client.open:
             fields |= fields_of(asked)
             if fail:
                 asked.reply.set_result(PutResult(outcomes=[None] * len(asked.keys)))
                 engine.step()
                 return fields
-            asked.stored()
+        engine.client.reply_to_all()
         engine.clock.now += 10
     return fields
-
-
-def compute(engine: TieredEngine, name: str, numbers: Sequence[int], known: int) -> None:
-    context, keys = engine.request(name, numbers)
-    engine.tier.admitted(name, [], known)
-    prepared = engine.manager.prepare_store(keys, context)
-    assert prepared is not None
-    engine.step()
-    engine.manager.complete_store(keys, context)
-    engine.manager.on_request_finished(context)
-    engine.step()
 
 
 def test_backfill_keeps_the_fields_of_each_key_through_outages_failures_and_boots():
     engine = TieredEngine()
     engine.client.ready = False
-    compute(engine, "first turn", range(3), 0)
-    compute(engine, "later", range(10, 14), 640)
+    engine.compute("first turn", range(3), known=0)
+    engine.compute("later", range(10, 14), known=640)
+    engine.step()
     expected = {n: (0, n * T, (n + 1) * T, 0) for n in range(3)} | {
         n: (0, (n - 10) * T, (n - 9) * T, 640) for n in range(10, 14)
     }

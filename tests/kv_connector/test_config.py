@@ -102,9 +102,7 @@ def test_a_weak_hash_is_refused_with_a_random_seed_and_always_where_a_server_has
 
 
 @pytest.mark.parametrize("character", ["\n", "\x1b", "\u202e", "\u2028"])
-def test_a_namespace_that_no_server_takes_is_refused_and_such_a_fact_told_by_its_digest(
-    character: str,
-):
+def test_a_namespace_that_no_server_takes_is_refused_and_such_a_fact_has_a_digest(character: str):
     with pytest.raises(ConfigError, match=rf"namespace=.*U\+{ord(character):04X}") as refused:
         read(namespace=f"a{character}")
     assert character not in str(refused.value)

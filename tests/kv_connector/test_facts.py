@@ -21,6 +21,7 @@ from engine_configs import (
     build,
     change_of,
     rewrite,
+    take_once,
     with_draft,
 )
 from vllm.platforms import current_platform
@@ -55,15 +56,13 @@ def prototypes(
     """An engine, and one with a draft model. Others are copies of their configs."""
     place = tmp_path_factory.mktemp("engines")
     with pytest.MonkeyPatch.context() as patch:
+        take_once(patch)
         yield build(model, place / "plain", patch), with_draft(model, place / "drafts", patch)
 
 
 @pytest.fixture
 def engine(
-    model: Path,
-    prototypes: tuple[Built, Built],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, prototypes: tuple[Built, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Factory:
     """Makes engines that may have any fact at all."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -122,6 +121,19 @@ def test_two_engines_share_unless_they_differ_in_a_fact_which_is_then_named(
         assert lines == []
     else:
         assert lines and all(fact in line and "model_name" not in line for line in lines)
+
+
+UNDECISIVE = {"model_name", "hash_algo", "hash_seed", "multimodal.mm_hasher_algorithm"}
+"""Facts that never change the bytes of a block, named here once more."""
+
+
+def test_every_other_fact_changes_the_namespace():
+    known = {*ENGINE_FACTS, *SETTING_NAMES, "attention", "device"}
+    assert known >= UNDECISIVE
+    apart = {
+        name for name in known if namespace_of("m", {name: "a"}) != namespace_of("m", {name: "b"})
+    }
+    assert known - apart == UNDECISIVE
 
 
 def test_every_fact_of_a_worker_keeps_engines_apart(monkeypatch: pytest.MonkeyPatch):
@@ -244,9 +256,7 @@ def test_a_draft_whose_kv_is_not_known_is_a_reason_not_to_share(engine: Factory)
     assert unknown == ["draft_weights is not known: whether my.Proposer has KV of its own"]
 
 
-def test_a_server_takes_all_facts_of_an_engine_and_what_is_too_much_still_decides(
-    engine: Factory,
-):
+def test_a_server_takes_all_facts_of_an_engine_and_what_is_too_much_still_decides(engine: Factory):
     def all_changed() -> Built:
         built = engine("multimodal")
         for fact in SETTING_NAMES:

@@ -26,10 +26,7 @@ def said() -> Any:
 
 def stored_by_another(**facts: str) -> SimpleNamespace:
     other = NamespaceStats(
-        block_bytes=4000,
-        tiers={"memory": TierShare(blocks=7)},
-        client="older",
-        fingerprint=facts,
+        block_bytes=4000, tiers={"memory": TierShare(blocks=7)}, client="older", fingerprint=facts
     )
     return SimpleNamespace(namespaces={"model@old": other})
 

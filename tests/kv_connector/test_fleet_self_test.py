@@ -24,24 +24,24 @@ from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
+Servers = dict[str, Server]
+
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Server]]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     """Three servers, and time for them to answer on any machine."""
     be_patient(monkeypatch)
     with ExitStack() as stack:
         yield {name: stack.enter_context(serve(memory=MiB)) for name in "abc"}
 
 
-def to(servers: dict[str, Server]) -> dict[str, ClientConfig]:
+def to(servers: Servers) -> dict[str, ClientConfig]:
     return {
         name: ClientConfig(server.endpoint, transport="tcp") for name, server in servers.items()
     }
 
 
-def test_every_server_is_tested_once_and_keeps_nothing(
-    servers: dict[str, Server], make_host: MakeHost
-):
+def test_every_server_is_tested_once_and_keeps_nothing(servers: Servers, make_host: MakeHost):
     report = run_self_tests(make_host().stage, to(servers))
     assert report == Report(Outcome.PASSED, "3 servers passed, 0 did not answer")
     for server in servers.values():
@@ -52,7 +52,7 @@ def test_every_server_is_tested_once_and_keeps_nothing(
 
 @pytest.mark.parametrize("wrong", ["a", "c"])
 def test_the_server_that_returns_other_bytes_is_named_and_the_others_pass(
-    servers: dict[str, Server], make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, wrong: str
+    servers: Servers, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, wrong: str
 ):
     damage(servers[wrong], monkeypatch)
     report = run_self_tests(make_host().stage, to(servers))
@@ -62,7 +62,7 @@ def test_the_server_that_returns_other_bytes_is_named_and_the_others_pass(
 
 
 def test_the_test_fails_when_every_server_does(
-    servers: dict[str, Server], make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     for server in servers.values():
         damage(server, monkeypatch)
@@ -70,9 +70,7 @@ def test_the_test_fails_when_every_server_does(
     assert report.outcome is Outcome.FAILED and not report.miscopied
 
 
-def test_a_wrong_copy_in_the_engine_is_no_servers_fault(
-    servers: dict[str, Server], make_host: MakeHost
-):
+def test_a_wrong_copy_in_the_engine_is_no_servers_fault(servers: Servers, make_host: MakeHost):
     host = make_host()
     load = host.worker.submit_load
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from scripted_client import Asked, Engine
+from scripted_client import Engine
 from scripted_fleet import fleet_engine, landed, pool_with
 
 from kv_connector import metrics
 from kv_connector.lookup_state import ASK_AGAIN_S
 from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE, GetPart, PutResult
-from remote_server.protocol import Found, KeyState
+from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
 
@@ -17,15 +17,6 @@ ABSENT, PENDING, READABLE = KeyState
 @pytest.fixture
 def engine() -> Engine:
     return fleet_engine(break_even=False)
-
-
-def reply(asked: Asked, *states: int) -> None:
-    found = Found(request_id=1, epoch="", prefix=0, states=bytes(states))
-    if not asked.reply.done():
-        asked.reply.set_result(found)
-    else:
-        assert asked.on_late is not None
-        asked.on_late(found)
 
 
 # ── lookups ──────────────────────────────────────────────────────────────────────────────────
@@ -39,7 +30,7 @@ def test_what_no_server_answered_is_a_miss_and_what_others_found_is_used(
     engine: Engine, state: int, reason: str, cut: str
 ):
     context, keys = engine.ask("r", 4)
-    reply(engine.client.last("lookup"), READABLE, READABLE, state, READABLE)
+    engine.client.last("lookup").found(READABLE, READABLE, state, READABLE)
     assert engine.lookup(context, keys)[:3] == ["HIT", "HIT", "MISS"]
     assert engine.counted(metrics.MISSED_BLOCKS, reason) == 1
     engine.tier.admitted("r", keys[:2], 64)
@@ -50,7 +41,7 @@ def test_what_no_server_answered_is_a_miss_and_what_others_found_is_used(
 
 def test_rows_behind_a_missing_one_take_no_room_in_the_pool(engine: Engine):
     context, keys = engine.ask("r", 20)
-    reply(engine.client.last("lookup"), *[READABLE] * 3, UNANSWERED, *[READABLE] * 16)
+    engine.client.last("lookup").found(*[READABLE] * 3, UNANSWERED, *[READABLE] * 16)
     engine.lookup(context, keys[:4])
     assert engine.tier.lookups._room.num_held == 3
 
@@ -58,15 +49,15 @@ def test_rows_behind_a_missing_one_take_no_room_in_the_pool(engine: Engine):
 def test_a_late_server_fills_in_its_part_and_the_rest_stays_a_miss(engine: Engine):
     context, keys = engine.ask("r", 3)
     asked = engine.client.last("lookup")
-    reply(asked, READABLE, UNANSWERED_LATE, UNANSWERED)
+    asked.found(READABLE, UNANSWERED_LATE, UNANSWERED)
     assert engine.lookup(context, keys) == ["HIT", "MISS", "MISS"]
-    reply(asked, READABLE, READABLE, UNANSWERED)
+    asked.found(READABLE, READABLE, UNANSWERED)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
 
 
 def test_a_queued_request_asks_again_after_a_pause_and_not_in_every_step(engine: Engine):
     context, keys = engine.ask("r", 3)
-    reply(engine.client.last("lookup"), READABLE, UNANSWERED, ABSENT)
+    engine.client.last("lookup").found(READABLE, UNANSWERED, ABSENT)
     for _ in range(5):
         engine.lookup(context, keys)
         engine.step()
@@ -75,29 +66,27 @@ def test_a_queued_request_asks_again_after_a_pause_and_not_in_every_step(engine:
     engine.step()
     again = engine.client.last("lookup")
     assert again.keys == keys[1:2]
-    reply(again, UNANSWERED)
+    again.found(UNANSWERED)
     engine.step()
     assert engine.client.count("lookup") == 2
     engine.clock.now += ASK_AGAIN_S
     engine.step()
-    reply(engine.client.last("lookup"), READABLE)
+    engine.client.last("lookup").found(READABLE)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
 
 
 def test_a_hole_is_an_eviction_and_the_end_of_what_was_stored_is_none(engine: Engine):
     for name, states in (("hole", (READABLE, ABSENT, READABLE)), ("end", (READABLE, ABSENT))):
         context, keys = engine.ask(name, len(states))
-        reply(engine.client.last("lookup"), *states)
+        engine.client.last("lookup").found(*states)
         engine.lookup(context, keys)
         engine.tier.admitted(name, keys[:1], 32)
     assert engine.counted(metrics.PREFIX_CUTS, "evicted") == 1
 
 
-def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_once(
-    engine: Engine,
-):
+def test_a_hole_that_a_server_may_fill_which_is_away_is_its_loss_and_is_put_at_once(engine: Engine):
     context, keys = engine.ask("r", 3)
-    reply(engine.client.last("lookup"), READABLE, ABSENT_SO_FAR, READABLE)
+    engine.client.last("lookup").found(READABLE, ABSENT_SO_FAR, READABLE)
     assert engine.lookup(context, keys)[:2] == ["HIT", "MISS"]
     assert engine.counted(metrics.MISSED_BLOCKS, "absent") == 1
     engine.tier.admitted("r", keys[:1], 32)
@@ -143,7 +132,7 @@ def test_the_keys_of_a_slow_server_are_computed_and_the_others_are_loaded():
     engine.lookup(context, keys)
     engine.step()
     assert engine.client.last("lookup").keys == keys, "one server is worth the query"
-    reply(engine.client.last("lookup"), *[READABLE] * 20)
+    engine.client.last("lookup").found(*[READABLE] * 20)
     assert engine.lookup(context, keys) == ["HIT"] * 12 + ["MISS"] * 8
     assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
 
@@ -155,7 +144,7 @@ def test_a_small_share_of_a_slow_server_is_loaded_while_the_others_send():
     engine.client.holders.update(dict.fromkeys(keys, "a") | {keys[0]: "b"})
     engine.lookup(context, keys)
     engine.step()
-    reply(engine.client.last("lookup"), *[READABLE] * 20)
+    engine.client.last("lookup").found(*[READABLE] * 20)
     assert engine.lookup(context, keys) == ["HIT"] * 20
 
 
@@ -248,7 +237,7 @@ def test_keys_that_no_server_takes_wait_until_one_comes_back(engine: Engine):
     for _ in range(5):
         engine.tier.serve_external_requests(pool)
         if not (asked := engine.client.last("lookup")).reply.done():
-            reply(asked, *[UNANSWERED] * len(asked.keys))
+            asked.found(*[UNANSWERED] * len(asked.keys))
             put = engine.client.last("put")
             put.reply.set_result(PutResult(outcomes=[None] * len(put.keys)))
         engine.finished()

@@ -77,7 +77,7 @@ def test_a_row_brings_back_every_byte_of_its_block_and_of_no_other(
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_a_layout_in_which_a_block_is_in_several_places_is_refused(
+def test_a_layout_with_a_block_in_several_places_is_refused(
     make_worker: MakeWorker, num_layers: int
 ):
     with pytest.raises(ConfigError, match=BY_HEADS.name):

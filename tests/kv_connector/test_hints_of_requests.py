@@ -62,9 +62,7 @@ def test_a_store_that_looks_up_first_does_so_with_the_hint_of_its_request():
     assert (looked_up.operation, looked_up.hint) == ("lookup", Hint(False))
 
 
-def test_a_hint_that_cannot_be_read_is_counted_by_reason_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_unreadable_hint_is_counted_by_reason_and_logged_once(caplog: pytest.LogCaptureFixture):
     engine = Engine()
     bad: list[dict[str, Any]] = [{"returns": "maybe"}, {"returns": "maybe\n"}, {"within_s": 5}]
     with caplog.at_level(logging.WARNING, logger="vllm.kvferry.hints"):

@@ -15,10 +15,7 @@ import pytest
 from hook_list import BASES, MAY_RAISE, Broken, BrokenOnPurpose, hooks_of
 from scripted_client import STEP_END, Engine
 from tiered_engine import TieredEngine
-from vllm.v1.kv_offload.base import (
-    LookupResult,
-    RequestOffloadingContext,
-)
+from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 
 from kv_connector.connector import KVFerryConnector
 from kv_connector.host_worker import HostWorker
@@ -94,14 +91,6 @@ class Tier:
         return sum(self.engine.hook_errors().values())
 
 
-@pytest.mark.parametrize("hook", hooks_of(RemoteTier))
-def test_a_hook_of_a_healthy_tier_counts_no_error(hook: str):
-    """Or the tests below would pass because of what they hand over."""
-    tier = Tier()
-    tier.call(hook)
-    assert tier.errors == 0
-
-
 @pytest.mark.parametrize("fault", TIER_FAULTS)
 @pytest.mark.parametrize("hook", hooks_of(RemoteTier))
 def test_nothing_leaves_a_hook_of_the_tier(
@@ -111,8 +100,9 @@ def test_nothing_leaves_a_hook_of_the_tier(
     with monkeypatch.context() as breaking:
         broken = tier.break_(fault, breaking)
         answers = [tier.call(hook) for _ in range(3)]
-    if not vars(broken)["times"]:
-        return  # not needed by this hook
+    if not vars(broken)["times"]:  # not needed by this hook, which is healthy then
+        assert tier.errors == 0
+        return
     if hook not in ("count_hook_error", "get_finished_jobs"):
         harmless = HARMLESS.get(hook, lambda answer: answer is None)
         assert all(map(harmless, answers)), answers
@@ -128,9 +118,7 @@ def test_nothing_leaves_a_hook_of_the_tier(
 
 @pytest.mark.parametrize("fault", [one for one in TIER_FAULTS if one != "_transfers._ended"])
 @pytest.mark.parametrize("hook", ["submit_load", "submit_store"])
-def test_a_job_ends_exactly_once_whatever_breaks(
-    hook: str, fault: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_job_ends_once_whatever_breaks(hook: str, fault: str, monkeypatch: pytest.MonkeyPatch):
     """A job without an end holds its request and its rows for ever; one with two ends the
     engine."""
     tier = Tier()
@@ -200,10 +188,7 @@ def test_backfill_goes_on_and_ends_though_the_end_of_a_batch_was_not_recorded(
     offered = []
     for _ in range(4):
         engine.step()
-        for asked in engine.client.asked:
-            if not asked.reply.done():
-                offered.append(len(asked.keys))
-                asked.found(*[KeyState.READABLE] * len(asked.keys))
+        offered += [len(asked.keys) for asked in engine.client.reply_to_all()]
     assert offered == [5, 2]
     assert not engine.manager.has_pending_work()
 

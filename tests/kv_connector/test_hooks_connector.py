@@ -12,9 +12,7 @@ from hook_list import Broken, hooks_of
 from kv_connector import connector as connector_module
 from kv_connector.config import BYPASS_KEY
 from kv_connector.connector import KVFerryConnector
-from kv_connector.introduction import (
-    WorkerReport,
-)
+from kv_connector.introduction import WorkerReport
 from kv_connector.self_test import Outcome, Report
 
 CONNECTOR_FAULTS = [
@@ -69,9 +67,7 @@ def test_nothing_leaves_a_hook_of_the_connector(
     assert 1 <= tracebacks() <= 2 * parts_of_hook, "said once, not every time"
 
 
-def test_options_that_cannot_be_read_keep_the_request_from_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_unreadable_options_keep_the_request_from_the_server(monkeypatch: pytest.MonkeyPatch):
     """It may carry an adapter whose blocks must not be mixed with the model's."""
     ours = Connector()
     monkeypatch.setattr(connector_module, "apply_request_options", Broken())

@@ -162,9 +162,7 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert ours.declared == [], "a reset does not bring it back"
 
 
-def test_a_fact_that_is_not_known_keeps_the_engine_from_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_fact_that_is_not_known_keeps_the_engine_from_the_server(monkeypatch: pytest.MonkeyPatch):
     ours = Introduced(monkeypatch, "weights is not known: no weight file in /models/x")
     ours.hear(heard(0), heard(1))
     (line,) = ours.said

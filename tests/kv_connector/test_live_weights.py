@@ -103,29 +103,6 @@ def test_a_request_waits_until_the_server_has_welcomed_the_name_that_is_right_ag
     assert asked[0].operation == "lookup" and asked[0].namespace == before
 
 
-def test_new_weights_after_a_reset_have_a_name_of_their_own_until_the_old_ones_are_back(
-    engine: ModellessEngine,
-):
-    names = []
-    for weights in (1, 2, 3, 2, 1):
-        engine.load(weights)
-        engine.reset()
-        assert used(engine, f"r{len(names)}", PROMPT) == right(weights, PROMPT)
-        names.append(namespace(engine))
-    one, two, three = names[:3]
-    assert len({one, two, three}) == 3 and names[3:] == [two, one]
-
-
-def test_weights_that_are_not_watched_have_a_new_name_after_every_reset(make: Make):
-    engine = make(watched=False)
-    names = set()
-    for name in "abc":
-        used(engine, name, PROMPT)
-        names.add(namespace(engine))
-        engine.reset()
-    assert len(names) == 3
-
-
 def test_weights_are_touched_in_steps_only_that_the_engine_is_awake_in(engine: ModellessEngine):
     """A step that computes nothing may be one of an engine that sleeps."""
     used(engine, "one", PROMPT)

@@ -37,17 +37,16 @@ def is_locked(worker: Any) -> bool | None:
     return found
 
 
-def test_cuda_is_asked_for_both_ends_of_the_pool(monkeypatch: pytest.MonkeyPatch):
+def test_cuda_is_asked_for_both_ends_of_the_pool_and_the_cpu_platform_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert current_platform.is_cpu()
+    assert is_locked(worker_with(Memory(False))) is None
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
     assert is_locked(worker_with(Memory(True, False, True))) is True
     assert is_locked(worker_with(Memory(True, True, False))) is False
     assert is_locked(worker_with(Memory(False, True, True))) is False
     assert is_locked(worker_with(None)) is None
-
-
-def test_on_the_cpu_platform_nothing_is_known():
-    assert current_platform.is_cpu()
-    assert is_locked(worker_with(Memory(False))) is None
 
 
 @pytest.mark.parametrize(

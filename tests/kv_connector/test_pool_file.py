@@ -30,14 +30,6 @@ def file_of(directory: Path, name: str) -> Path:
     return path
 
 
-def test_two_engines_with_one_engine_id_have_two_pools():
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert pool_name(os.getpid(), "same") != pool_name(other.pid, "same")
-    finally:
-        other.communicate(b"\n")
-
-
 def test_the_pool_of_a_killed_engine_is_swept_and_that_of_a_live_one_is_not(tmp_path: Path):
     engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     dying = file_of(tmp_path, pool_name(engine.pid, "an-engine-id"))

@@ -4,14 +4,8 @@ import pytest
 from scripted_client import BLOCK_BYTES, Clock, Engine
 from tiered_engine import ready, real_engine, serve
 
-from kv_connector import metrics
-from kv_connector.backfill import (
-    BATCH_S,
-    MOST_KEYS_OF_A_BATCH,
-    MOST_REMEMBERED,
-    REST_S,
-    Recency,
-)
+from kv_connector import backfill, metrics
+from kv_connector.backfill import BATCH_S, REST_S, Recency
 from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.protocol import KeyState
 from remote_server.values import MiB
@@ -28,9 +22,7 @@ def recency(clock: Clock) -> Recency:
     return Recency(clock)
 
 
-def test_a_prefix_that_many_requests_share_is_touched_once_in_a_while(
-    recency: Recency, clock: Clock
-):
+def test_a_prefix_of_many_requests_is_touched_once_in_a_while(recency: Recency, clock: Clock):
     batches = []
     for _ in range(100):
         recency.used(keys(1, 2, 3))
@@ -64,12 +56,16 @@ def test_what_the_server_itself_supplied_is_not_reported_to_it(recency: Recency)
     assert recency.take_batch() == keys(1)
 
 
-def test_batch_and_memory_are_bounded(recency: Recency, clock: Clock):
-    for first in range(0, 3 * MOST_REMEMBERED, MOST_KEYS_OF_A_BATCH):
-        recency.used(keys(*range(first, first + 2 * MOST_KEYS_OF_A_BATCH)))
+def test_batch_and_memory_are_bounded(
+    recency: Recency, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(backfill, "MOST_KEYS_OF_A_BATCH", 8)
+    monkeypatch.setattr(backfill, "MOST_REMEMBERED", 100)
+    for first in range(0, 300, 8):
+        recency.used(keys(*range(first, first + 16)))
         clock.now += REST_S
-        assert len(recency.take_batch()) == MOST_KEYS_OF_A_BATCH
-    assert len(recency._touched_s) == MOST_REMEMBERED
+        assert len(recency.take_batch()) == 8
+    assert len(recency._touched_s) == 100
 
 
 def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():

@@ -39,9 +39,7 @@ def test_without_a_server_every_lookup_is_an_instant_miss(engine: Engine):
         (RuntimeError("odd"), "lookup_failed"),
     ],
 )
-def test_a_lookup_that_fails_is_a_miss_counted_by_its_reason(
-    engine: Engine, error: Exception, reason: str
-):
+def test_a_failed_lookup_is_a_miss_counted_by_reason(engine: Engine, error: Exception, reason: str):
     context, keys = engine.ask("r", 2)
     engine.client.last("lookup").reply.set_exception(error)
     assert engine.lookup(context, keys) == ["MISS"] * 2
@@ -132,9 +130,7 @@ def test_what_was_absent_under_the_old_weights_is_looked_up(engine: Engine):
     assert (engine.client.count("lookup"), engine.client.count("put")) == (2, 0)
 
 
-def test_the_states_of_finished_requests_are_bounded(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-):
+def test_states_of_finished_requests_are_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lookups, "MOST_PAST", 1)
     contexts = []
     for name in ("first", "second"):
@@ -156,8 +152,7 @@ def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine:
     assert engine.counted(metrics.DECLINED_BLOCKS, "pinned_rows") == 6
     engine.tier.submit_store(engine.job(context, keys[:1], [20]))
     assert engine.finished() == [(3, True, None)], "declined at once, nothing stays pinned"
-    for asked in list(engine.client.asked):
-        asked.found(*[READABLE] * len(asked.keys))
+    engine.client.reply_to_all()
     assert [job for job, _, _ in engine.finished()] == [1, 2]
     engine.tier.submit_store(engine.job(context, keys[:1], [20]))
     assert engine.client.last("lookup").keys == keys[:1]
@@ -189,9 +184,7 @@ def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
     assert engine.client.last("lookup").namespace == after[0]
 
 
-def test_what_came_back_wrong_is_a_metric_by_its_reason(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_came_back_wrong_is_counted_by_reason(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     """And every reason is one that the client really counts."""
     counted = {name: n for n, name in enumerate(metrics.INTEGRITY_REASONS, 1)}
     assert counted.keys() <= new_counters().keys()

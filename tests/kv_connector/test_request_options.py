@@ -8,13 +8,7 @@ from real_connector import BLOCK, HYBRID, empty_step, request_of
 from scripted_client import Engine, ScriptedClient
 
 from kv_connector import metrics
-from kv_connector.config import (
-    BYPASS_KEY,
-    PREFETCH_KEY,
-    Bypass,
-    apply_request_options,
-    prefetches,
-)
+from kv_connector.config import BYPASS_KEY, PREFETCH_KEY, Bypass, apply_request_options, prefetches
 from kv_connector.connector import KVFerryConnector
 from kv_connector.hints import OPTIONS_KEY
 
@@ -36,7 +30,7 @@ def applied(params: Any, *, adapter: bool = False) -> Any:
     [
         ({}, {}),
         ({"load": True, "store": True}, {}),
-        ({"load": False}, {"max_load_tokens": 0}),
+        ({"load": False, "returns": "yes"}, {"max_load_tokens": 0}),
         ({"store": False}, {"max_offload_tokens": 0}),
         ({"prefetch": True}, {PREFETCH_KEY: True}),
         ({"prefetch": False}, {PREFETCH_KEY: False}),

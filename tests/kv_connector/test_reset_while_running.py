@@ -161,16 +161,14 @@ def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(mak
 
 def send_what_is_asked_for(engine: ModellessEngine) -> None:
     contents = engine.runner.computed_elsewhere(ELSE, 2)
-    for asked in engine.client.asked:
-        if asked.operation == "get" and not asked.reply.done():
+    for asked in engine.client.open:
+        if asked.operation == "get":
             for row, content in zip(asked.rows, contents, strict=True):
                 row[:] = content.to_bytes(8, "little") * (len(row) // 8)
             asked.landed(*range(4))
 
 
-def test_loads_wait_no_longer_than_a_load_may_take_for_the_copies_of_before_a_reset(
-    make: Make, clock: Clock
-):
+def test_loads_wait_a_bounded_time_for_copies_of_before_a_reset(make: Make, clock: Clock):
     """A worker that does not report them must not defer requests for ever."""
     engine = make(load_timeout_ms=1000, watched=False)
     engine.add("one", PROMPT)
@@ -208,9 +206,7 @@ def test_a_bare_tier_loads_again_when_every_step_that_was_scheduled_ahead_has_en
     for _ in range(4):
         looks += engine.lookup(one, keys)
         engine.step()
-        for asked in engine.client.asked:
-            if not asked.reply.done():
-                asked.found(KeyState.READABLE)
+        engine.client.reply_to_all()
     assert looks == ["RETRY", "RETRY", "RETRY", "HIT_PENDING"]
 
 

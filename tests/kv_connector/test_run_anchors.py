@@ -2,15 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from scripted_client import TOKENS_PER_BLOCK, Engine
+from scripted_client import TOKENS_PER_BLOCK, Engine, rows_of
 from scripted_fleet import fleet_engine
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
-from vllm.v1.kv_offload.config import OffloadingGroupConfig
 
 from kv_connector import run_anchors as module
-from kv_connector.pool_rows import PoolRows
 from kv_connector.run_anchors import RunAnchors, run_anchors
 from remote_server.protocol import KeyState
 from remote_server.runs import run_of
@@ -18,17 +15,6 @@ from remote_server.runs import run_of
 T = TOKENS_PER_BLOCK
 ROWS = 1024 // T
 """Rows of the first run, and of the second one."""
-
-
-def rows_of(*tokens: int) -> PoolRows:
-    """The rows of a model with a group for each number of tokens."""
-    groups = tuple(OffloadingGroupConfig(each, ("layer",), i) for i, each in enumerate(tokens))
-    spec = SimpleNamespace(
-        tokens_per_block=tokens, blocks_per_chunk=1, cpu_page_size_per_worker=64,
-        replicated_layout=False,
-        config=SimpleNamespace(parallel=SimpleNamespace(world_size=1), groups=groups),
-    )  # fmt: skip
-    return PoolRows(memoryview(np.zeros((4, 64), np.int8)), spec)
 
 
 def chain(group: int, tokens: int, rows: int) -> dict[bytes, int]:
@@ -43,7 +29,7 @@ def expected(positions: dict[bytes, int]) -> list[bytes]:
 
 @pytest.mark.parametrize("tokens", [16, 48, 1000, 1024, 3000])
 def test_the_anchor_is_the_first_row_of_the_run(tokens: int):
-    positions = chain(0, tokens, 40_000 // tokens)
+    positions = chain(1, tokens, 40_000 // tokens)
     anchors = RunAnchors(rows_of(tokens), positions)
     assert anchors.of([*positions], [*positions.values()]) == expected(positions)
     some = [*positions.items()][3:8] + [*positions.items()][1:2]
@@ -53,7 +39,7 @@ def test_the_anchor_is_the_first_row_of_the_run(tokens: int):
 
 
 def test_each_group_has_a_chain_of_its_own_in_any_order():
-    positions = chain(0, 32, 200) | chain(1, 96, 66)
+    positions = chain(1, 32, 200) | chain(3, 96, 66)
     anchors = RunAnchors(rows_of(32, 96), positions)
     backwards = [*positions.items()][::-1]
     keys, ends = [key for key, _ in backwards], [end for _, end in backwards]
@@ -61,7 +47,7 @@ def test_each_group_has_a_chain_of_its_own_in_any_order():
 
 
 def test_runs_that_begin_later_are_found_and_the_record_is_read_no_more_than_that():
-    positions = chain(0, 32, 40)
+    positions = chain(1, 32, 40)
     read: list[int] = []
 
     class Record(dict):
@@ -73,7 +59,7 @@ def test_runs_that_begin_later_are_found_and_the_record_is_read_no_more_than_tha
     anchors = RunAnchors(rows_of(32), record)
     first = next(iter(positions))
     assert anchors.of([first], [32]) == [first]
-    grown = chain(0, 32, 70)
+    grown = chain(1, 32, 70)
     record.update(grown)
     assert anchors.of([*grown][40:60], [*grown.values()][40:60]) == expected(grown)[40:60]
     assert read == [40], "the second run was known"
@@ -82,15 +68,15 @@ def test_runs_that_begin_later_are_found_and_the_record_is_read_no_more_than_tha
 
 
 def test_a_row_without_a_place_and_the_first_row_of_a_run_that_is_not_known_have_none():
-    positions = dict([*chain(0, 32, 40).items()][33:])  # the run's first row is not among them
+    positions = dict([*chain(1, 32, 40).items()][33:])  # the run's first row is not among them
     anchors = RunAnchors(rows_of(32), positions)
     key = next(iter(positions))
     assert anchors.of([key, key], [None, positions[key]]) == [None, None]
 
 
 def test_the_first_part_of_a_block_belongs_to_the_run_of_its_row():
-    positions = chain(0, 32, 40)
-    part = make_offload_key(b"p" * 32, 0)
+    positions = chain(1, 32, 40)
+    part = make_offload_key(b"p" * 32, 1)
     positions[part] = 40 * 32 + 16
     anchors = RunAnchors(rows_of(32, 32), positions)
     assert anchors.of([part], [positions[part]]) == [[*positions][32]]

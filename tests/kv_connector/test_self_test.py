@@ -131,9 +131,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
 
 
 def test_a_server_that_is_not_there_is_no_failure_and_not_waited_for(
-    make_host: MakeHost,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make_host: MakeHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     be_patient(monkeypatch)
     report = run_self_test(make_host().stage, ClientConfig(f"tcp://127.0.0.1:{free_port()}"))
@@ -168,20 +166,16 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
 
 
 def test_a_cache_too_small_to_borrow_from_is_left_alone(server: Server, make_host: MakeHost):
+    """As is a block that no server takes, which the tier reports."""
+    stage = make_host().stage()
+    stage.part = replace(stage.part, block_bytes=1 << 40)
+    report = run_self_test(lambda: stage, to(server))
+    assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
     host = make_host()
     host.kv_caches.tensors[0].tensor = host.cache[0, :1]
     report = run_self_test(host.stage, to(server))
     assert report.outcome is Outcome.SKIPPED and "too little to borrow from" in report.detail
     assert server.store.all_counters()["put_total"] == 0
-
-
-def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
-    server: Server, make_host: MakeHost
-):
-    stage = make_host().stage()
-    stage.part = replace(stage.part, block_bytes=1 << 40)
-    report = run_self_test(lambda: stage, to(server))
-    assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
 
 
 def test_a_bug_in_the_canary_reaches_nobody(server: Server):
@@ -260,9 +254,7 @@ def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
     assert [report.outcome for report in reports] == failed
 
 
-def test_a_pool_with_too_few_rows_for_all_workers_is_left_alone(
-    server: Server, make_host: MakeHost
-):
+def test_a_pool_with_few_rows_for_its_workers_is_left_alone(server: Server, make_host: MakeHost):
     stages = share_rows([make_host(groups=4) for _ in range(2)])
     report = run_self_test(stages[1], to(server))
     assert report.outcome is Outcome.SKIPPED and "4 KV cache groups of 2 workers" in report.detail

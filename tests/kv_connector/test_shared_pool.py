@@ -7,10 +7,18 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from connector_standin import Connector, output_of
-from specs import PAGE, ROWS, kv_caches, spec_of
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
 
 from kv_connector import pool as at_pool
 from kv_connector.connector import KVFerryConnector
@@ -23,14 +31,56 @@ from kv_connector.pool import (
     pool_name,
     pool_path,
 )
-from kv_connector.spec import FerrySpec, PoolNotShared
+from kv_connector.spec import POOL_NAME_KEY, FerrySpec, PoolNotShared
 from remote_server.errors import ConfigError
 
+PAGE = 2048
+ROWS = 6
+
+
+def spec_of(
+    pool_name: str, rank: int = 0, *, workers: int = 2, page: int = PAGE, replicated: bool = False,
+    rows: int = ROWS,
+) -> FerrySpec:  # fmt: skip
+    """With rank 0 it may be the scheduler's as well."""
+    parallel = OffloadingParallelConfig(
+        rank=rank, world_size=workers, tp_size=workers, pp_size=1, pcp_size=1, dcp_size=1,
+        data_parallel_index=0, data_parallel_size=1, data_parallel_rank_local=None,
+        is_parallelism_agnostic=False,
+    )  # fmt: skip
+    extra: dict[str, Any] = {
+        POOL_NAME_KEY: pool_name,
+        "cpu_bytes_to_use": rows * 4096,
+        "secondary_tiers": [],
+    }
+    config = OffloadingConfig(
+        groups=(OffloadingGroupConfig(32, ("layer",), 0),),
+        worker_kv_bytes_per_block=page,
+        enable_kv_cache_events=False,
+        extra_config=extra,
+        engine_id="engine",
+        model=OffloadingModelConfig("model", "bfloat16"),
+        cache=OffloadingCacheConfig(32, 1),
+        parallel=parallel,
+        replicated_layout=replicated,
+    )
+    return FerrySpec(config)
+
+
+def kv_caches(page: int = PAGE, blocks: int = 8) -> CanonicalKVCaches:
+    """A worker's KV cache of one layer."""
+    return CanonicalKVCaches(
+        [CanonicalKVCacheTensor(torch.zeros((blocks, page), dtype=torch.int8), page)],
+        [[CanonicalKVCacheRef(0, page)]],
+    )
+
+
+Names = Callable[[str], str]
 Start = Callable[[FerrySpec], FerrySpec]
 
 
 @pytest.fixture
-def names() -> Iterator[Callable[[str], str]]:
+def names() -> Iterator[Names]:
     """Names of pools, removed at the end."""
     made = []
 
@@ -62,7 +112,7 @@ def started() -> Iterator[Start]:
 
 
 @pytest.fixture
-def pool(names: Callable[[str], str]) -> str:
+def pool(names: Names) -> str:
     return names("shared")
 
 
@@ -74,9 +124,7 @@ def bytes_of(region: Any) -> Any:
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-def test_the_scheduler_starts_in_the_pool_of_all_its_workers(
-    replicated: bool, pool: str, started: Start
-):
+def test_the_scheduler_starts_in_the_pool_of_workers(replicated: bool, pool: str, started: Start):
     workers = [started(spec_of(pool, rank, replicated=replicated)) for rank in (0, 1)]
     scheduler = spec_of(pool, replicated=replicated)
     manager = scheduler.get_manager()
@@ -97,9 +145,7 @@ def test_a_scheduler_without_a_workers_pool_makes_none_of_its_own(pool: str):
     assert not os.path.lexists(pool_path(pool))
 
 
-def test_a_worker_in_another_pool_stops_the_start(
-    names: Callable[[str], str], pool: str, started: Start
-):
+def test_a_worker_in_another_pool_stops_the_start(names: Names, pool: str, started: Start):
     started(spec_of(pool, 0))
     started(spec_of(names("elsewhere"), 1))
     scheduler = spec_of(pool)

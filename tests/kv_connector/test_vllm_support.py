@@ -64,10 +64,6 @@ def replace(old: str, new: str) -> Edit:
 # ── which names a version lacks ──────────────────────────────────────────────────────────────
 
 
-def test_the_installed_version_has_every_name(package: Path):
-    assert missing_names(package, NAMES) == []
-
-
 OFFLOAD = "v1/kv_offload"
 
 
@@ -195,14 +191,12 @@ def test_a_tested_line_is_not_looked_at(version: str, tmp_path: Path):
     assert judge(version, tmp_path / "nothing here").refusal == ""
 
 
-@pytest.mark.parametrize("version", ["0.99.0", "dev", "1.0.0rc1"])
+@pytest.mark.parametrize("version", ["dev", "1.0.0rc1"])
 def test_another_version_runs_if_it_has_every_name(version: str, package: Path):
     assert judge(version, package) == (version, False, [], "")
 
 
-def test_a_version_without_an_optional_name_runs_and_the_name_is_listed(
-    package: Path, tmp_path: Path
-):
+def test_a_version_without_an_optional_name_runs_and_it_is_listed(package: Path, tmp_path: Path):
     path = f"{OFFLOAD}/base.py"
     tree = edited(package, tmp_path, path, replace("_offload_key_positions", "_positions"))
     verdict = judge("0.99.0", tree)
@@ -271,9 +265,7 @@ def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     ("module", "version"), [("connector", "0.31.0"), ("remote_tier", "0.99.0")]
 )
-def test_what_vllm_loads_by_its_path_refuses_in_one_sentence(
-    module: str, version: str, tmp_path: Path
-):
+def test_what_vllm_loads_by_path_refuses_in_one_sentence(module: str, version: str, tmp_path: Path):
     ran = python(fake_vllm(tmp_path, version), f"import kv_connector.{module}")
     *_, last = ran.stderr.strip().splitlines()
     assert last.startswith("remote_server.errors.ConfigError: kvferry ")

@@ -1,11 +1,14 @@
-"""The windows of a hybrid model's groups in its lookups, on vLLM's own scheduler half."""
+"""The windows of a hybrid model's groups, on vLLM's own scheduler half: in its lookups, and in the
+tokens that count as the server's."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from real_connector import (
     BLOCK,
     FULL,
@@ -17,11 +20,20 @@ from real_connector import (
     request_of,
 )
 from scripted_client import ScriptedClient
-from test_hit_sources import LONGER, WINDOW
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kv_connector.connector import KVFerryConnector
 from kv_connector.pool_rows import windows_of
 from remote_server.protocol import MAX_WINDOW, KeyState, Stretch
 from remote_server.store.bucket.packs import packs_in
+
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=2 * BLOCK
+)
+LONGER = replace(WINDOW, sliding_window=3 * BLOCK)
 
 PROMPT = 80
 """Blocks of 32 tokens: two packs of 32, and a tail of 16."""
@@ -114,3 +126,56 @@ def test_a_window_has_a_row_to_spare_where_a_draft_model_gives_up_the_last_one_o
 
     assert windows_of(groups(drafts=False)) == {1: 4, 2: 1, 3: MAX_WINDOW}
     assert windows_of(groups(drafts=True)) == {1: 5, 2: 1, 3: MAX_WINDOW}
+
+
+# ── what counts as the server's ──────────────────────────────────────────────────────────
+
+
+DEVICE = CacheHitSource.DEVICE
+SERVER = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+SHORT = 8
+
+
+def sources_of(connector: KVFerryConnector, groups: Sequence[Layers]) -> dict[Any, int]:
+    """Where the tokens of a prompt come from of which the server holds every block."""
+    tier: Any = connector._remote
+    tier.declare("model", {"model": "m"})
+    request = request_of(connector, "r", SHORT * BLOCK + 1)
+    tokens = matched(connector, request, lambda asked: [KeyState.READABLE] * len(asked.keys))
+    assert tokens == SHORT * BLOCK
+    blocks = KVCacheBlocks(tuple(blocks_of(next(iter(group.values()))) for group in groups))
+    connector.update_state_after_alloc(request, blocks, tokens)
+    sources = connector.get_external_cache_hit_sources(request, tokens)
+    assert sum(sources.values()) == tokens, "vLLM takes no other sum"
+    return sources
+
+
+def blocks_of(spec: Any) -> list[KVCacheBlock]:
+    """What vLLM allocates for a hit of the whole prompt: nothing before a window."""
+    window = getattr(spec, "sliding_window", None) or SHORT * BLOCK
+    first = max(0, SHORT - (window - 1 + BLOCK - 1) // BLOCK)
+    blocks = []
+    for number in range(SHORT + 1):
+        block = KVCacheBlock(block_id=number + 1)
+        block.is_null = number < first
+        blocks.append(block)
+    return blocks
+
+
+MODELS = {
+    "one window": ([group_of(0, WINDOW)], {SERVER: 2, DEVICE: 6}),
+    "two windows": ([group_of(0, WINDOW), group_of(1, LONGER)], {SERVER: 3, DEVICE: 5}),
+    "a window beside full attention": ([group_of(0, WINDOW), group_of(1, FULL)], {SERVER: 8}),
+    "full attention": ([group_of(0, FULL)], {SERVER: 8}),
+}
+
+
+@pytest.mark.parametrize(("groups", "expected"), MODELS.values(), ids=list(MODELS))
+def test_only_what_was_loaded_counts_as_the_servers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[Layers],
+    expected: dict[Any, int],
+):  # fmt: skip
+    with real_connector(model, tmp_path / "e", monkeypatch, groups, break_even=False) as made:
+        found = sources_of(made, groups)
+    assert found == {source: blocks * BLOCK for source, blocks in expected.items()}

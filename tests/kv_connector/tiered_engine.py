@@ -95,10 +95,14 @@ class TieredEngine(Counted):
         self.manager.on_new_request(context)
         return context, keys
 
-    def compute(self, name: str, numbers: Sequence[int], **params: Any) -> list[OffloadKey]:
+    def compute(
+        self, name: str, numbers: Sequence[int], *, known: int | None = None, **params: Any
+    ) -> list[OffloadKey]:
         """Compute these blocks and store them in the pool, which offers them to the tier. The
-        copy into the pool takes an engine step."""
+        copy into the pool takes an engine step. The request was admitted with `known` tokens."""
         context, keys = self.request(name, numbers)
+        if known is not None:
+            self.tier.admitted(name, [], known)
         context.kv_transfer_params = params or None
         prepared = self.manager.prepare_store(keys, context)
         assert prepared is not None, "no row to be had"

@@ -1,18 +1,30 @@
-"""The minute line reports where prompt tokens came from, and only what is new."""
+"""Counters of the tier, each event reported once: vLLM adds up what it is given; and the line of
+log about prompt tokens, which reports only what is new."""
+
+from typing import Any
+
+from scripted_client import Clock
 
 from kv_connector import metrics
-from kv_connector.metrics import Traffic
+from kv_connector.metrics import TierCounters, Traffic
 
 
-class Clock:
-    now = 0.0
+def grown(counters: TierCounters) -> dict[str, Any]:
+    return dict(counters.take_stats({}).data["data"])
 
-    def __call__(self) -> float:
-        return self.now
+
+def test_an_event_is_reported_in_one_collection_and_not_again():
+    counters = TierCounters()
+    counters.count(metrics.HIT_BLOCKS, 5)
+    assert grown(counters)[metrics.HIT_BLOCKS][()] == 5
+    counters.count(metrics.HIT_BLOCKS, 2)
+    assert grown(counters)[metrics.HIT_BLOCKS][()] == 2
+    assert metrics.HIT_BLOCKS not in grown(counters)
 
 
 def test_the_line_adds_up_to_the_prompt_tokens():
     clock = Clock()
+    clock.now = 0.0
     traffic = Traffic(60, clock)
     traffic.looked_up("a", 1000, 0)
     traffic.looked_up("a", 1000, 100)  # asked again before it was admitted
