@@ -6,12 +6,16 @@ import json
 import pytest
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import one_level_report
+from benchmarks.remote_kv_cache.replay import one_level, one_level_report, one_level_wire
 from benchmarks.remote_kv_cache.replay.flags import EVICTIONS
 from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS, scan
 
 SMALL = ["--workload", "chat", "--requests", "250", "--capacity", "2GiB,8GiB"]
+
+IN_PIECES = {"transport": "tcp", "batch_bytes": 16 * one_level_wire.PAYLOAD,
+             "lane_window_bytes": 64 * one_level_wire.PAYLOAD}  # fmt: skip
+"""Every put and every get is cut into messages of 16 blocks."""
 
 
 def refused(capsys, *flags):
@@ -50,6 +54,17 @@ def test_a_real_server_beside_the_model_is_equal_to_the_block(capsys):
     printed = capsys.readouterr().out
     assert "wire: lru, 1.0 GiB: equal to the block" in printed
     assert "store: hinted" not in printed
+
+
+@pytest.mark.real_time
+def test_a_server_finds_and_writes_what_the_policy_alone_does_to_the_block():
+    places = one_level_wire.places_for(1)
+    requests = scan(places)[:560]
+    alone = one_level.replay(requests, places, "learned")
+    served = one_level_wire.replay(requests, places, "learned", IN_PIECES)
+    assert (served.found, served.written) == (alone.found, alone.written)
+    assert served.requested > 5 * places
+    assert alone.reigned["learned"] > 100
 
 
 def test_a_server_that_differs_by_a_block_and_a_policy_above_the_optimum_are_failures():

@@ -210,3 +210,31 @@ def test_bytes_are_compared_to_the_last_one(tmp_path):
         share.rows.target_pool[1, -1] ^= 1
         with pytest.raises(WrongBytes, match="block 1"):
             verify(share.rows)
+
+
+@pytest.mark.parametrize(("name", "syncs_of_a_file"), [("files", 0), ("files, fsync", 1)])
+def test_files_with_fsync_sync_each_file_once_and_the_others_none(
+    tmp_path, monkeypatch, name, syncs_of_a_file
+):
+    num_blocks, written = 6, []
+    fsync = os.fsync
+
+    def record(fd):
+        fsync(fd)
+        written.append((os.fstat(fd).st_ino, os.fstat(fd).st_size))
+
+    sizes = sizes_in(tmp_path, num_blocks)
+    entry = catalogue.find(name)
+    with (
+        own_rows(num_blocks, BLOCK_BYTES, sizes.folder) as share,
+        entry.serve(sizes) as host,
+        alone(entry, host, share) as client,
+    ):
+        client.do("before_write")
+        monkeypatch.setattr(os, "fsync", record)
+        client.do("write")
+        monkeypatch.undo()
+
+    assert len(written) == syncs_of_a_file * num_blocks
+    assert len(set(written)) == len(written), "a file was synced twice"
+    assert all(size == BLOCK_BYTES for _, size in written), "a file was synced before it was whole"

@@ -24,6 +24,7 @@ from workload_stores import (
 from benchmarks.storage_workload import device_io
 from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.store_host import StoreHost
 
 pytestmark = pytest.mark.real_time
 
@@ -231,3 +232,35 @@ async def test_cold_reads_are_reads_of_the_device_by_the_kernels_count(tmp_path:
             read = device_io.of_this_process().since(before).read
             assert read >= times * 128 * BLOCK_BYTES, "the second time as well"
             assert host.disk.calls.num_bytes["read"] >= times * 128 * BLOCK_BYTES
+
+
+async def held(host: StoreHost) -> tuple[int, int]:
+    """Blocks in memory and on disk."""
+    occupancy = await host.occupancy()
+    return occupancy["memory"].blocks, occupancy["disk"].blocks
+
+
+async def test_a_cascade_writes_nothing_to_disk_before_memory_is_full_and_then_the_oldest_alone(
+    tmp_path: Path,
+):
+    with host_of(tmp_path, MEMORY, disk_of(256), cascade=True) as host:
+        await host.write(blocks_of(range(MEMORY_BLOCKS)))
+        await host.settle()
+        assert await held(host) == (MEMORY_BLOCKS, 0)
+        assert by_tier((await host.read(blocks_of(range(16)))).parts) == {"memory": 16}
+        await host.write(blocks_of(range(1000, 1016)))
+        assert await held(host) == (MEMORY_BLOCKS, 16), "the write has waited for the disk"
+        for _ in range(2):  # and they stay there
+            assert by_tier((await host.read(blocks_of(range(16, 32)))).parts) == {"disk": 16}
+        assert by_tier((await host.read(blocks_of(range(16)))).parts) == {"memory": 16}
+        assert by_tier((await host.read(blocks_of(range(1000, 1016)))).parts) == {"memory": 16}
+
+
+async def test_what_a_cascade_gave_the_disk_is_told_as_written_behind_by_nobodys_request(
+    tmp_path: Path,
+):
+    with host_of(tmp_path, MEMORY, disk_of(256), cascade=True) as host:
+        await host.write(blocks_of(range(MEMORY_BLOCKS)))
+        done = await host.write(blocks_of(range(500, 510)))
+        assert by_tier(done.parts) == {"memory": 10}
+        assert by_tier([behind.part for behind in host.take_behind()]) == {"disk": 10}

@@ -8,10 +8,13 @@ from typing import Any
 
 import fake_time
 import pytest
+from synthetic_trace import write
 
-from benchmarks.storage_workload import arrivals, traces, validation
+from benchmarks.storage_workload import arrivals, trace_count, traces, validation
+from benchmarks.storage_workload.backend import ReadDone
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.run import execute
@@ -293,3 +296,28 @@ def test_a_trace_to_compare_with_is_checked_before_anything_is_measured(tmp_path
     with pytest.raises(ConfigError) as error:
         validation.read(recorded(tmp_path, rows))
     assert str(error.value).startswith("validation_trace: ") and said in str(error.value)
+
+
+class Forgetful(EmulatedBackend):
+    """Never finds more than one block."""
+
+    async def read(self, blocks: Blocks) -> ReadDone:
+        return await super().read(blocks.part(0, 1))
+
+
+@pytest.mark.parametrize("store", [EmulatedBackend, Forgetful])
+def test_one_user_after_another_finds_what_the_count_finds_and_a_store_that_forgets_less(
+    tmp_path, store
+):
+    source = traces.read_mooncake(write(tmp_path / "trace.jsonl", 200))
+    shape = BlockShape(traces.MOONCAKE_BLOCK_TOKENS, 16)
+
+    async def run() -> list[RequestSample]:
+        driver = Driver(source, store(1e9), shape, Pace())
+        await driver.run_users(1, 1e6)
+        return driver.samples.requests
+
+    beside = trace_count.beside(source.requests, fake_time.run(run()))
+    assert beside is not None and beside["requests"] == 200
+    assert 0.2 < beside["findable"] < 0.9
+    assert beside["off_points"] < -10 if store is Forgetful else beside["off_points"] == 0
