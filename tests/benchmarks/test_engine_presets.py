@@ -17,7 +17,13 @@ from benchmarks.remote_kv_cache import (
     test_transfer_in,
 )
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
-from benchmarks.remote_kv_cache.baseline import test_engine_cost, test_step_cost
+from benchmarks.remote_kv_cache.baseline import (
+    test_engine_cost,
+    test_memory_io,
+    test_server,
+    test_step_cost,
+    test_zmq_transfer,
+)
 from remote_server.errors import ConfigError
 
 BENCHMARKS = (transfer_out, test_transfer_in, test_long_prefill, test_swap, test_prefetch)
@@ -74,10 +80,14 @@ def test_a_refusal_is_the_exit_status_and_one_line(
 
 @pytest.mark.parametrize(
     "module",
-    [*BENCHMARKS, test_busy, test_miss_cost, test_engine_cost, test_step_cost],
+    [*BENCHMARKS, test_busy, test_miss_cost, test_engine_cost, test_step_cost, test_memory_io,
+     test_zmq_transfer, test_server],
     ids=lambda module: module.MODULE.rpartition(".")[2],
-)
-def test_without_memory_the_row_is_skipped_with_the_reason(module, tmp_path: Path):
+)  # fmt: skip
+def test_without_memory_the_row_is_skipped_with_the_reason(module, tmp_path: Path, capsys):
     file = tmp_path / "a.json"
-    assert module.main(["--memory", "1MiB", "--json", str(file)]) == 0
-    assert all(row.reason.startswith("SKIPPED: needs ") for row in Record.read(file).rows)
+    only = ["--only", "models", "--models", "tiny"] if module is test_server else []
+    assert module.main(["--memory", "1MiB", *only, "--json", str(file)]) == 0
+    rows = Record.read(file).rows
+    assert rows and all(row.reason.startswith("SKIPPED: needs ") for row in rows)
+    assert "SKIPPED: needs" in capsys.readouterr().out

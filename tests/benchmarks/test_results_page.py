@@ -10,7 +10,7 @@ from browser import Browser, chromium_or_skip
 from pages import Parsed
 
 from benchmarks.__main__ import RESULTS, main
-from benchmarks.harness import page, page_tables, registry
+from benchmarks.harness import page, page_tables
 from benchmarks.harness.page import Shown
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
@@ -165,18 +165,6 @@ def test_every_record_of_the_results_is_in_it(all_results: Path):
         if {"command", "schema"} <= document.keys():
             assert page.escape(document["command"]) in text, file  # type: ignore[attr-defined]
     assert "Left out" not in text
-
-
-def test_what_is_wrong_in_a_source_is_noted_where_it_stands(all_results: Path):
-    sections = all_results.read_text().split("<section id=")
-    tables = [table for document in registry.documents() for table in document.tables]
-    corrected = [(table, each) for table in tables for each in table.corrections]
-    assert len(corrected) > 10
-    for table, correction in corrected:
-        name = table.benchmark.rpartition(".")[2]
-        (found,) = (each for each in sections if each.startswith(f'"{name}"'))
-        assert page.escape(correction.says) in found, correction  # type: ignore[attr-defined]
-        assert page.escape(correction.truth) in found, correction  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, True)])

@@ -8,18 +8,12 @@ import pytest
 from benchmarks.harness import registry
 from benchmarks.harness.source import Table
 from benchmarks.sources import kvbench as nixl_study
-from benchmarks.store_sweep import source as sweep
-from benchmarks.store_sweep.operating import servers_for
 
 TABLES = [table for document in registry.documents() for table in document.tables]
 
 
 def tables_of(benchmark: str) -> list[Table]:
     return [table for table in TABLES if table.benchmark == f"benchmarks.{benchmark}"]
-
-
-def corrections(benchmark: str) -> str:
-    return "\n".join(f"{c.says}: {c.truth}" for t in tables_of(benchmark) for c in t.corrections)
 
 
 def test_all_five_documents_are_found_and_none_of_them_loads_anything_heavy():
@@ -46,10 +40,3 @@ def test_the_stages_of_the_nixl_study_cannot_be_its_throughput():
     assert said == (12.5, 21.4, 19.5)
     assert computed == (7.7, 10.2, 75.3)
     assert nixl_study.gib_per_s(63, 1_000_000) == pytest.approx(63 * 2.5 / 1024)
-
-
-def test_the_sweep_moved_a_gigabyte_a_second_and_its_plan_is_19_servers_or_14():
-    assert "0.92 GB/s" in corrections("store_sweep")
-    assert servers_for(1_000_000, 55_000) == 19
-    (at_32,) = (r for r in sweep.results() if r.point.concurrency == 32)
-    assert at_32.read.p50 == 25.96 and servers_for(1_000_000, at_32.tokens_per_s) == 14

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from store_sweep_points import looked_up
 
 from benchmarks.harness.record import Record
 from benchmarks.store_sweep import (
@@ -227,6 +226,11 @@ def test_a_record_comes_back_as_it_was_and_another_one_is_refused(tmp_path: Path
     file.write_text("{}")
     with pytest.raises(ConfigError, match="not a record of a benchmark"):
         read_record(file)
+
+
+def looked_up(concurrency: int, p50: float, cpu: float | None = 10.0, errors: int = 0) -> Result:
+    lookup, point = Percentiles(p50, None, None, None), Point(concurrency, 1)
+    return replace(source.results()[0], point=point, lookup=lookup, cpu_percent=cpu, errors=errors)
 
 
 def test_cores_are_to_spare_when_half_of_them_and_one_whole_are_idle():

@@ -238,7 +238,7 @@ def of_emulated_users(workload: Workload) -> dict[str, Any]:
     async def run() -> Samples:
         driver = Driver(workload, EmulatedBackend(1e12), BlockShape(256, 1), Pace())
         await driver.ingest(workload.documents())
-        await driver.run_users(12, 20.0)
+        await driver.run_users(6, 10.0)
         return driver.samples
 
     return summarize(fake_time.run(run()))
