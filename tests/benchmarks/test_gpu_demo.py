@@ -112,7 +112,7 @@ def demonstrate(tmp_path: Path, programs: Programs, *chosen: Step) -> command.De
     return made
 
 
-def test_a_page_has_verdicts_records_outputs_and_no_folder_of_the_user(tmp_path: Path):
+def test_page_and_record_have_verdicts_and_outputs_and_no_folder_of_the_user(tmp_path: Path):
     programs = Programs()
     programs.log = f"a table\nlog: {Path.home()}/x and {REPOSITORY}/y\n"
     made = demonstrate(tmp_path, programs, PLAIN, LEFT_OUT, BENCH)
@@ -125,6 +125,12 @@ def test_a_page_has_verdicts_records_outputs_and_no_folder_of_the_user(tmp_path:
     assert str(Path.home()) + "/" not in page and "src=" not in page.replace('src="data:', "")
     assert "Interrupted" not in page
     assert page.count("<table>") > 1 and Parsed(page).unscrolled == []
+    found = Record.read(tmp_path / "all.json")
+    assert [(row.operation, row.seconds, row.reason) for row in found.rows] == [
+        ("demo", 3.0, ""), ("exactness", None, "SKIPPED: needs two GPUs"), ("transfer in", 3.0, ""),
+    ]  # fmt: skip
+    assert found.command == "python -m benchmarks.gpu_demo --model ~/w"
+    assert str(Path.home()) + "/" not in (tmp_path / "all.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -176,13 +182,3 @@ def test_without_a_gpu_the_command_prints_the_reasons_and_writes_nothing(
     for names in ("nothing", "", "demo,,exactness"):
         with pytest.raises(SystemExit, match="2"):
             command.main([*flags, "--only", names])
-
-
-def test_the_verdicts_are_a_record_without_folders_of_the_user(tmp_path: Path):
-    demonstrate(tmp_path, Programs(), BENCH, LEFT_OUT)
-    found = Record.read(tmp_path / "all.json")
-    assert [(row.operation, row.seconds, row.reason) for row in found.rows] == [
-        ("transfer in", 3.0, ""), ("exactness", None, "SKIPPED: needs two GPUs")
-    ]  # fmt: skip
-    assert found.command == "python -m benchmarks.gpu_demo --model ~/w"
-    assert str(Path.home()) + "/" not in (tmp_path / "all.json").read_text()

@@ -136,28 +136,6 @@ def test_cupy_is_taken_before_torch_and_torch_where_cupy_has_no_gpu(
     assert found_with("cupy") == NoDevice("cupy finds no GPU; torch is not installed")
 
 
-@pytest.mark.parametrize("where", ["alone", "disk"])
-def test_what_was_written_is_read_from_the_device_and_is_right(where: str, tmp_path: Path):
-    async def check(tier: GpuTier) -> None:
-        assert tier.tiers[0] == "gpu" and tier.tiers[1:] == tier.below.tiers
-        written = await tier.write(blocks(*range(1, 8)))
-        assert (written.created, written.existed, written.declined) == (7, 0, 0)
-        again = await tier.write(blocks(*range(4, 10)))
-        assert (again.created, again.existed, again.declined) == (2, 4, 0)
-        read = await tier.read(blocks(*range(1, 15)))
-        assert read.blocks == 9 and by_tier(read.parts) == {"gpu": 9}
-        assert (await tier.read(blocks(20, 1))).blocks == 0
-        part = read.parts[0]
-        assert part.num_bytes == blocks(*range(1, 10)).num_bytes
-        assert 0 < part.device_s <= part.total_s and read.waited_s >= 0
-        counters = await tier.counters()
-        assert (counters["gpu_hits"], counters["gpu_checked"], counters["gpu_damaged"]) == (9, 9, 0)
-        await tier.settle()
-
-    with gpu(where, 16, tmp_path) as tier:
-        asyncio.run(check(tier))
-
-
 @pytest.mark.parametrize(("where", "window"), [("emulated", 1), ("memory", 1), ("disk", 3)])
 def test_a_gap_on_the_device_is_filled_from_below_and_nothing_behind_it_comes_from_the_device(
     where: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from gates import jobs_held
 from workload_stores import (
     BLOCK_BYTES,
@@ -15,6 +16,7 @@ from workload_stores import (
     by_tier,
     disk_of,
     host_of,
+    payload,
     pool_of,
     server,
     until,
@@ -23,12 +25,15 @@ from workload_stores import (
 
 from benchmarks.storage_workload import device_io
 from benchmarks.storage_workload.backend import Backend
-from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.device_library import TorchLibrary
+from benchmarks.storage_workload.device_rows import row_bytes_for
+from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
+from benchmarks.storage_workload.gpu_tier import GpuTier
 from benchmarks.storage_workload.store_host import StoreHost
 
 pytestmark = pytest.mark.real_time
 
-BACKENDS = ("emulated", "memory", "memory and disk", "disk", "shm", "tcp")
+BACKENDS = ("emulated", "gpu", "memory", "memory and disk", "disk", "shm", "tcp")
 DISK = disk_of(512)
 
 
@@ -44,6 +49,13 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     """Each has room for a hundred blocks in its fastest tier."""
     if request.param == "emulated":
         yield EmulatedBackend(1e12)
+    elif request.param == "gpu":
+        rows = 128 * row_bytes_for(BLOCK_BYTES)
+        on_cpu = TorchLibrary(torch, "cpu")
+        with GpuTier(NoTier(), BLOCK_BYTES, rows, payload(), on_cpu, check_every=1) as tier:
+            yield tier
+            counters = asyncio.run(tier.counters())
+            assert counters["gpu_checked"] == counters["gpu_hits"] > counters["gpu_damaged"] == 0
     elif request.param in ("shm", "tcp"):
         endpoint = request.getfixturevalue("endpoint")
         with wire_to(endpoint, request.param) as wire:

@@ -56,18 +56,6 @@ async def test_who_cannot_go_on_is_asked_again_after_a_wake_once_the_owner_has_l
     assert looks_before == sorted({*looks_before}), "each time after another look"
 
 
-async def test_an_error_is_its_callers_and_the_thread_goes_on(thread: TurnThread):
-    def fails() -> Turn[int]:
-        yield True
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        await thread.submit(fails())
-    with pytest.raises(ZeroDivisionError):
-        await thread.call(lambda: 1 // 0)
-    assert await thread.call(lambda: 5) == 5
-
-
 async def test_an_error_of_the_thread_itself_reaches_all_who_wait_and_all_who_come():
     def broken() -> None:
         raise AssertionError("the books are wrong")

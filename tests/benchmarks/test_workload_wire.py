@@ -132,12 +132,9 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason(
     assert main(["--server", nowhere, "--model", "tiny-1b", "--gpu-mem-gb", "0"]) == 2
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(
-    mortal: Server, transport: str
-):
+async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(mortal: Server):
     popen, endpoint = mortal
-    with wire_to(endpoint, transport) as backend:
+    with wire_to(endpoint, "shm") as backend:
         await backend.write(blocks_of(range(10)))
         popen.send_signal(signal.SIGSTOP)  # so that requests are under way when it dies
         asked = [
