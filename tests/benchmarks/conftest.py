@@ -10,17 +10,18 @@ import pytest
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import run, stores
+from benchmarks.storage_workload import run, stores, wire
 from benchmarks.storage_workload.payload import Payload
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _little_is_filled() -> Iterator[None]:
     """Benchmarks give a server a GiB at least; to fault it in takes 0.6 s of CPU time. The storage
-    workload cuts its blocks from 64 MiB of noise."""
+    workload cuts its blocks from 64 MiB of noise, and touches the windows of its client."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVFERRY_POPULATE", "false")
         patch.setattr(stores, "Payload", partial(Payload, noise_bytes=1 << 20))
+        patch.setattr(wire, "WINDOW_BYTES", 4 << 20)
         yield
 
 

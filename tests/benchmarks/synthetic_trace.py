@@ -27,16 +27,10 @@ def lines(requests: int, seed: int = 1, conversations: int = 24) -> list[str]:
         last = [] if full else [upcoming]  # of a block that is not full
         upcoming += not full
         tokens = len(history) * TOKENS + (0 if full else chance.randint(1, TOKENS - 1))
-        made.append(
-            json.dumps(
-                {
-                    "timestamp": number // 3 * 3000,
-                    "input_length": tokens,
-                    "output_length": 10,
-                    "hash_ids": history + last,
-                }
-            )
-        )
+        made.append(json.dumps({
+            "timestamp": number // 3 * 3000, "input_length": tokens, "output_length": 10,
+            "hash_ids": history + last,
+        }))  # fmt: skip
     return made
 
 

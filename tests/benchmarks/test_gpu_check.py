@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_programs import Programs
 
 from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import checks, session
@@ -43,45 +44,12 @@ def row(operation: str = "copy", **reasons: str) -> Row:
 
 def check(name: str = "one", **settings: Any) -> Check:
     given = {"most_s": 50.0, "judge": every_row(), **settings}
-    return Check(name, lambda record, _: ["a.module", str(record)], **given)
-
-
-class Clock:
-    """Time that passes only while a check runs."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Programs:
-    """What the checks' processes do: each writes its record, takes its time, and ends."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.limits: list[float] = []
-        self.record: Record | None = a_record(row())
-        self.ended = Ended(0, 10.0, False)
-        self.log = ""
-        self.error: Exception | None = None
-
-    def run(self, words: list[str], log: Path, limit_s: float) -> Ended:
-        assert words[:3] == [sys.executable, "-m", "a.module"]
-        self.limits.append(limit_s)
-        self.clock.now += self.ended.seconds
-        log.write_text(self.log)
-        if self.error is not None:
-            raise self.error
-        if self.record is not None:
-            self.record.write(Path(words[3]))
-        return self.ended
+    return Check(name, lambda record, _: ["a.module", "--json", str(record)], **given)
 
 
 @pytest.fixture
 def programs() -> Programs:
-    return Programs(Clock())
+    return Programs(a_record(row()))
 
 
 @pytest.fixture
@@ -97,8 +65,9 @@ def verdict(made: Session) -> Verdict:
     return made.done[-1].verdict
 
 
-def test_a_check_that_measured_is_ok_and_its_rows_are_kept(made: Session):
+def test_a_check_that_measured_is_ok_and_its_rows_are_kept(made: Session, programs: Programs):
     made.check_all([check(rows="copy")])
+    assert programs.words[:3] == [sys.executable, "-m", "a.module"]
     assert verdict(made) == Verdict(OK)
     own, of_check = made.record.rows[1], made.record.rows[0]
     assert (own.model, own.operation, own.seconds) == (session.MODEL, "one", 10.0)

@@ -1,11 +1,11 @@
 """The demonstration on a GPU: which steps run where, their verdicts, and the page."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_programs import Programs
 from pages import Parsed
 
 from benchmarks.engine import presets
@@ -73,24 +73,6 @@ def test_every_command_is_understood_by_its_program(weights: str):
                 assert numbers.trials in (2, 3, 5)
 
 
-class Programs:
-    """Steps that end as the test wants."""
-
-    def __init__(self) -> None:
-        self.ended = Ended(0, 3.0, False)
-        self.log = "out\n"
-        self.record: Record | None = a_record(Row("m", "pass", 0, Sample([1.0])))
-        self.interrupts = False
-
-    def run(self, words: Sequence[str], log: Path, limit_s: float) -> Ended:
-        log.write_text(self.log)
-        if self.interrupts:
-            raise KeyboardInterrupt
-        if self.record is not None and "--json" in words:
-            self.record.write(Path(words[words.index("--json") + 1]))
-        return self.ended
-
-
 def a_record(*rows: Row, **more: Any) -> Record:
     return Record(
         "a.bench", f"python -m a.bench --model {Path.home()}/w", rows=[*rows],
@@ -103,6 +85,11 @@ BENCH = Step("transfer in", "What does it gain?", ["a.bench"], has_record=True)
 LEFT_OUT = Step("exactness", "Are they equal?", why_not="needs two GPUs")
 
 
+@pytest.fixture
+def programs() -> Programs:
+    return Programs(a_record(Row("m", "pass", 0, Sample([1.0]))))
+
+
 def demonstrate(tmp_path: Path, programs: Programs, *chosen: Step) -> command.Demonstration:
     made = command.Demonstration(
         chosen, BIG, command.begin(["--model", f"{Path.home()}/w"], BIG), tmp_path / "steps",
@@ -112,8 +99,9 @@ def demonstrate(tmp_path: Path, programs: Programs, *chosen: Step) -> command.De
     return made
 
 
-def test_page_and_record_have_verdicts_and_outputs_and_no_folder_of_the_user(tmp_path: Path):
-    programs = Programs()
+def test_page_and_record_have_verdicts_and_outputs_and_no_folder_of_the_user(
+    tmp_path: Path, programs: Programs
+):
     programs.log = f"a table\nlog: {Path.home()}/x and {REPOSITORY}/y\n"
     made = demonstrate(tmp_path, programs, PLAIN, LEFT_OUT, BENCH)
     assert [one.verdict for one in made.results] == [
@@ -127,7 +115,8 @@ def test_page_and_record_have_verdicts_and_outputs_and_no_folder_of_the_user(tmp
     assert page.count("<table>") > 1 and Parsed(page).unscrolled == []
     found = Record.read(tmp_path / "all.json")
     assert [(row.operation, row.seconds, row.reason) for row in found.rows] == [
-        ("demo", 3.0, ""), ("exactness", None, "SKIPPED: needs two GPUs"), ("transfer in", 3.0, ""),
+        ("demo", 10.0, ""), ("exactness", None, "SKIPPED: needs two GPUs"),
+        ("transfer in", 10.0, ""),
     ]  # fmt: skip
     assert found.command == "python -m benchmarks.gpu_demo --model ~/w"
     assert str(Path.home()) + "/" not in (tmp_path / "all.json").read_text()
@@ -144,8 +133,9 @@ def test_page_and_record_have_verdicts_and_outputs_and_no_folder_of_the_user(tmp
         (BENCH, Ended(0, 3.0, False), Verdict(FAILED, "no record")),
     ],
 )
-def test_a_step_is_judged_by_how_it_ends(tmp_path: Path, step: Step, ended: Ended, verdict):
-    programs = Programs()
+def test_a_step_is_judged_by_how_it_ends(
+    tmp_path: Path, programs: Programs, step: Step, ended: Ended, verdict: Verdict
+):
     programs.ended, programs.log, programs.record = ended, "begin\nthe end\n", None
     made = demonstrate(tmp_path, programs, step)
     assert made.results[0].verdict == verdict
@@ -154,14 +144,15 @@ def test_a_step_is_judged_by_how_it_ends(tmp_path: Path, step: Step, ended: Ende
 
 
 def test_an_interruption_leaves_the_page_of_what_has_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    programs, page = Programs(), tmp_path / "page.html"
-    demonstration = partial(
-        command.Demonstration,
-        run=programs.run,
-        show=lambda line: setattr(programs, "interrupts", "2/2" in line),
-    )
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, programs: Programs,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    page = tmp_path / "page.html"
+
+    def show(line: str) -> None:
+        programs.error = KeyboardInterrupt() if "2/2" in line else None
+
+    demonstration = partial(command.Demonstration, run=programs.run, show=show)
     monkeypatch.setattr(command, "Demonstration", demonstration)
     monkeypatch.setattr(plan, "look", lambda **_: BIG)
     monkeypatch.setattr(plan, "steps", lambda _: [PLAIN, BENCH])

@@ -14,33 +14,20 @@ class Driver:
     """`libcuda`, as ctypes shows it: results are written behind pointers."""
 
     def __init__(self, gpus: int = 2, error: int = 0) -> None:
-        self.gpus, self.error = gpus, error
-        self.cuInit = self._init
-        self.cuDeviceGetCount = self._count
-        self.cuDeviceGet = self._get
-        self.cuDeviceGetName = self._name
-        self.cuDriverGetVersion = self._version
+        def answer(place: Any, value: int, result: int = 0) -> int:
+            place._obj.value = value
+            return result
 
-    def _init(self, flags: int) -> int:
-        assert flags == 0
-        return self.error
+        def name_of(name: Any, size: int, device: ctypes.c_int) -> int:
+            assert (size, device.value) == (256, 7)
+            name.value = b"A large GPU"
+            return error
 
-    def _count(self, count: Any) -> int:
-        count._obj.value = self.gpus
-        return 0
-
-    def _get(self, device: Any, number: int) -> int:
-        device._obj.value = 7 + number
-        return 0
-
-    def _name(self, name: Any, size: int, device: ctypes.c_int) -> int:
-        assert (size, device.value) == (256, 7)
-        name.value = b"A large GPU"
-        return self.error
-
-    def _version(self, version: Any) -> int:
-        version._obj.value = 13010
-        return self.error
+        self.cuInit = lambda flags: error
+        self.cuDeviceGetCount = lambda count: answer(count, gpus)
+        self.cuDeviceGet = lambda device, number: answer(device, 7 + number)
+        self.cuDeviceGetName = name_of
+        self.cuDriverGetVersion = lambda version: answer(version, 13010, error)
 
 
 def libraries(driver: Driver | None) -> Callable[[str], Driver]:

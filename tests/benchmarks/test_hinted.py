@@ -13,14 +13,14 @@ from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of, replay
 from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.protocol import Hint
 
-CAPACITY = 4000
+CAPACITY = 2000
 TRACE = os.environ.get("KVFERRY_TRACE", "")
 BLOCKS_A_GIB = 1024 / 28
 
 
 @pytest.fixture(scope="module")
 def requests():
-    return conversations()[:3000]
+    return conversations()[:2000]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def found_of_both(first, second, hint):
 
 @pytest.fixture(scope="module")
 def two_users():
-    return conversations(1)[:1000], conversations(2, begin=10_000_000)[:1000]
+    return conversations(1)[:500], conversations(2, begin=10_000_000)[:500]
 
 
 @pytest.fixture(scope="module")

@@ -34,20 +34,12 @@ def test_a_row_has_the_promised_names(tmp_path: Path):
     document = json.loads((tmp_path / "a.json").read_text())
     assert document["rows"] == [
         {
-            "model": "3B",
-            "operation": "get",
-            "transport": "tcp",
-            "integrity": True,
-            "seconds": {"median": 2.0, "min": 1.0, "max": 3.0},
-            "gb_per_s": 5e-7,
-            "ratio_to_memcpy": 2.0,
-            "bytes": 1000,
-            "values": [1.0, 3.0, 2.0],
-            "warm_ups": [9.0],
-            "wall": "raw",
-            "ratio_to_wall": 1.5,
+            "model": "3B", "operation": "get", "transport": "tcp", "integrity": True,
+            "seconds": {"median": 2.0, "min": 1.0, "max": 3.0}, "gb_per_s": 5e-7,
+            "ratio_to_memcpy": 2.0, "bytes": 1000, "values": [1.0, 3.0, 2.0], "warm_ups": [9.0],
+            "wall": "raw", "ratio_to_wall": 1.5,
         }
-    ]
+    ]  # fmt: skip
     assert document["machine"] == MACHINE
     assert {"python", "numpy", "pyzmq", "libzmq"} <= document["versions"].keys()
 

@@ -60,18 +60,6 @@ def test_a_record_has_the_pictures_of_its_name_and_none_of_anothers(tmp_path: Pa
     }
 
 
-def test_nothing_is_cut_in_a_narrow_window(tmp_path: Path):
-    """Pictures are as wide as the column; tables and output scroll inside a box of their own."""
-    picture = tmp_path / "a.svg"
-    picture.write_text('<svg viewBox="0 0 1728 331.2"/>')
-    text = page.page([Shown(record(), [picture])], [], {"benchmarks.b": "How?"}, [DOCUMENT])
-    assert text.count("<table>") == 2 and text.count("<img ") == 1
-    assert Parsed(text).unscrolled == []
-    assert 'alt="a" width="2304" height="442">' in text, "the size of the drawing, in pixels"
-    assert re.search(r"(?m)^\.wide, pre \{ overflow-x: auto; \}$", page.STYLE)
-    assert re.search(r"(?m)^img \{ max-width: 100%; height: auto;", page.STYLE)
-
-
 def test_the_page_shows_what_was_measured_and_why_something_was_not():
     made = record()
     made.rows.append(Row("7B", "swap", 1, Sample(skipped="no <GPU>")))
@@ -99,18 +87,6 @@ def test_operations_stand_side_by_side_and_what_all_rows_share_stands_above():
     assert "<th>by way of" in html and '<th class="n">write' in html, "heads stand as their columns"
 
 
-def test_figures_of_one_kind_share_a_table_and_others_have_a_line():
-    figures = [Figure(f"r={n}", "us", {"prepare": 1.0, "post": 12.5}, "tcp") for n in (1, 10)]
-    figures.append(Figure("found", "%", {"a": 30.0, "b": 4000.0}))
-    first, second = page_tables.of_figures(figures)
-    assert re.findall(r"<th[^>]*>([^<]*)", first) == ["", "by way of", "prepare", "post"]
-    assert re.findall(r"<td[^>]*>([^<]*)", first)[:4] == ["r=1", "tcp", "1.00", "12.5"]
-    assert "<caption>µs</caption>" in first
-    assert "%: a 30.0; b 4,000" in second and "by way of" not in second
-    (line,) = page_tables.of_figures([Figure("lookup", "", {"p99": 1.25}, "tcp")])
-    assert re.findall(r"<td[^>]*>([^<]*)", line) == ["lookup", "tcp", "p99 1.25"]
-
-
 DOCUMENT = Document(
     "A <study>", "a & b", [Table("benchmarks.b", "speeds", "", ["x"], [[1.5]],
                                  [Correction("x < y", "x > y")])]
@@ -129,14 +105,6 @@ def test_a_source_stands_in_the_section_of_its_benchmark_with_what_is_wrong_in_i
         assert expected in after, expected
 
 
-def test_the_contents_lead_to_every_section_and_count_runs():
-    made = [Shown(record()), Shown(record("python -m b --other"))]
-    text = page.page(made, [], {"benchmarks.b": "How?"})
-    parsed = Parsed(text)
-    assert parsed.links == parsed.ids == ["b"]
-    assert "b, 2 runs" in text and text.count("<h2>How?</h2>") == 1
-
-
 @pytest.fixture(scope="module")
 def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "all.html"
@@ -144,10 +112,14 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_the_page_of_all_results_loads_nothing_from_anywhere(all_results: Path):
+def test_the_page_of_all_results_loads_nothing_and_nothing_is_cut_in_a_narrow_window(
+    all_results: Path,
+):
     text = all_results.read_text()
     parsed = Parsed(text)
-    assert parsed.loads == [] and parsed.unclosed == []
+    assert parsed.loads == parsed.unclosed == parsed.unscrolled == []
+    assert re.search(r"(?m)^\.wide, pre \{ overflow-x: auto; \}$", page.STYLE)
+    assert re.search(r"(?m)^img \{ max-width: 100%; height: auto;", page.STYLE)
     assert not re.search(r"url\(|@import", text)
     assert "color-scheme: light dark" in text
     assert sorted(parsed.links) == sorted(parsed.ids)

@@ -124,7 +124,7 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     with pytest.raises(ConfigError, match=f"server: {endpoint} .* does not fit: .* the largest is"):
-        WireBackend(endpoint, 8 * MiB, payload())
+        WireBackend(endpoint, 8 * MiB, payload(), "tcp")
     monkeypatch.setattr(wire, "READY_S", 0.05)
     nowhere = "tcp://127.0.0.1:1"
     with pytest.raises(ConfigError, match=f"server: {nowhere} cannot be used: no connection"):
