@@ -38,15 +38,21 @@ def test_too_slow_twice_takes_a_fifth_away_and_then_three_looks_are_left_out():
     assert users == [80, 80, 80] and state.cooldown == 0 and state.strikes == 0
 
 
-def test_far_too_slow_twice_takes_half_away_until_some_number_of_users_was_well():
-    assert look(QosState(100), 1.7, 1.7)[1] == [100, 50]
-    assert look(QosState(100), 1.7, 1.5)[1] == [100, 80], "one of the two was not so far"
-    assert look(QosState(100, good=80), 9.0, 9.0)[1] == [100, 90], "between what is known"
-
-
-def test_too_slow_once_is_forgiven():
-    state, users = look(QosState(100), 0.95, 0.8, 0.95)
-    assert users == [100, 100, 100] and state.bad is None
+@pytest.mark.parametrize(
+    ("state", "saturations", "users"),
+    [
+        (QosState(100), (1.7, 1.7), [100, 50]),  # far too slow twice: half
+        (QosState(100), (1.7, 1.5), [100, 80]),  # one of the two was not so far
+        (QosState(100, good=80), (9.0, 9.0), [100, 90]),  # between what is known
+        (QosState(100), (0.95, 0.8, 0.95), [100, 100, 100]),  # too slow once is forgiven
+    ],
+)
+def test_far_too_slow_twice_takes_half_away_and_too_slow_once_is_forgiven(
+    state: QosState, saturations: tuple[float, ...], users: list[int]
+):
+    left, found = look(state, *saturations)
+    assert found == users
+    assert (left.bad is None) == (found[-1] == 100)
 
 
 def test_what_was_found_is_looked_at_four_times_more_before_it_is_the_answer():

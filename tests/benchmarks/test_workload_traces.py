@@ -3,6 +3,7 @@
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,55 +174,50 @@ def test_a_trace_comes_as_many_times_as_fast_as_asked_for_from_its_first_request
         assert arrived == pytest.approx([time / speed for time in times], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Timestamp,Request tokens\n1,2\n", "burst.csv, line 2: there is no column 'Response tok"),
-        (BURST + "9,1,many,3,x\n", "burst.csv, line 7: Request tokens is 'many', not a whole"),
-        (BURST + "nan,1,5,3,x\n", "burst.csv, line 7: Timestamp is 'nan', not seconds"),
-        ("", "burst.csv has no requests"),
-    ],
-)
-def test_a_bad_row_of_burstgpt_is_named_with_its_option_and_line(tmp_path, text, said):
-    with pytest.raises(ConfigError) as error:
-        traces.read_burst(burst(tmp_path, text))
-    assert str(error.value).startswith("burst_trace_path: ") and said in str(error.value)
+READERS: dict[str, Callable[[Path], object]] = {
+    "burst_trace_path": traces.read_burst,
+    "dataset_path": lambda path: traces.read_sharegpt(path, 500),
+    "mooncake_trace": traces.read_mooncake,
+    "validation_trace": validation.read,
+}
+"""By their options."""
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_a_file_that_is_not_there_is_named_with_its_option(tmp_path, option):
+    with pytest.raises(ConfigError, match=f"^{option}: .*gone.*No such file"):
+        READERS[option](tmp_path / "gone")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("option", "text", "said"),
     [
-        ("[", "talk.json: Expecting value: line 1 column 2"),
-        ('[{"conversations": []}, {"id": 1}]', "talk.json, conversation 2 is not"),
-        ('[{"conversations": [{"from": "human", "value": 3}, {"from": "gpt", "value": ""}]}]',
-         "talk.json, conversation 1 is not"),
+        ("burst_trace_path", "Timestamp,Request tokens\n1,2\n",
+         "trace, line 2: there is no column 'Response tok"),
+        ("burst_trace_path", BURST + "9,1,many,3,x\n",
+         "trace, line 7: Request tokens is 'many', not a whole"),
+        ("burst_trace_path", BURST + "nan,1,5,3,x\n",
+         "trace, line 7: Timestamp is 'nan', not seconds"),
+        ("burst_trace_path", "", "trace has no requests"),
+        ("dataset_path", "[", "trace: Expecting value: line 1 column 2"),
+        ("dataset_path", '[{"conversations": []}, {"id": 1}]', "trace, conversation 2 is not"),
+        ("dataset_path", '[{"conversations": [{"from": "human", "value": 3},'
+         ' {"from": "gpt", "value": ""}]}]', "trace, conversation 1 is not"),
+        ("mooncake_trace", '{"timestamp": 0, "input_length": 600, "output_length": 7,'
+         ' "hash_ids": [9, 10]}\nwhat\n', "trace, line 2: "),
+        ("validation_trace", '{"requests": []}', "is not a list of requests"),
+        ("validation_trace", '[{"context_tokens": 3}]', "no request has cache_hit"),
+        ("validation_trace", '[{"cache_hit": true}, {"cache_hit": "yes"}]',
+         "request 2: cache_hit is 'yes', not a num"),
+        ("validation_trace", '[{"cache_hit": 1, "read_bytes": -1}]',
+         "request 1: read_bytes is -1, not a number"),
     ],
 )  # fmt: skip
-def test_a_bad_conversation_is_named_with_its_option_and_place(tmp_path, text, said):
-    file = tmp_path / "talk.json"
-    file.write_text(text)
+def test_what_is_bad_in_a_file_is_named_with_its_option_and_place(tmp_path, option, text, said):
+    (tmp_path / "trace").write_text(text)
     with pytest.raises(ConfigError) as error:
-        traces.read_sharegpt(file, 500)
-    assert str(error.value).startswith("dataset_path: ") and said in str(error.value)
-
-
-def test_a_bad_line_of_mooncake_is_named_with_its_option_and_line(tmp_path):
-    file = mooncake(tmp_path)
-    file.write_text(file.read_text() + "what\n")
-    with pytest.raises(ConfigError, match=r"^mooncake_trace: .*trace\.jsonl, line 4: "):
-        traces.read_mooncake(file)
-
-
-def test_a_file_that_is_not_there_is_named_with_its_option(tmp_path):
-    gone = tmp_path / "gone"
-    for option, read in (
-        ("burst_trace_path", traces.read_burst),
-        ("dataset_path", lambda path: traces.read_sharegpt(path, 1)),
-        ("mooncake_trace", traces.read_mooncake),
-        ("validation_trace", validation.read),
-    ):
-        with pytest.raises(ConfigError, match=f"^{option}: .*gone.*No such file"):
-            read(gone)
+        READERS[option](tmp_path / "trace")
+    assert str(error.value).startswith(f"{option}: ") and said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -281,21 +277,6 @@ def test_a_run_without_an_answer_agrees_with_no_trace(tmp_path):
     found = validation.compare(rows, Samples())
     assert not found["passed"] and found["rows"] == []
     assert "no request was answered here" in found["says"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"requests": []}, "is not a list of requests"),
-        ([{"context_tokens": 3}], "no request has cache_hit"),
-        ([{"cache_hit": True}, {"cache_hit": "yes"}], "request 2: cache_hit is 'yes', not a num"),
-        ([{"cache_hit": 1, "read_bytes": -1}], "request 1: read_bytes is -1, not a number"),
-    ],
-)
-def test_a_trace_to_compare_with_is_checked_before_anything_is_measured(tmp_path, rows, said):
-    with pytest.raises(ConfigError) as error:
-        validation.read(recorded(tmp_path, rows))
-    assert str(error.value).startswith("validation_trace: ") and said in str(error.value)
 
 
 class Forgetful(EmulatedBackend):
