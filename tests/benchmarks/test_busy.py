@@ -163,12 +163,8 @@ def test_all_engines_are_asked_the_same_queue_and_none_twice():
     for key in keys:
         assert made.held(key, 1) == queues[key.step_ms, key.depth, 1]
     new = [request for key in keys for turn in (0, 1) for request in made.new(key, turn)]
-    asked = [
-        *made.all_held(),
-        *new,
-        *made.fillers(),
-        *(r for e in made.engines for r in made.warm(e)),
-    ]
+    warm = [request for engine in made.engines for request in made.warm(engine)]
+    asked = [*made.all_held(), *new, *made.fillers(), *warm]
     assert len(new) == 2 * 2 * 5 * 3
     assert len({tuple(request.prompt) for request in asked}) == len(asked)
 

@@ -17,7 +17,7 @@ def test_on_few_cores_it_is_skipped_with_the_number(monkeypatch: pytest.MonkeyPa
 
 def test_each_number_of_lanes_moves_all_blocks_both_ways(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lane_scaling, "CORES", 1)
-    rows = measure(Runner(1, 0), None, 16 * MiB)
+    rows = measure(Runner(1, 0), None, 4 * MiB)
     measured = {row.operation for row in rows if row.seconds}
     assert measured > {f"{name}: {way}" for name in ("1 lane", "2 lanes", "4 lanes")
                        for way in ("put", "get")}  # fmt: skip
