@@ -36,7 +36,7 @@ FIRST = {"uniform": 6000, "chat": 5000, "few": 2500}
 FIRST_OF_SMALL = 1500
 
 BY_NAME = [
-    *((name, "small") for name in MADE if name != "turnover"),  # a loop for 4,500 requests
+    *((name, "small") for name in MADE),
     *(pytest.param(name, "large", marks=pytest.mark.whole) for name in MADE),
 ]
 
