@@ -115,6 +115,8 @@ class Supervisor:
         self._num_passed_on = 0
         self._kill_at: float | None = None
         self._failed = False
+        self._wakeup = -1
+        """Readable when a signal has come."""
 
     def run(self, on_started: Callable[[Mapping[str, int]], None]) -> int:
         """The exit status: 0 when every process ended with status 0, else 1. `on_started` gets the
@@ -124,7 +126,8 @@ class Supervisor:
         for end in (reading, writing):
             os.set_blocking(end, False)
         wakeup = signal.set_wakeup_fd(writing)
-        self._selector.register(reading, selectors.EVENT_READ, partial(_drain, reading))
+        self._selector.register(reading, selectors.EVENT_READ, lambda: None)
+        self._wakeup = reading
         try:
             for name, command in self._commands.items():
                 if not self._num_signals:
@@ -166,6 +169,7 @@ class Supervisor:
     def _turn(self) -> None:
         patience = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
         ready = self._selector.select(patience)
+        _drain(self._wakeup)  # first: a signal that comes from here on is in the next turn
         self._pass_signals_on()
         for key, _ in ready:
             key.data()

@@ -25,6 +25,7 @@ from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
 from remote_server.server.config import ServerConfig
 from remote_server.server.snapshot import MASK, Snapshot, shown
+from remote_server.values import MiB
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 
@@ -46,8 +47,17 @@ async def test_an_idle_server_is_alive_and_ready(http):
     assert (await http.get("/ready"))[::2] == (200, "ready\n")
 
 
-async def test_stats_and_metrics_say_what_was_put_got_and_missed(pair, http, context):
-    peer = Peer(context, pair[0].endpoint)
+@pytest.fixture
+async def unasked(tmp_path):
+    """A server of the test's own, above a disk, and its admin HTTP."""
+    with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (server, admin):
+        async with aiohttp.ClientSession() as session:
+            yield server, Http(session, admin.url)
+
+
+async def test_stats_and_metrics_say_what_was_put_got_and_missed(unasked, context):
+    server, http = unasked
+    peer = Peer(context, server.endpoint)
     peer.hello("said", client="engine-1")
     peer.put(range(8), namespace="said")
     peer.get(range(10), namespace="said")
