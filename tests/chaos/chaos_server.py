@@ -198,13 +198,6 @@ class ChaosServer:
                 return Span(start, num_bytes)
         raise AssertionError("the server has mapped no arena")
 
-    def image(self) -> bytes:
-        """All of its arena, as it is now."""
-        arena = self.arena()
-        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
-            memory.seek(arena.start)
-            return memory.read(arena.num_bytes)
-
     def flip(self, offset: int, bit: int) -> None:
         """Change one bit of its arena behind its back, as failing memory does."""
         arena = self.arena()

@@ -1,56 +1,21 @@
-"""The fault proxy injects each fault: a chaos suite without faults would pass as well."""
+"""The fault proxy injects each fault: a chaos suite without faults would pass as well.
+
+That what is swallowed, frozen or caught does not come is what `test_network.py` and
+`test_server_ends.py` begin with: their requests would end well.
+"""
 
 import random
-from collections.abc import Iterator
 
 import pytest
-import zmq
+from chaos_client import ChaosClient
 from chaos_server import PATIENCE_S, eventually
-from fault_proxy import FaultProxy
-from faults import BOTH, TO_SERVER, Faults
+from faults import Faults
 from lane_wire import GREETING_BYTES, HEADER, LaneParser
+from oracle import LARGE
 from tampering import TAMPERS, ReorderMessages, flip_header, flip_payload
 from zmtp import Kind, Parser, message_of, unit_of
 
 MESSAGE = [b"KVF1", b"header of sixteen", b"a" * 300, b"b" * 70_000]
-MARK = [b"mark"]
-
-
-class Line:
-    """A DEALER and a ROUTER with a proxy between them."""
-
-    def __init__(self) -> None:
-        self.context = zmq.Context()
-        self.router = self.context.socket(zmq.ROUTER)
-        self.router.rcvtimeo = int(PATIENCE_S * 1000)
-        port = self.router.bind_to_random_port("tcp://127.0.0.1")
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-        self.proxy = FaultProxy(self.endpoint, seed=1)
-        self.dealer = self.context.socket(zmq.DEALER)
-        self.dealer.reconnect_ivl = 10
-        self.dealer.connect(self.proxy.endpoint)
-        self.dealer.send(b"hello")
-        self.name = self.router.recv_multipart()[0]
-
-    def received(self) -> list[bytes]:
-        """The next message at the router."""
-        return self.router.recv_multipart()[1:]
-
-    def arrived(self) -> list[list[bytes]]:
-        """What comes to the router before a mark that is sent now."""
-        self.dealer.send_multipart(MARK)
-        return list(iter(self.received, MARK))
-
-    def close(self) -> None:
-        self.proxy.close()
-        self.context.destroy(linger=0)
-
-
-@pytest.fixture
-def line() -> Iterator[Line]:
-    line = Line()
-    yield line
-    line.close()
 
 
 def frame(length: int) -> bytes:
@@ -108,53 +73,22 @@ def test_a_flip_changes_one_bit_and_only_where_it_says():
     assert places_changed(flip_payload, block) == {*range(16, 28)}
 
 
-def test_each_tampering_changes_what_arrives(line):
-    arrived = {}
-    for name, tamper in TAMPERS.items():
-        if name in ("flip framing", "flip anywhere", "cut mid-message"):
-            continue  # may end the connection
-        shot = line.proxy.shoot(TO_SERVER, tamper)
-        line.dealer.send_multipart(MESSAGE)
-        arrived[name] = line.arrived()
-        assert shot.hit.is_set()
-    assert arrived.pop("drop message") == []
-    assert arrived.pop("repeat message") == [MESSAGE] * 2
-    for name, messages in arrived.items():
-        assert messages != [MESSAGE], name
-    line.proxy.set(Faults(tamper=ReorderMessages()))
-    line.dealer.send(b"one")
-    assert line.arrived() == [], "the mark comes first"
-    assert line.received() == [b"one"]
-
-
-def test_what_is_swallowed_never_comes_and_what_is_frozen_comes_later(line):
-    line.proxy.set(Faults(swallowed=frozenset({TO_SERVER})))
-    line.dealer.send_multipart(MESSAGE)
-    eventually(lambda: line.proxy.counts["swallowed"], "it is swallowed")
-    line.proxy.set(Faults(frozen=BOTH))
-    line.dealer.send(b"frozen")
-    line.proxy.clear()
-    assert line.arrived() == [[b"frozen"]]
+def test_each_tampering_sends_something_else():
+    unit, one = unit_of(MESSAGE), unit_of([b"one", b"more"])
+    sent = {name: tamper(random.Random(1), unit) for name, tamper in TAMPERS.items()}
+    assert sent["drop message"] == [] and sent["repeat message"] == [unit.raw] * 2
+    assert all(output != [unit.raw] and output is not None for output in sent.values()), sent
+    reorder = ReorderMessages()
+    assert [reorder(random.Random(1), each) for each in (one, unit)] == [[], [unit.raw, one.raw]]
 
 
 @pytest.mark.parametrize("faults", [Faults(latency_s=600), Faults(bytes_per_s=1)])
-def test_what_is_slow_waits_in_the_proxy(line, faults):
-    line.proxy.set(faults)
-    line.dealer.send_multipart(MESSAGE)
-    eventually(lambda: line.proxy.waiting_bytes, "it is on its way")
-    assert not line.router.poll(0)
-
-
-def test_a_caught_message_stops_within_and_goes_on_or_ends_as_told(line):
-    caught = line.proxy.catch(TO_SERVER, "", fraction=0.5)
-    line.dealer.send_multipart(MESSAGE)
-    caught.wait()
-    assert not line.router.poll(0)
-    caught.release(deliver=True)
-    assert line.arrived() == [MESSAGE]
-    caught = line.proxy.catch(TO_SERVER, "", fraction=0.5)
-    line.dealer.send_multipart(MESSAGE)
-    caught.wait()
-    caught.release(deliver=False)
-    eventually(lambda: line.proxy.num_connections == 1, "the dealer has connected again")
-    assert line.arrived() == []
+def test_what_is_slow_waits_in_the_proxy(proxy, faults):
+    with ChaosClient(proxy.endpoint, "tcp") as client:
+        client.wait_until_ready()
+        proxy.set(faults)
+        put = client.put(LARGE, [1])
+        eventually(lambda: proxy.waiting_bytes, "it is on its way")
+        assert not put.future.done()
+        assert client.client.cancel_all(PATIENCE_S)
+        assert client.finish(put) == "late"

@@ -1,12 +1,14 @@
-"""One bit of a block, a thousand times over: on the way, and in the server's memory."""
+"""One bit of a block on its way, a thousand times over.
+
+One that rots in the server's memory is in `client/test_integrity.py`, and among the faults of
+`weather.py`."""
 
 from collections import Counter
 
 import pytest
-from chaos_client import ChaosClient, retried
-from chaos_server import eventually
+from chaos_client import retried
 from faults import TO_CLIENT, TO_SERVER
-from oracle import LARGE, MEDIUM, NAMESPACES, SMALL, content
+from oracle import NAMESPACES
 from tampering import flip_payload
 
 NUMBERS = range(2)
@@ -67,42 +69,3 @@ def test_a_block_with_a_bit_flipped_on_its_way_is_never_announced(flipper, trans
         assert flipper.flip("put", TO_SERVER, up)
     assert flipper.words("get") == {"corrupt"}
     assert flipper.words("put") == {"declined"}
-
-
-def test_a_block_with_a_bit_flipped_in_memory_is_never_announced_and_leaves(
-    server, transport, whole, rng
-):
-    """Whole: 500 over each transport, every one of them named corrupt and removed."""
-    blocks = [(SMALL, n) for n in range(30)] + [(MEDIUM, n) for n in range(16)]
-    blocks += [(LARGE, n) for n in range(4)]
-    removed = 0
-    with ChaosClient(server.endpoint, transport) as client:
-        client.wait_until_ready()
-        for _ in range(10 if whole else 1):
-            for namespace, number in blocks:
-                assert client.finish(client.put(namespace, [number])) == "stored"
-            image = server.image()
-            removed += len(blocks)
-            for namespace, number in blocks:
-                byte, bit = rng.randrange(namespace.block_bytes), rng.randrange(8)
-                places = places_of(content(namespace, number), image)
-                assert places, "the block is not in the arena"
-                for at in places:
-                    server.flip(at + byte, bit)
-            for word in ("corrupt", "miss"):
-                words = [client.finish(client.get(ns, [number])) for ns, number in blocks]
-                assert words == [word] * len(blocks)
-                eventually(
-                    lambda expected=removed: client.client.counters()["verify_removed"] == expected,
-                    "every bad copy is removed",
-                )
-        client.check()
-
-
-def places_of(block, image):
-    """Where the arena has these bytes: earlier tests may have left a copy in a free slot."""
-    places, at = [], image.find(block)
-    while at >= 0:
-        places.append(at)
-        at = image.find(block, at + 1)
-    return places
