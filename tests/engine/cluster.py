@@ -18,13 +18,12 @@ from typing import Any
 
 from gate_proxy import GateProxy
 
-from benchmarks.engine.prompts import keys_of
 from benchmarks.harness.machine import num_gpus
 from examples.engine import Completion, VllmServer
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.protocol import KeyState, StatsReply
+from remote_server.protocol import StatsReply
 
 BLOCK = 32
 ROW_BYTES = 32 * 3072
@@ -135,12 +134,6 @@ def declared(client: RemoteClient) -> str:
     client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
     until(lambda: client.ready, "the observer's namespace is welcome")
     return namespace
-
-
-def rows_of(client: RemoteClient, namespace: str, prompt: list[int]) -> int:
-    """How many blocks of this prompt the server has."""
-    found = client.lookup(namespace, keys_of(prompt, BLOCK), timeout_s=PATIENCE_S)
-    return found.result().states.count(KeyState.READABLE)
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -1,7 +1,5 @@
 """A real engine whose weights change while it runs: it never uses or stores a block of others."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +41,24 @@ def with_other_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def updated(cluster: Cluster, model: Path, log: Path) -> Iterator[Updated]:
+@pytest.mark.whole
+def test_weights_that_sleep_change_are_loaded_and_come_back(
+    cluster: Cluster, model: Path, logs: Path, tmp_path: Path
+):
     here = Path(__file__)
     env = {"PYTHONPATH": f"{here.parent}:{here.resolve().parents[2]}"}
     args = [*ENGINE_ARGS, "--worker-extension-cls", "weight_changes.WeightChanges"]
-    ours = connector(cluster.server.endpoint, **PATIENT)
+    ours, log = connector(cluster.server.endpoint, **PATIENT), logs / "weights.log"
     with Updated(model, connector=ours, args=args, env=env, log=log) as engine:
         engine.when_ready()
-        yield engine
-
-
-@pytest.mark.whole
-def test_weights_that_change_and_come_back(cluster: Cluster, model: Path, logs: Path):
-    with updated(cluster, model, logs / "weights.log") as engine:
         cold = engine.ask(PROMPT)
-        engine.forget()
-        answer, tokens = engine.ask_from(PROMPT)
-        assert tokens == {**NOTHING, "pool": WHOLE} and answer.agrees_with(cold)
         engine.settle()
+
+        # Sleep resets the connector. The weights are the same.
+        engine.do("/sleep?level=1")
+        engine.do("/wake_up")
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
 
         # In place, and not reported.
         engine.scale_norms(0.5)
@@ -76,36 +73,19 @@ def test_weights_that_change_and_come_back(cluster: Cluster, model: Path, logs: 
         engine.until_noticed(2)
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
-        assert engine.metric("kvferry_weight_changes_total") == 2
-        assert engine.metric("kvferry_hook_errors_total") == 0
 
-
-@pytest.mark.whole
-def test_weights_that_sleep_or_are_loaded_again(
-    cluster: Cluster, model: Path, logs: Path, tmp_path: Path
-):
-    with updated(cluster, model, logs / "sleep.log") as engine:
-        cold = engine.ask(PROMPT)
-        engine.settle()
-
-        # Sleep resets the connector. The weights are the same.
-        engine.do("/sleep?level=1")
-        engine.do("/wake_up")
-        answer, tokens = engine.ask_from(PROMPT)
-        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
-
-        # Other weights from files.
+        # The same other weights from files: their blocks are found, too.
         path = str(with_other_weights(model, tmp_path / "other"))
         rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         engine.do("/collective_rpc", rpc)
-        engine.until_noticed(1)
-        other, tokens = engine.ask_from(PROMPT)
-        assert tokens == NOTHING and not other.agrees_with(cold)
+        engine.until_noticed(3)
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(other)
 
         # With a reset no second is to be waited for.
         engine.scale_norms(2)
         engine.reset_prefix_cache(timeout_s=30, external=True)
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
-        assert engine.metric("kvferry_weight_changes_total") == 1
+        assert engine.metric("kvferry_weight_changes_total") == 3
         assert engine.metric("kvferry_hook_errors_total") == 0

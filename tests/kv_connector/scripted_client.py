@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 from kv_connector import metrics
 from kv_connector.pool_rows import PoolRows
 from kv_connector.remote_tier import RemoteTier
-from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
+from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult, PutResult
 from remote_server.protocol import Found, Hint, KeyState, PutOutcome, Stretch
 
 STEP_END = ScheduleEndContext((), ())
@@ -47,13 +47,13 @@ class Asked:
         elif self.on_late is not None:
             self.on_late(found)
 
-    def landed(self, *indices: int) -> None:
+    def landed(self, *indices: int, parts: Sequence[GetPart] = (), hot: Sequence[int] = ()) -> None:
         """These rows arrived; the rest stalled."""
         outcomes = [
             GetOutcome.HIT if i in indices else GetOutcome.LATE for i in range(len(self.keys))
         ]
         size = sum(self.rows[i].nbytes for i in indices)
-        self.reply.set_result(GetResult(landed=list(indices), outcomes=outcomes, bytes=size))
+        self.reply.set_result(GetResult([*indices], outcomes, bytes=size, parts=parts, hot=[*hot]))
 
     def stored(self) -> None:
         n = len(self.keys)

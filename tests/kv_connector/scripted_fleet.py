@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 from scripted_client import Asked, Engine, ScriptedClient
 from vllm.v1.kv_offload.base import LookupResult
 
-from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult
+from remote_server.client import BreakerState, GetPart
 
 
 class ScriptedFleet(ScriptedClient):
@@ -51,14 +52,9 @@ def fleet_engine(num_rows: int = 40, **settings: Any) -> Engine:
     return Engine(num_rows, client_factory=ScriptedFleet, **settings)
 
 
-def landed(
-    asked: Asked, *parts: GetPart, indices: Sequence[int] | None = None, hot: Sequence[int] = ()
-) -> None:
-    """The load ends, with these parts."""
-    there = list(range(len(asked.keys)) if indices is None else indices)
-    outcomes = [GetOutcome.HIT if i in there else GetOutcome.LATE for i in range(len(asked.keys))]
-    size = sum(asked.rows[i].nbytes for i in there)
-    asked.reply.set_result(GetResult(there, outcomes, bytes=size, parts=parts, hot=[*hot]))
+def landed(asked: Asked, *parts: GetPart, hot: Sequence[int] = ()) -> None:
+    """The load ends, with these parts and all rows."""
+    asked.landed(*range(len(asked.keys)), parts=parts, hot=hot)
 
 
 def pool_with(*keys: bytes) -> Any:
@@ -69,14 +65,6 @@ def pool_with(*keys: bytes) -> Any:
     )
     parent.create_store_job.side_effect = lambda some, context: SimpleNamespace(
         job_id=1000 + parent.create_store_job.call_count, keys=some, req_context=context,
-        chunk_ids=_Rows(len(some)),
+        chunk_ids=np.arange(len(some)),
     )  # fmt: skip
     return parent
-
-
-class _Rows(list):
-    def __init__(self, number: int) -> None:
-        super().__init__(range(number))
-
-    def __getitem__(self, index: Any) -> Any:
-        return _Rows(len(range(*index.indices(len(self))))) if isinstance(index, slice) else index

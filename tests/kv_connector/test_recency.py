@@ -1,6 +1,8 @@
 """What is used above the server stays on the server, and reporting it costs next to nothing."""
 
 import pytest
+from modelless_engine import Make
+from modelless_runner import TOKENS
 from scripted_client import BLOCK_BYTES, Clock, Engine
 from tiered_engine import ready, real_engine, serve
 
@@ -80,6 +82,20 @@ def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():
     engine.clock.now += 1.0
     engine.step()
     assert engine.client.count("touch") == 1
+
+
+def test_what_an_engine_uses_of_its_own_cache_and_of_its_pool_is_reported(make: Make, clock: Clock):
+    engine = make()
+    for name in ("computed", "from the engine", "from the pool"):
+        request = engine.add(name, list(range(4 * TOKENS + 1)))
+        engine.start(name)
+        engine.finish(name)
+        reported = [asked.keys for asked in engine.client.asked if asked.operation == "touch"]
+        if name == "from the engine":
+            assert reported == [engine.keys(request)[:4]]
+            engine.scheduler.reset_prefix_cache()
+            clock.now += REST_S
+    assert reported == [engine.keys(request)[:4]] * 2
 
 
 def test_requests_that_keep_away_from_the_server_report_nothing():

@@ -140,12 +140,6 @@ class TieredEngine(Counted):
             self.step()
             time.sleep(0.002)
 
-    def bytes_of(self, number: int) -> bytes:
-        """The bytes under this key in the pool."""
-        chunk = self.primary._policy.get(key_of(number))
-        assert chunk is not None and chunk.is_ready
-        return self.pool[chunk.chunk_id, :BLOCK_BYTES].tobytes()
-
     # ── what must hold ───────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
@@ -173,16 +167,15 @@ def real_engine(server: str, **settings: Any) -> TieredEngine:
     return TieredEngine(server=server, **given)
 
 
-def ready(engine: TieredEngine, is_it: bool = True) -> TieredEngine:
-    """Once its client is, or is not."""
+def ready(engine: TieredEngine) -> TieredEngine:
+    """Once its client is."""
     deadline = time.monotonic() + PATIENCE_S
-    while engine.client.ready is not is_it:
-        assert time.monotonic() < deadline, f"ready is not {is_it}"
+    while not engine.client.ready:
+        assert time.monotonic() < deadline, "the client is not ready"
         time.sleep(0.002)
     engine.step()
     return engine
 
 
-def serve(port: int = 0, memory: int = 16 * MiB) -> Server:
-    bind = f"tcp://127.0.0.1:{port or '*'}"
-    return Server(ServerConfig(bind=bind, memory=memory, populate=False))
+def serve(memory: int = 16 * MiB) -> Server:
+    return Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=memory, populate=False))
