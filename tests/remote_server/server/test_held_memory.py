@@ -4,21 +4,17 @@ Each attack runs against `python -m remote_server`, whose resident memory is loo
 behind it.
 """
 
-import os
 import time
 from collections.abc import Sequence
 
 import pytest
 import zmtp
-from descriptors import memfd
 from server_process import MOST_GROWTH, ServerProcess
-from shared_messages import shared_put
-from wire_peer import HandPeer, LocalConnection, block
+from wire_peer import HandPeer, block
 
 from remote_server import protocol
-from remote_server.protocol import Blocks, Found, Got, Lookup, Stats, StatsReply, Stored
+from remote_server.protocol import Blocks, Found, Got, Lookup, Stats, StatsReply
 from remote_server.server.intake import HEARTBEAT_INTERVAL_MS
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -173,43 +169,4 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect):
     assert server.most < MOST_GROWTH
 
 
-@pytest.mark.whole
-def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
-    """Each below the size from which every reply is looked after."""
-    honest = connect()
-    for number in range(100):
-        honest.hello(f"ns-{number}")
-    size = len(protocol.encode(honest.stats())[1])
-    assert 10_000 < size < 16_000
-    deaf = [connect(small=True) for _ in range(16)]
-    for peer in deaf:
-        peer.socket.sendall(stats_requests(peer, 600))
-    honest.stats_once(lambda stats: unread(stats) >= 16 * 100)
-    server.growth()
-    assert server.most < MOST_GROWTH
-
-
 # ── holes ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_puts_from_a_region_that_is_one_hole_allocate_nothing(server, connect):
-    peer, region_bytes, length = connect(), 1024 * MiB, 1 * MiB
-    welcome = peer.hello("holes", block_bytes=length)
-    region, tickets = memfd(region_bytes), memfd(8_192)
-    os.pwrite(tickets, (1).to_bytes(8, "little"), 0)
-    local = LocalConnection(welcome.local_socket)
-    attached, files = local.attach([region, tickets], region_bytes)
-    for first in range(0, region_bytes // length, 32):
-        offsets = [at * length for at in range(first, first + 32)]
-        stored = peer.ask(shared_put(
-            request_id=peer.next_id(), namespace="holes", keys=[b"%d" % at for at in offsets],
-            lengths=[length] * 32, checksums=[], offsets=offsets, region=attached.region,
-            ticket=0, ticket_value=1,
-        ))  # fmt: skip
-        assert isinstance(stored, Stored), stored
-        server.growth()
-    assert os.fstat(region).st_blocks == 0
-    assert server.most < MOST_GROWTH
-    local.close()
-    for fd in (region, tickets, *files):
-        os.close(fd)

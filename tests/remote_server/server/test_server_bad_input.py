@@ -83,7 +83,7 @@ def test_limits_on_keys_and_namespaces_hold(peer, fields):
         ({"lengths": [BLOCK_BYTES, 0]}, 2, "bad_request", "no bytes"),
         ({}, 1, "bad_request", "need 2 payload frames, got 1"),
         ({}, 3, "bad_request", "need 2 payload frames, got 3"),
-        ({}, 0, "bad_request", "got 0"),
+        ({}, 0, "bad_request", "need 2 payload frames, got 0"),
         ({"blocks_per_frame": 2}, 2, "bad_request", "need 1 payload frames"),
         ({"lengths": [BLOCK_BYTES, BLOCK_BYTES + 1]}, 2, "too_large", "at most 4096"),
         ({"lengths": [BLOCK_BYTES, 1 << 62]}, 2, "too_large", "at most 4096"),
@@ -97,6 +97,7 @@ def test_a_put_that_contradicts_itself_changes_nothing(peer, fields, payload, co
     assert (error.code, complaint in error.message) == (code, True), error.message
     stats = peer.stats()
     assert stats.counters["put_total"] == stats.counters["bytes_in"] == 0
+    assert stats.counters["integrity_length"] == ("frame" in complaint)
     assert stats.tiers["memory"].used_bytes == 0
 
 

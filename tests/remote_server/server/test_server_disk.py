@@ -6,7 +6,7 @@ import os
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
 from gates import jobs_held
-from wire_peer import Peer, SharedPeer, block, key
+from wire_peer import Peer, block, key
 
 from remote_server.protocol import Clear, Touch, Verify
 from remote_server.store import namespaces
@@ -64,34 +64,6 @@ def test_touch_and_verify_know_what_only_the_disk_has(peer, tmp_path):
     stats = peer.stats_once(lambda s: s.tiers["disk"].pinned == 0)
     assert stats.counters["integrity_checksum"] == 1
     assert stats.tiers["memory"].blocks == IN_MEMORY, "verifying brings nothing into memory"
-
-
-def test_what_memory_serves_in_any_way_is_still_on_disk_when_memory_evicts_it(tmp_path, context):
-    streamed, whole, leased, unused = range(4)
-    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
-        peer = Peer(context, server.endpoint)
-        shared = SharedPeer(Peer(context, server.endpoint))
-
-        def serve() -> None:
-            assert peer.get([streamed], "big")[0].hit == 1
-            peer.send_get([whole], "big", stream=False)
-            assert peer.receive()[0].hit == 1
-            lease = shared.lease([leased], "big")
-            assert lease.hit == 1
-            shared.release(lease)
-
-        put_all(peer, room := 4)
-        while peer.stats().counters["disk_evicted"] < 2 * IN_MEMORY:
-            serve()
-            peer.put(range(room, room + 4), namespace="big", length=LENGTH)
-            room += 4
-            peer.stats_once(lambda s: s.counters["disk_demoted"] == room)  # noqa: B023
-        assert peer.stats().counters["disk_promoted"] == 0, "it was memory that served"
-        server.store.memory.clear("big")
-        states = peer.lookup([streamed, whole, leased, unused], "big").states
-        assert states == b"\2\2\2\0"
-        serve()
-        assert peer.stats().counters["disk_promoted"] == 3
 
 
 def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(

@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-import zmq
 from disk_server import (
     COUNT,
     IN_MEMORY,
@@ -161,22 +160,3 @@ def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp
         assert arrived == {number: [*range(64)] for number in ids}
         assert peer.stats().counters["disk_lost"] == 0
         server.store.tier_stack.check()
-
-
-def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(
-    one_disk_thread, server, connect
-):
-    peer, own = connect(), zmq.Context()
-    leaving = Peer(own, server.endpoint)
-    put_all(peer, NUM_BLOCKS)
-    permits = Permits(server.tenants[""].disk.pool)
-    leaving.send_get(range(8), "big")
-    leaving.receive()
-    leaving.socket.close()
-    own.term()  # its connection is closed, which the server hears of before anything sent later
-    peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
-    permits.allow(1)
-    peer.stats_once(lambda s: s.counters["clients_gone"] == 1)
-    permits.open_for_good()
-    peer.stats_once(lambda s: s.tiers["disk"].pinned == 0)
-    peer.stats_once(lambda s: s.tiers["memory"].pinned == 0 and s.tiers["memory"].pending == 0)

@@ -1,9 +1,6 @@
 """What one client may take from the others: each limit refuses, counts, and leaves them alone."""
 
-from contextlib import suppress
-
 import pytest
-import zmq
 from gates import copies_held
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
@@ -134,29 +131,6 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
 
 
 # ── connections ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_connections_above_the_limit_are_refused_until_one_leaves(start, context):
-    """The refused one may connect again by itself, so it is counted once or more."""
-    server = start(max_connections=2)
-    own = zmq.Context()
-    first, second = Peer(context, server.endpoint), Peer(own, server.endpoint)
-    first.hello()
-    second.hello()
-    third = Peer(context, server.endpoint)
-    with suppress(zmq.Again):  # refused already, and without a queue
-        third.socket.send_multipart(
-            protocol.encode(Touch(request_id=1, namespace="ns", keys=[key(1)])), zmq.NOBLOCK
-        )
-    stats = first.stats_once(lambda stats: stats.counters["peers_refused_connections"] >= 1)
-    assert stats.counters["clients_gone"] == 0
-    assert not third.socket.poll(0)
-    assert second.put([1]).created == 1
-    third.close()
-    second.close()
-    own.destroy()
-    first.stats_once(lambda _: server._auth.num_connections == 1)
-    assert Peer(context, server.endpoint).lookup([1]).states == READABLE
 
 
 def test_namespaces_beyond_the_most_cost_those_of_their_own_connection(start, context, monkeypatch):
