@@ -90,16 +90,6 @@ def test_a_key_twice_in_one_get_fills_both_rows(real):
     assert rows[0] == rows[2] == block(1)
 
 
-def test_touch_stats_and_clear_reach_the_server(real):
-    real.put(NAMESPACE, [key(1)], rows_of(range(1, 2)), deferred=False).result(PATIENCE_S)
-    assert real.touch(NAMESPACE, [key(1), key(2)]).result(PATIENCE_S) == 1
-    stats = real.stats().result(PATIENCE_S)
-    assert stats.namespaces[NAMESPACE].share("memory").blocks == 1
-    assert stats.epoch == real.epoch
-    assert real.clear(NAMESPACE).result(PATIENCE_S).removed == {"memory": 1}
-    assert real.clear().result(PATIENCE_S).removed == {"memory": 0}
-
-
 def test_many_threads_share_one_client(real):
     failures = []
 

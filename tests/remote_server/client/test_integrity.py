@@ -12,7 +12,7 @@ from fake_server import PATIENCE_S, eventually
 from gates import copies_held
 
 from remote_server.client import GetOutcome, RemoteClient
-from remote_server.protocol import Clear, Cleared, Error, KeyState, Put
+from remote_server.protocol import Clear, Error, KeyState
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
@@ -126,28 +126,6 @@ def test_a_reader_without_checksums_takes_what_it_gets(
 
 
 # ── what the server counts of what comes to it ───────────────────────────────────────────
-
-
-@pytest.mark.parametrize("payload", [[b"x" * 99], [b"x" * 101], [], [b"x" * 100] * 2], ids=len)
-def test_a_put_whose_payload_is_not_as_long_as_announced_is_counted(peer, payload: list[bytes]):
-    message = Put(
-        request_id=peer.next_id(), namespace="ns", keys=[key(1)], lengths=[100], checksums=[1]
-    )
-    assert peer.ask(message, *payload).code == "bad_request"
-    assert peer.stats().counters["integrity_length"] == 1
-    assert not any(peer.lookup([1]).states)
-
-
-def test_a_namespace_that_is_forgotten_is_as_if_nobody_had_declared_it(peer, server):
-    peer.put([1, 2])
-    cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="ns", forget=True))
-    assert isinstance(cleared, Cleared) and sum(cleared.removed.values()) == 2
-    assert peer.stats().namespaces == {}
-    message, payload = peer.put_message([1])
-    assert peer.ask(message, *payload).code == "unknown_namespace"
-    peer.hello()
-    peer.put([1])
-    assert list(peer.lookup([1, 2]).states) == [KeyState.READABLE, KeyState.ABSENT]
 
 
 def test_a_forgotten_namespace_whose_put_is_still_being_copied_stays_forgotten(peer, server):

@@ -76,10 +76,6 @@ def client(endpoint):
     client.close()
 
 
-def test_the_test_vector_of_the_document():
-    assert checksum("example", bytes(range(36)), bytes(range(256)) * 16) == 0x632C95CDDCFA0D48
-
-
 @pytest.mark.parametrize("size", [5000, 300_000])
 def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, size):
     namespace = f"plain-{size}"
@@ -132,23 +128,6 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
     assert stats["epoch"] == welcome["epoch"]
 
 
-def test_a_plain_client_may_send_keys_in_one_binary(client):
-    keys = [b"k%03d" % n for n in range(1000)]
-    welcome = client.ask("hello", protocol=2, namespace="packed", block_bytes=1)
-    assert welcome["packed_keys"] is True
-    sums = [checksum("packed", key, b"x") for key in keys[:2]]
-    stored = client.ask(
-        "put", [b"xx"], namespace="packed", keys=b"".join(keys[:2]), key_bytes=4, lengths=[1, 1],
-        checksums=sums, blocks_per_frame=2, deferred=False,
-    )  # fmt: skip
-    assert stored["created"] == 2
-    packed = client.ask("lookup", namespace="packed", keys=b"".join(keys), key_bytes=4)
-    listed = client.ask("lookup", namespace="packed", keys=keys)
-    assert packed["states"] == listed["states"] == b"\2\2" + bytes(998)
-    error = client.ask("lookup", namespace="packed", keys=b"".join(keys)[1:], key_bytes=4)
-    assert (error["type"], error["code"]) == ("error", "bad_message")
-
-
 def test_the_example_client_gets_back_over_its_lane_what_it_put(endpoint):
     client = LaneClient(endpoint, "lane", 300_000)
     blocks = {b"key-%d" % n: bytes([n + 1]) * (300_000 - n) for n in range(6)}
@@ -163,9 +142,3 @@ def test_the_example_client_is_a_command(endpoint, capsys):
     lane_client.main([endpoint])
     printed = capsys.readouterr().out
     assert "3 blocks are new" in printed and "key-2 (4000 bytes)" in printed
-
-
-def test_an_error_is_a_reply_like_any_other(client):
-    error = client.ask("put", namespace="unheard of", keys=[], lengths=[], checksums=[])
-    assert (error["type"], error["code"]) == ("error", "unknown_namespace")
-    assert client.ask("stats")["type"] == "stats_reply"
