@@ -206,17 +206,6 @@ def test_what_is_on_its_way_to_a_connection_is_bounded(start_lanes, context, mon
 # ── gets ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_get_whose_lane_ends_lets_its_blocks_go(wide):
-    wide.send_get(range(20))
-    assert isinstance(wide.peer.receive()[0], Got)
-    wide.close()
-    stats = stats_behind_blocks(wide.peer)
-    while pinned(stats):
-        stats = stats_behind_blocks(wide.peer)
-    again = WireLane(wide.peer)
-    assert [data for _, data, _ in again.get(range(20))[1]] == [block(n, LENGTH) for n in range(20)]
-
-
 def stats_behind_blocks(peer: Peer) -> protocol.StatsReply:
     """The statistics, behind whatever is still on its way."""
     request = protocol.Stats(request_id=peer.next_id())
@@ -236,18 +225,6 @@ def test_a_get_whose_connection_ends_lets_its_blocks_go(wide, lane_server, conte
     other.close()
     wide.peer.stats_once(lambda stats: pinned(stats) == 0)
     assert wide.peer.stats().counters["lanes_ended_connection"] == 1
-
-
-def test_a_reader_that_stops_keeps_its_own_blocks_and_delays_no_other(wide, lane_server, context):
-    other = Peer(context, lane_server.endpoint)
-    slow = WireLane(other)
-    request = slow.send_get(range(20))
-    wide.peer.stats_once(lambda stats: stats.counters["get_total"] == 20)
-    for _ in range(5):
-        assert len(wide.get(range(20))[1]) == 20
-    assert pinned(wide.peer.stats()) > 0
-    assert len(slow.read_stream(request)[1]) == 20
-    wide.peer.stats_once(lambda stats: pinned(stats) == 0)
 
 
 def test_a_reader_that_stays_and_reads_nothing_loses_its_lane(start_lanes, context, monkeypatch):

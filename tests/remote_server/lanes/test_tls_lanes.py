@@ -30,7 +30,7 @@ from tls_helpers import (
 
 from remote_server.certificate import Certificate
 from remote_server.errors import ConfigError, TlsFailed, WrongCertificate
-from remote_server.keys import certificate_path, read_certificate
+from remote_server.keys import read_certificate
 from remote_server.native import make_lanes, make_tls_context, why_no_tls
 
 pytest_plugins = ["engine_of_lanes_fixtures"]
@@ -307,15 +307,6 @@ def test_tls_of_the_other_kind_is_refused(monkeypatch):
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_certificate_lies_beside_the_keys(tmp_path):
-    path = certificate_path(str(tmp_path / "server.key"))
-    assert path == str(tmp_path / "server.pem")
-    assert read_certificate(path) is None
-    made = write_certificate(tmp_path / "server.pem")
-    assert read_certificate(path) == made
-    assert made.certificate != write_certificate(tmp_path / "other.pem").certificate
 
 
 @pytest.mark.parametrize("part", ["CERTIFICATE", "PRIVATE KEY"])

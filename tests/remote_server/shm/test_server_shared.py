@@ -95,20 +95,6 @@ def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes
     shared.close()
 
 
-def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
-    monkeypatch.setattr(put_sources.Rows, "turn_bytes", 2 * BLOCK_BYTES)
-    copy, turns = put_sources.copy_shared, []
-
-    def counting_copy(namespace, blocks, *others):
-        turns.append(len(blocks))
-        return copy(namespace, blocks, *others)
-
-    monkeypatch.setattr(put_sources, "copy_shared", counting_copy)
-    assert shared.put(range(7)).created == 7
-    assert turns == [2, 2, 2, 1]
-    assert shared.get(range(7)) == [block(n) for n in range(7)]
-
-
 @pytest.mark.parametrize("deferred", [True, False])
 def test_a_put_is_answered_when_its_rows_are_free_and_its_blocks_are_there(
     shared, peer, connect, server, deferred
