@@ -1,14 +1,13 @@
 """Connections, memory and jobs for tests of lanes."""
 
 import os
-import select
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
 from lane_peer import HEADER, frame
-from mover_helpers import MAX_S, Memory
+from mover_helpers import MAX_S, Memory, is_readable
 
 from remote_server.native import LaneJob, LaneKind, Lanes
 
@@ -75,10 +74,6 @@ class Blocks:
 
 def random_blocks(lengths: Sequence[int]) -> Blocks:
     return Blocks(lengths, os.urandom(sum(lengths)))
-
-
-def is_readable(lanes: Lanes | socket.socket, timeout_s: float = 0.0) -> bool:
-    return bool(select.select([lanes], [], [], timeout_s)[0])
 
 
 def reap(lanes: Lanes, num_jobs: int, num_broken: int = 0) -> tuple[list[LaneJob], list]:

@@ -5,13 +5,14 @@ import gc
 import mmap
 import os
 import select
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from remote_server.native import Job, Kind, Mover
+from remote_server.native import Job, Kind, Lanes, Mover
 from remote_server.native.library import LibraryMissing, load
 
 MAX_S = 60.0
@@ -78,8 +79,8 @@ class Endless:
         )  # fmt: skip
 
 
-def is_readable(mover: Mover, timeout_s: float = 0.0) -> bool:
-    return bool(select.select([mover], [], [], timeout_s)[0])
+def is_readable(what: Mover | Lanes | socket.socket, timeout_s: float = 0.0) -> bool:
+    return bool(select.select([what], [], [], timeout_s)[0])
 
 
 def reaped(mover: Mover, count: int) -> list[Job]:

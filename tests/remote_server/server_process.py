@@ -2,11 +2,8 @@
 
 import mmap
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from remote_server.values import MiB
@@ -35,16 +32,6 @@ class ServerProcess:
         self.endpoint = self._popen.stdout.readline().split()[3]
         self.at_start = self.private_bytes()
         self.most = 0
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Its process stands still until this block ends."""
-        self._popen.send_signal(signal.SIGSTOP)
-        os.waitpid(self._popen.pid, os.WUNTRACED)  # until it does
-        try:
-            yield
-        finally:
-            self._popen.send_signal(signal.SIGCONT)
 
     def private_bytes(self) -> int:
         """Resident, and no shared memory as the arena is."""

@@ -3,13 +3,11 @@
 Nothing of `remote_server` writes, reads or hashes here; the server is a process.
 """
 
-import subprocess
-import sys
-
 import msgpack
 import pytest
 import xxhash
 import zmq
+from server_process import ServerProcess
 from wire_peer import Peer
 
 from examples import lane_client
@@ -62,11 +60,9 @@ def split(reply: dict, payload: list[bytes]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def endpoint():
-    command = ["-m", "remote_server", "--memory", "64MiB", "--bind", "tcp://127.0.0.1:*"]
-    server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    yield server.stdout.readline().split()[3]
-    server.terminate()
-    assert server.wait(60) == 0
+    server = ServerProcess()
+    yield server.endpoint
+    server.close()
 
 
 @pytest.fixture

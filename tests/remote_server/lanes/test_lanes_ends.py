@@ -13,13 +13,12 @@ from lane_helpers import (
     Blocks,
     connected,
     header,
-    is_readable,
     random_blocks,
     reap,
     reaped,
 )
 from lane_peer import frame, read
-from mover_helpers import num_threads, num_threads_at_rest, until
+from mover_helpers import is_readable, num_threads, num_threads_at_rest, until
 
 from remote_server.errors import LaneBroken, MoverClosed
 from remote_server.native import make_lanes

@@ -11,13 +11,12 @@ import pytest
 from lane_helpers import (
     Blocks,
     connected,
-    is_readable,
     random_blocks,
     reap,
     reaped,
 )
 from lane_peer import frame
-from mover_helpers import MAX_S, choose
+from mover_helpers import MAX_S, choose, is_readable
 from tls_helpers import (
     a_certificate,
     secured_end,

@@ -11,14 +11,13 @@ from lane_helpers import (
     Blocks,
     connected,
     digest,
-    is_readable,
     move_both_ways,
     random_blocks,
     reap,
     reaped,
 )
 from lane_peer import frame, read
-from mover_helpers import until
+from mover_helpers import is_readable, until
 
 from remote_server.native import LaneJob, LaneKind
 

@@ -9,7 +9,6 @@ from wire_peer import HandPeer, Peer, key
 from remote_server import protocol
 from remote_server.protocol import Error, Lookup
 from remote_server.server import intake
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.real_time
 EMPTY_AND_MORE, EMPTY_AND_LAST = b"\x01\x00", b"\x00\x00"
 
 READABLE = bytes([2])
-
-
-@pytest.fixture
-def server():
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
-        yield server
-        server.store.tier_stack.check()
 
 
 def header(number: int) -> list[bytes]:
