@@ -4,19 +4,20 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from fake_server import eventually
 
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
 from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
 from remote_server.cli.__main__ import main
-from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client import ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB, check_endpoint, server_address
 
 pytestmark = pytest.mark.real_time
+
+pytest_plugins = ["client_fixtures"]
 
 WRONG = [
     ("localhost:5757", "tcp:// in front is missing"),
@@ -128,16 +129,11 @@ def test_a_right_address_may_name_its_key_file(text: str):
     assert ClientConfig(text).endpoint == ServerConfig(bind=text, insecure=True).bind == text
 
 
-def test_a_client_reaches_a_server_on_ipv6():
+def test_a_client_reaches_a_server_on_ipv6(make_client):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 on this host")
     config = ServerConfig(bind="tcp://[::1]:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
-        client = RemoteClient(ClientConfig(server.endpoint))
-        try:
-            eventually(lambda: client.ready)
-            assert client.stats(timeout_s=60).result(60).tiers
-        finally:
-            client.close()
+        assert make_client(server.endpoint).stats().result(60).tiers

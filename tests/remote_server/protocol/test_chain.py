@@ -7,13 +7,13 @@ import struct
 import zlib
 
 import pytest
+from client_helpers import rows_of
 from disk_helpers import RealDisk, budget_for, stack_of
 from disk_server import LENGTH, small_server
 from wire_peer import Peer, key
 
 from remote_server import protocol
 from remote_server.cli.__main__ import main
-from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.errors import RequestRefused
 from remote_server.protocol import (
     MAX_STRETCHES,
@@ -31,6 +31,8 @@ from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 
 pytestmark = pytest.mark.real_time
+
+pytest_plugins = ["client_fixtures"]
 
 ROWS = [
     Stretch(5, 0, 320, 32, 320), Stretch(4, 1, 640, 16, 320, True, 9), Stretch(2, 0, 480, 32, 0)
@@ -209,30 +211,18 @@ def test_a_long_put_has_the_fields_of_each_key_where_the_server_takes_it_in_part
     assert peer.lookup(numbers, explain=True).chain == blocks_of(chain)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_client_cuts_the_chain_with_its_batches(server, transport):
+@pytest.mark.parametrize("transport", ["tcp", "shm"], indirect=True)
+def test_a_client_cuts_the_chain_with_its_batches(server, transport, make_client):
     chain = [Stretch(40, 0, 0, 16, 640), Stretch(24, 1, 0, 64, 640)]
     keys = [b"%d" % number for number in range(64)]
-    config = ClientConfig(server.endpoint, quiet=True, transport=transport, batch_bytes=10 * 4096)
-    region = SharedRegion(64 * 4096)
-    client = RemoteClient(config)
-    try:
-        client.declare("ns", 4096)
-        if transport == "shm":
-            client.register(region.view, region.fd)
-        while not client.ready:
-            pass
-        rows = [region.view[n * 4096 : (n + 1) * 4096] for n in range(64)]
-        stored = client.put("ns", keys, rows, deferred=False, chain=chain).result(60)
-        assert stored.created == 64, stored.error
-        assert client.lookup("ns", keys, chain=chain, timeout_s=60).result(60).prefix == 64
-        found = client.lookup("ns", [*keys, b"absent"], explain=True, timeout_s=60).result(60)
-        assert (found.chain, found.prefix) == ([*blocks_of(chain), UNKNOWN], 64)
-        assert client.lookup("undeclared", keys, explain=True, timeout_s=60).result(60).prefix == 0
-    finally:
-        client.close()
-        del rows
-        region.close()
+    client = make_client(server.endpoint, batch_bytes=10 * 4096)
+    assert client.transport == transport
+    stored = client.put("ns", keys, rows_of(range(64)), deferred=False, chain=chain).result(60)
+    assert stored.created == 64, stored.error
+    assert client.lookup("ns", keys, chain=chain).result(60).prefix == 64
+    found = client.lookup("ns", [*keys, b"absent"], explain=True).result(60)
+    assert (found.chain, found.prefix) == ([*blocks_of(chain), UNKNOWN], 64)
+    assert client.lookup("undeclared", keys, explain=True).result(60).prefix == 0
 
 
 # ── kvferry why KEY ──────────────────────────────────────────────────────────────────────────
