@@ -6,10 +6,10 @@ import aiohttp
 import pytest
 import zmq
 from admin_http import Http, served, write_token
+from memory_server import memory_server
 from wire_peer import Peer
 
 from remote_server.admin.admin import Admin
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import GiB, MiB
 
@@ -25,13 +25,8 @@ def context() -> Iterator[zmq.Context]:
 def server() -> Iterator[Server]:
     """16 slabs of 1 MiB, for readers that ask for more at a time than they should. Its accounting
     is checked when the test is over."""
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_inflight=1 * GiB
-    )
-    with Server(config) as server:
+    with memory_server(max_inflight=1 * GiB) as server:
         yield server
-    server.store.tier_stack.check()
-    assert server.store.counters["refused_internal"] == 0
 
 
 @pytest.fixture

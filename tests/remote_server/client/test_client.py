@@ -16,11 +16,10 @@ from client_helpers import (
     turn,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
+from memory_server import memory_server
 
 from remote_server.client import BreakerState, CacheClient, GetOutcome
 from remote_server.protocol import Get, KeyState, Lookup, Put, PutOutcome
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
@@ -33,8 +32,7 @@ HIT, MISS = GetOutcome.HIT, GetOutcome.MISS
 @pytest.fixture
 def real(transport, make_client):
     """A client of a real server with 64 MiB, over each transport."""
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server(memory=64 * MiB) as server:
         client = make_client(server.endpoint, block_bytes=MiB)
         yield client
         assert transport_of(client) == transport
@@ -44,7 +42,6 @@ def real(transport, make_client):
         assert over_shm == (over_all if transport == "shm" else (0, 0))
         on_lanes = counters["lane_bytes_in"], counters["lane_bytes_out"]
         assert on_lanes == (over_all if transport == "lanes" else (0, 0))
-    server.store.tier_stack.check()
     bad = {k: v for k, v in server.store.counters.items() if k.startswith("bad_messages") and v}
     assert not bad
 

@@ -3,13 +3,12 @@
 import pytest
 from client_helpers import NAMESPACE, block, empty_rows, key, rows_of
 from fake_server import PATIENCE_S, eventually
+from memory_server import memory_server
 from tenancy import tenancy
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.shm.mapping import NotAttachable
 
 pytestmark = pytest.mark.real_time
@@ -88,7 +87,7 @@ def test_a_client_without_keys_at_a_server_with_keys_says_so(tenancy, make_clien
 
 def test_a_client_with_keys_does_not_speak_to_a_server_without(tenancy, make_client):
     """It would send an engine's blocks to any process that took the server's address."""
-    with Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 << 20, populate=False)) as server:
+    with memory_server() as server:
         client = make_client(server.endpoint, keys=tenancy.client_file("a"), wait=False)
         told(client, "the server has no keys")
         assert server.store.namespaces.known == {}

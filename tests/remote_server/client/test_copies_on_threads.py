@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 from client_helpers import NAMESPACE, block, key, rows_of
 from fake_server import PATIENCE_S, eventually
+from memory_server import memory_server
 from mover_helpers import choose
 
 from remote_server.client import RemoteClient
 from remote_server.client.requests import Call
 from remote_server.client.shm_link import ShmLink
 from remote_server.native.moves import RUN_HERE_BELOW_BYTES, Moves
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
@@ -58,8 +58,7 @@ class Scene:
 
 @pytest.fixture
 def scene(make_client, shared, clock):
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=512 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server(memory=512 * MiB) as server:
         yield Scene(server, lambda: make_client(server.endpoint, block_bytes=LENGTH, clock=clock))
 
 

@@ -10,12 +10,11 @@ import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, block, empty_rows, key, rows_of, transport_of
 from fake_server import PATIENCE_S, eventually
 from gates import copies_held
+from memory_server import memory_server
 
 from remote_server.client import GetOutcome, RemoteClient
 from remote_server.protocol import Clear, Error, KeyState
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -30,11 +29,8 @@ REASONS = (
 
 @pytest.fixture
 def quiet_server() -> Iterator[Server]:
-    lanes = "127.0.0.1:*"  # also without the C library
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, lanes=lanes)
-    with Server(config) as server:
+    with memory_server(lanes="127.0.0.1:*") as server:  # also without the C library
         yield server
-    server.store.tier_stack.check()
 
 
 @pytest.fixture

@@ -1,18 +1,17 @@
 """A real server with a name, and clients that have a list: load and hot beginnings."""
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, empty_rows, rows_of
 from fake_server import PATIENCE_S, eventually
+from memory_server import memory_server
 
 from remote_server.client import GetResult, RemoteClient
 from remote_server.protocol import Stretch
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
@@ -28,11 +27,7 @@ FLEET = {"server_name": "cache-1", "fleet_digest": "0123456789abcdef"}
 Make = Callable[..., RemoteClient]
 
 
-@contextmanager
-def serving(**settings: object) -> Iterator[Server]:
-    config = {"bind": "tcp://127.0.0.1:*", "memory": 16 * MiB, "populate": False, "name": "cache-1"}
-    with Server(ServerConfig(**{**config, **settings})) as server:
-        yield server
+serving = partial(memory_server, name="cache-1")
 
 
 def put_all(client: RemoteClient) -> None:

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from memory_server import memory_server
 
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
@@ -12,8 +13,7 @@ from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
-from remote_server.values import MiB, check_endpoint, server_address
+from remote_server.values import check_endpoint, server_address
 
 pytestmark = pytest.mark.real_time
 
@@ -134,6 +134,5 @@ def test_a_client_reaches_a_server_on_ipv6(make_client):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 on this host")
-    config = ServerConfig(bind="tcp://[::1]:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server(bind="tcp://[::1]:*") as server:
         assert make_client(server.endpoint).stats().result(60).tiers

@@ -5,15 +5,13 @@ import time
 
 import pytest
 import zmq
+from memory_server import memory_server
 from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server import protocol
 from remote_server.server import auth, connections
-from remote_server.server.config import ServerConfig
 from remote_server.server.connections import Connection, Connections
-from remote_server.server.server import Server
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -238,10 +236,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
     """A connection that sends nothing counted against the limit for five seconds."""
     monkeypatch.setattr(auth, "HANDSHAKE_MS", 600_000)  # libzmq ends none of them meanwhile
     monkeypatch.setattr(connections, "LEAST_HANDSHAKES", 10)
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=8
-    )
-    with Server(config) as server:
+    with memory_server(max_connections=8) as server:
         host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
         silent = []
         for _ in range(40):
@@ -262,10 +257,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
 def test_connections_of_one_moment_are_no_more_than_may_be(context: zmq.Context):
     """Each was let in while there was room for one; those beyond are closed, and refused when
     they come again."""
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=4
-    )
-    with Server(config) as server:
+    with memory_server(max_connections=4) as server:
         own = zmq.Context()
         peers = [Peer(own, server.endpoint) for _ in range(12)]
         for peer in peers:

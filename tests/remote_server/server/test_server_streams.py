@@ -2,15 +2,13 @@
 
 import pytest
 from gates import copies_held
+from memory_server import memory_server
 from wire_peer import Peer, block, key
 
 from remote_server.protocol import Blocks, Found, KeyState, Lookup
 from remote_server.server import copier as copier_module
 from remote_server.server import intake, outgoing
 from remote_server.server import send_queue as outbox_module
-from remote_server.server import server as server_module
-from remote_server.server.config import ServerConfig
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -76,8 +74,7 @@ def test_a_lookup_overtakes_the_streams_its_own_client_is_waiting_for(connect, l
 def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, monkeypatch):
     """Nothing but TCP notices this one: it is connected, and its heartbeats wait behind data."""
     monkeypatch.setattr(intake, "SILENCE_MS", 300)
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with server_module.Server(config) as server:
+    with memory_server() as server:
         peer, frozen = (Peer(context, server.endpoint, rcvhwm=1) for _ in range(2))
         peer.hello(block_bytes=LENGTH)
         peer.put(range(40), length=LENGTH)
@@ -85,7 +82,6 @@ def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, mo
             frozen.send_get(range(40))
         peer.stats_once(lambda stats: stats.counters["clients_gone"] >= 1)
         peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
-        server.store.tier_stack.check()
 
 
 def test_memory_that_libzmq_still_sends_from_is_not_given_to_another_block(connect, loaded):

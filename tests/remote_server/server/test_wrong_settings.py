@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from memory_server import memory_server
 from wire_peer import Peer
 
 from remote_server.__main__ import main as serve
@@ -18,8 +19,6 @@ from remote_server.keys import make_keys
 from remote_server.protocol import Error
 from remote_server.server import settings
 from remote_server.server.config import MIN_INFLIGHT_BYTES, ServerConfig
-from remote_server.server.server import Server
-from remote_server.values import MiB
 
 # A file without an end, or without a writer, would hang its reader.
 pytestmark = pytest.mark.timeout(60)
@@ -105,9 +104,7 @@ def test_every_setting_of_text_refuses_what_is_no_text(not_chosen, tmp_path):
 
 def test_a_client_can_have_a_block_whatever_max_inflight_is(context, not_chosen):
     not_chosen("max_inflight", "--max-inflight", "1")
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False,
-                          max_inflight=MIN_INFLIGHT_BYTES)  # fmt: skip
-    with Server(config) as server:
+    with memory_server(max_inflight=MIN_INFLIGHT_BYTES) as server:
         peer = Peer(context, server.endpoint)
         answer = peer.hello(block_bytes=MIN_INFLIGHT_BYTES + 1)
         assert isinstance(answer, Error) and answer.code == "too_large"

@@ -13,14 +13,13 @@ import pytest
 from descriptors import memfd, open_fds
 from fake_server import PATIENCE_S, eventually
 from lane_peer import LaneClock
+from memory_server import memory_server
 from smaps import map_at
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, SharedPeer
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.server import shm_endpoint as local_socket_module
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.shm import mapping, region
 from remote_server.values import MiB
 
@@ -37,10 +36,8 @@ def clock() -> LaneClock:
 @pytest.fixture
 def server(clock):
     """Its time stands still."""
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config, clock) as server:
+    with memory_server(clock) as server:
         yield server
-    server.store.tier_stack.check()
 
 
 @pytest.fixture
@@ -336,10 +333,7 @@ def test_without_descriptors_to_spare_it_waits_and_goes_on(name, files, peer, se
 
 
 def test_a_server_without_shared_memory_says_so(context):
-    config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, shared_memory=False
-    )
-    with Server(config) as server:
+    with memory_server(shared_memory=False) as server:
         welcome = Peer(context, server.endpoint).hello()
         assert (welcome.transports, welcome.local_socket) == (["tcp"], "")
 
@@ -350,8 +344,7 @@ def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, mo
 
     monkeypatch.setattr(socket.socket, "listen", refuse)
     before = open_fds()
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server() as server:
         peer = Peer(context, server.endpoint)
         assert peer.hello().local_socket == ""
         assert peer.put([1]).created == 1
@@ -370,8 +363,7 @@ def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(cont
         unmapped.append(address)
 
     monkeypatch.setattr(mapping, "unmap", slowly)
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server() as server:
         shared = SharedPeer(peer := Peer(context, server.endpoint))
         shared.connection.close()
         peer.stats_once(lambda s: s.counters["regions_gone"] == 1)
@@ -381,8 +373,7 @@ def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(cont
 
 def test_a_server_that_stops_lets_go_of_all_regions(context):
     maps = mapped("test")
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server() as server:
         shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(2)]
         own = mapped("test")
         assert own == maps + 8  # ours and the server's

@@ -3,6 +3,7 @@
 import pytest
 from gates import copies_held
 from lane_peer import LaneClock
+from memory_server import memory_server
 from shared_messages import shared_get
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
@@ -10,9 +11,6 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Error, Got
 from remote_server.server import leases as leases_module
 from remote_server.server import put_sources
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
@@ -32,15 +30,12 @@ def clock():
 @pytest.fixture
 def timed(context, clock):
     """A peer of a server whose time the test moves."""
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config, clock) as server:
+    with memory_server(clock) as server:
         peer = Peer(context, server.endpoint)
         peer.hello()
         shared = SharedPeer(peer)
         yield shared
         shared.close()
-    server.store.tier_stack.check()
-    assert server.store.counters["refused_internal"] == 0
 
 
 # ── what goes through ────────────────────────────────────────────────────────────────────

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from descriptors import memfd
+from memory_server import memory_server
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block
 
-from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm import region as region_module
 from remote_server.shm.mapping import has_no_hole, has_pages, map_read_only, unmap
@@ -25,10 +25,8 @@ PAGE = mmap.PAGESIZE
 
 @pytest.fixture
 def server():
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
-    with Server(config) as server:
+    with memory_server(memory=64 * MiB) as server:
         yield server
-        server.store.tier_stack.check()
 
 
 @pytest.fixture
