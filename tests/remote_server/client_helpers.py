@@ -4,6 +4,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 
@@ -15,29 +16,20 @@ NAMESPACE = "ns"
 BLOCK_BYTES = 4096
 
 
+def _patient(name: str, **times: float) -> Any:
+    """The method `name` of a client, with these times unless others are given."""
+    method = getattr(RemoteClient, name)
+    return lambda self, *given, **how: method(self, *given, **{**times, **how})
+
+
 class PatientClient(RemoteClient):
     """Its requests have as much time as a busy host needs, unless the test gives them less."""
 
-    def lookup(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().lookup(*given, timeout_s=timeout_s, **how)
-
-    def put(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().put(*given, timeout_s=timeout_s, **how)
-
-    def get(self, *given, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, **how):
-        return super().get(*given, stall_s=stall_s, timeout_s=timeout_s, **how)
-
-    def touch(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().touch(*given, timeout_s=timeout_s, **how)
-
-    def stats(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().stats(*given, timeout_s=timeout_s, **how)
-
-    def clear(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().clear(*given, timeout_s=timeout_s, **how)
-
-    def keep(self, *given, timeout_s=PATIENCE_S, **how):
-        return super().keep(*given, timeout_s=timeout_s, **how)
+    get = _patient("get", timeout_s=PATIENCE_S, stall_s=PATIENCE_S)
+    lookup, put, touch, stats, clear, keep = (
+        _patient(name, timeout_s=PATIENCE_S)
+        for name in ("lookup", "put", "touch", "stats", "clear", "keep")
+    )
 
 
 class Clock:

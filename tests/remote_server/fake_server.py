@@ -342,11 +342,8 @@ class FakeServer:
         header = Blocks(
             request_id=asked.message.request_id, epoch=self.epoch, indices=indices,
             lengths=[len(block) for block in blocks],
-            checksums=[
-                protocol.checksum(namespace, key, block)
-                for key, block in zip(keys, blocks, strict=True)
-            ],
-            more=more, blocks_per_frame=per_frame,
+            checksums=protocol.checksums(namespace, keys, blocks), more=more,
+            blocks_per_frame=per_frame,
         )  # fmt: skip
         frames = [
             b"".join(blocks[first : first + per_frame])
@@ -561,14 +558,12 @@ class FakeServer:
         """The honest answer: every block it holds, each in a slot of its own."""
         get = asked.message
         found = [i for i, key in enumerate(get.keys) if (get.namespace, key) in self.blocks]
-        blocks = [self.blocks[get.namespace, get.keys[i]] for i in found]
-        slots = [self._slot(get.namespace, get.keys[i]) for i in found]
+        keys = [get.keys[i] for i in found]
+        blocks = [self.blocks[get.namespace, key] for key in keys]
+        slots = [self._slot(get.namespace, key) for key in keys]
         for slot, block in zip(slots, blocks, strict=True):
             self.fill(slot, block, 1000 + slot)
-        checksums = [
-            protocol.checksum(get.namespace, get.keys[i], block)
-            for i, block in zip(found, blocks, strict=True)
-        ]
+        checksums = protocol.checksums(get.namespace, keys, blocks)
         lease = Leased(
             number=get.request_id + 10**6, lease_ms=10_000,
             offsets=[slot * SLOT_BYTES for slot in slots],

@@ -90,17 +90,3 @@ def reap(lanes: Lanes, num_jobs: int, num_broken: int = 0) -> tuple[list[LaneJob
 
 def reaped(lanes: Lanes, num_jobs: int) -> list[LaneJob]:
     return reap(lanes, num_jobs)[0]
-
-
-def move_both_ways(lanes: Lanes, pairs: Sequence[tuple[int, int]]) -> None:
-    """Send three blocks each way between the lanes of each pair, all at once, and check them."""
-    ends = [(pair[side], pair[1 - side]) for pair in pairs for side in (0, 1)]
-    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
-    targets = [Blocks(source.lengths) for source in sources]
-    for (near, far), source, target in zip(ends, sources, targets, strict=True):
-        lanes.submit(far, target.receive(seeds=[near] * 3))
-        lanes.submit(near, source.send(seeds=[near] * 3))
-    completed = reaped(lanes, 2 * len(ends))
-    assert all(all(job.intact()) for job in completed)
-    for source, target in zip(sources, targets, strict=True):
-        assert source.memory.map[:] == target.memory.map[:]

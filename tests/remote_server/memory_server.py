@@ -12,7 +12,7 @@ from remote_server.values import MiB
 
 @contextmanager
 def memory_server(clock: Callable[[], float] = time.monotonic, **settings: Any) -> Iterator[Server]:
-    """With 16 slabs of 1 MiB, unless `settings` have others. Its accounting is checked at the end."""
+    """With 16 slabs of 1 MiB and these `settings`. Its accounting is checked at the end."""
     given = {"bind": "tcp://127.0.0.1:*", "memory": 16 * MiB, "populate": False, **settings}
     with Server(ServerConfig(**given), clock) as server:
         yield server

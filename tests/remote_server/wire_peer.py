@@ -15,7 +15,6 @@ on this host, by way of a `LocalConnection`.
 
 import mmap
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -114,7 +113,7 @@ class Peer:
     def put_message(self, numbers, namespace="ns", length=BLOCK_BYTES, **fields):
         blocks = [block(number, length) for number in numbers]
         keys = [key(number) for number in numbers]
-        checksums = [protocol.checksum(namespace, k, b) for k, b in zip(keys, blocks, strict=True)]
+        checksums = protocol.checksums(namespace, keys, blocks)
         fields = {
             "deferred": False, "lengths": [length] * len(keys), "checksums": checksums, **fields
         }  # fmt: skip
@@ -188,9 +187,6 @@ class HandPeer(Peer):
         while (unit := self._next_unit()).kind is not zmtp.Kind.MESSAGE:
             pass
         return unit.bodies
-
-    def readable(self) -> bool:
-        return bool(self._units or select.select([self.socket], [], [], 0)[0])
 
     def _next_unit(self) -> zmtp.Unit:
         while not self._units:
@@ -274,23 +270,16 @@ class SharedPeer:
     def put_message(self, numbers, namespace="ns", length=BLOCK_BYTES, **fields) -> Put:
         """A put of blocks that now lie in the first rows, under ticket 3."""
         self.tickets[3] = ticket = self.tickets[3] + 1
-        for row, number in enumerate(numbers):
-            self.rows[row * BLOCK_BYTES : row * BLOCK_BYTES + length] = block(number, length)
+        offsets = [row * BLOCK_BYTES for row in range(len(numbers))]
+        keys, blocks = [*map(key, numbers)], [block(number, length) for number in numbers]
+        for offset, data in zip(offsets, blocks, strict=True):
+            self.rows[offset : offset + length] = data
         fields = {
-            "region": self.token,
-            "offsets": [row * BLOCK_BYTES for row in range(len(numbers))],
-            "lengths": [length] * len(numbers),
-            "checksums": [
-                protocol.checksum(namespace, key(number), block(number, length))
-                for number in numbers
-            ],
-            "keys": [key(number) for number in numbers],
+            "region": self.token, "keys": keys, "offsets": offsets, "lengths": [length] * len(keys),
+            "checksums": protocol.checksums(namespace, keys, blocks),
             "ticket": 3, "ticket_value": ticket, **fields,
         }  # fmt: skip
-        return shared_put(
-            request_id=self.peer.next_id(), namespace=namespace,
-            **fields,
-        )  # fmt: skip
+        return shared_put(request_id=self.peer.next_id(), namespace=namespace, **fields)
 
     def put(self, numbers, **fields):
         return self.peer.ask(self.put_message(numbers, **fields))

@@ -11,7 +11,6 @@ from lane_helpers import (
     Blocks,
     connected,
     digest,
-    move_both_ways,
     random_blocks,
     reap,
     reaped,
@@ -90,8 +89,16 @@ def test_a_block_without_an_address_is_discarded(lanes, link):
 
 
 def test_both_directions_at_once_on_many_lanes(lanes):
-    ends = [connected() for _ in range(6)]
-    move_both_ways(lanes, [(lanes.open(near), lanes.open(far)) for near, far in ends])
+    pairs = [[lanes.open(end) for end in connected()] for _ in range(6)]
+    ends = [*pairs, *(pair[::-1] for pair in pairs)]
+    sources = [random_blocks([300_000, 20, 1_500_000]) for _ in ends]
+    targets = [Blocks(source.lengths) for source in sources]
+    for (near, far), source, target in zip(ends, sources, targets, strict=True):
+        lanes.submit(far, target.receive(seeds=[near] * 3))
+        lanes.submit(near, source.send(seeds=[near] * 3))
+    assert all(all(job.intact()) for job in reaped(lanes, 2 * len(ends)))
+    for source, target in zip(sources, targets, strict=True):
+        assert source.memory.map[:] == target.memory.map[:]
 
 
 def test_jobs_without_blocks_complete_in_their_order(lanes, link):

@@ -1,15 +1,16 @@
 """What one client may take from the others: each limit refuses, counts, and leaves them alone."""
 
+from contextlib import ExitStack
+
 import pytest
 from gates import copies_held
+from memory_server import memory_server
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Lookup, Touch
 from remote_server.server import outgoing
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.store import namespaces, tier_stack
 from remote_server.values import KiB, MiB
 
@@ -28,21 +29,8 @@ def now():
 
 @pytest.fixture
 def start(context, now):
-    servers = []
-
-    def start(**settings) -> Server:
-        fields = {"memory": 16 * MiB, "populate": False, **settings}
-        server = Server(ServerConfig(bind="tcp://127.0.0.1:*", **fields), lambda: now[0])
-        servers.append(server.__enter__())
-        return server
-
-    yield start
-    for server in servers:
-        if server._context.closed:  # a test has stopped it
-            continue
-        server.__exit__(None, None, None)
-        server.store.tier_stack.check()
-        assert server.store.counters["refused_internal"] == 0
+    with ExitStack() as servers:
+        yield lambda **settings: servers.enter_context(memory_server(lambda: now[0], **settings))
 
 
 def many(numbers, size=50):
@@ -258,12 +246,11 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
     start, context, now, tmp_path
 ):
     disk = {"disk": str(tmp_path), "disk_bytes": 16 * MiB, "ttl_s": 3600.0}
-    server = start(**disk)
-    peer = Peer(context, server.endpoint)
-    peer.hello()
-    peer.put(range(4))
-    peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
-    server.__exit__(None, None, None)
+    with memory_server(lambda: now[0], **disk) as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        peer.put(range(4))
+        peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
     server = start(**disk)
     segments = server.tenants[""].disk.tier.segments
     start_ns = segments.now_ns()

@@ -1,7 +1,7 @@
 """Puts and gets that are cut off in each of their states: nothing stays behind, all is counted."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from dict_tier import DictTier
@@ -26,8 +26,6 @@ LENGTH = 4096
 TOKEN = 7
 TICKET = 3
 ALL = range(6)  # three parts of two keys
-
-Act = Callable[["Bench"], None]
 
 
 class Bench(HandlerBench):

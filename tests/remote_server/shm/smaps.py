@@ -1,4 +1,4 @@
-"""The kernel's account of a map of this process."""
+"""The kernel's account of the maps of this process."""
 
 from pathlib import Path
 
@@ -16,3 +16,9 @@ def map_at(address: int) -> dict[str, str]:
                 if name == "VmFlags":  # the last one of each map
                     return found
     raise AssertionError("not mapped")
+
+
+def mapped(what: str = "") -> int:
+    """How many maps this process has of memfds whose names begin so."""
+    with open("/proc/self/maps") as maps:
+        return sum(f"memfd:{what}" in line for line in maps)

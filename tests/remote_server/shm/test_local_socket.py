@@ -14,7 +14,7 @@ from descriptors import memfd, open_fds
 from fake_server import PATIENCE_S, eventually
 from lane_peer import LaneClock
 from memory_server import memory_server
-from smaps import map_at
+from smaps import map_at, mapped
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, SharedPeer
 
 from remote_server import protocol
@@ -68,12 +68,6 @@ def no_leaks(peer, server):
 
     peer.stats_once(nothing_is_left)
     assert peer.put([1]).created == 1
-
-
-def mapped(what: str) -> int:
-    """How many maps this process has of memfds named so."""
-    with open("/proc/self/maps") as maps:
-        return sum(f"memfd:{what}" in line for line in maps)
 
 
 def refusal(connection: LocalConnection) -> str:

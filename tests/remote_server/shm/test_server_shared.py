@@ -217,16 +217,6 @@ def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
     assert server.tenants[""].handlers.shared_puts.num_blocks == 0
 
 
-def test_a_lease_needs_a_live_region(shared, peer):
-    shared.put([1])
-    assert shared.lease([1], region=shared.token + 1).code == "unknown_region"
-    shared.close()
-    peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-    assert shared.lease([1]).code == "unknown_region"
-    assert shared.put([2]).code == "unknown_region"
-    assert peer.stats().tiers["memory"].pinned == 0
-
-
 def test_one_region_holds_only_so_many_leases(shared, peer, monkeypatch):
     monkeypatch.setattr(leases_module, "MAX_LEASES_PER_REGION", 3)
     shared.put([1])

@@ -23,6 +23,7 @@ from descriptors import memfd, open_fds
 from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut
+from smaps import mapped
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, LONGEST_RETRY_S, RETRY_S
@@ -334,20 +335,15 @@ def attached_to(near: FakeServer) -> tuple[RemoteClient, Shared]:
     return client, shared
 
 
-def _num_maps() -> int:
-    with open("/proc/self/maps") as maps:
-        return maps.read().count("memfd:")
-
-
 def test_close_leaves_nothing_mapped_and_no_descriptor(near):
-    before = open_fds(), _num_maps()
+    before = open_fds(), mapped()
     client, shared = attached_to(near)
     client.close()
     shared.region.close()
     near.hang_up()
     near.forget_region()
     eventually(lambda: open_fds() <= before[0], "no descriptor is left behind")
-    eventually(lambda: _num_maps() <= before[1], "nothing is left mapped")
+    eventually(lambda: mapped() <= before[1], "nothing is left mapped")
 
 
 def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch):
