@@ -142,9 +142,7 @@ def shared_io_thread() -> Iterator[IoThread]:
 
 @pytest.fixture
 def make_client(
-    request: pytest.FixtureRequest,
-    io_thread: IoThread | None,
-    more_settings: dict[str, object],
+    request: pytest.FixtureRequest, io_thread: IoThread | None, more_settings: dict[str, object]
 ) -> Iterator[Callable[..., RemoteClient]]:
     """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared. Without `clock`
     they are patient.

@@ -33,14 +33,7 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, kind_of
 
 from remote_server import protocol
-from remote_server.client import (
-    GetOutcome,
-    IoThread,
-    RemoteClient,
-    loop,
-    remote_client,
-    shm_gets,
-)
+from remote_server.client import GetOutcome, IoThread, RemoteClient, loop, remote_client, shm_gets
 from remote_server.client.channel import Channel
 from remote_server.client.get import GetChannel, GetState, GetTransfer
 from remote_server.client.lease import LeaseWindow

@@ -79,8 +79,7 @@ KINDS = {
         lambda client, _: client.put(NAMESPACE, KEYS, rows_of(range(1)), timeout_s=60), Put
     ),
     Op.GET: Kind(
-        lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=600, timeout_s=60),
-        Get,
+        lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=600, timeout_s=60), Get
     ),
 }
 

@@ -15,15 +15,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
-from remote_server.protocol import (
-    Blocks,
-    Found,
-    Get,
-    Got,
-    Touched,
-    Verified,
-    Verify,
-)
+from remote_server.protocol import Blocks, Found, Get, Got, Touched, Verified, Verify
 
 pytestmark = pytest.mark.real_time
 

@@ -8,15 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from lane_helpers import (
-    FRAME_BYTES,
-    Blocks,
-    connected,
-    header,
-    random_blocks,
-    reap,
-    reaped,
-)
+from lane_helpers import FRAME_BYTES, Blocks, connected, header, random_blocks, reap, reaped
 from lane_peer import frame, read
 from mover_helpers import is_readable, num_threads, num_threads_at_rest, until
 

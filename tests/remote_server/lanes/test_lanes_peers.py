@@ -5,14 +5,7 @@ import socket
 from contextlib import closing, suppress
 
 import pytest
-from lane_helpers import (
-    Blocks,
-    connected,
-    header,
-    random_blocks,
-    reap,
-    reaped,
-)
+from lane_helpers import Blocks, connected, header, random_blocks, reap, reaped
 from lane_peer import read
 from tls_helpers import secured_end
 

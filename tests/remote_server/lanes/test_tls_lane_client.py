@@ -5,10 +5,7 @@ import logging
 import ssl
 
 import pytest
-from client_helpers import (
-    put_and_get_back,
-    wait_for_lanes,
-)
+from client_helpers import put_and_get_back, wait_for_lanes
 from fake_lanes import FakeLanes
 from fake_server import eventually
 from msgspec.structs import replace

@@ -8,13 +8,7 @@ import time
 from contextlib import closing, suppress
 
 import pytest
-from lane_helpers import (
-    Blocks,
-    connected,
-    random_blocks,
-    reap,
-    reaped,
-)
+from lane_helpers import Blocks, connected, random_blocks, reap, reaped
 from lane_peer import frame
 from mover_helpers import MAX_S, choose, is_readable
 from tls_helpers import (
@@ -75,10 +69,7 @@ def test_both_kinds_understand_each_other(monkeypatch):
         contexts[kind] = make_tls_context(a_certificate()), make_tls_context()
     for server, client in (("native", "python"), ("python", "native")):
         near, far = open_ends()
-        ends = (
-            contexts[server][0].wrap(near),
-            contexts[client][1].wrap(far, a_certificate().pin),
-        )
+        ends = (contexts[server][0].wrap(near), contexts[client][1].wrap(far, a_certificate().pin))
         shake_hands(*ends)
         for one, other in (ends, ends[::-1]):
             one.send(b"hello")

@@ -6,15 +6,7 @@ import weakref
 from contextlib import suppress
 
 import pytest
-from lane_helpers import (
-    FRAME_BYTES,
-    Blocks,
-    connected,
-    digest,
-    random_blocks,
-    reap,
-    reaped,
-)
+from lane_helpers import FRAME_BYTES, Blocks, connected, digest, random_blocks, reap, reaped
 from lane_peer import frame, read
 from mover_helpers import is_readable, until
 

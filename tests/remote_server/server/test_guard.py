@@ -273,10 +273,7 @@ async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkey
     monkeypatch.setattr(mapping, "touch_gently", touch)
     with served(populate=True) as (server, admin):
         server._population.join()
-        assert await ask(admin) == (
-            503,
-            "the thread that populates the memory has failed\n",
-        )
+        assert await ask(admin) == (503, "the thread that populates the memory has failed\n")
 
 
 def test_stopped_threads_are_not_dead_ones(tmp_path):

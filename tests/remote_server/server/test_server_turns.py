@@ -293,8 +293,7 @@ TOUCH_BYTES = len(protocol.encode(Touch(request_id=100, namespace="ns", keys=KEY
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "most"),
-    [("MAX_REQUESTS", 5, 5), ("MAX_BYTES", 6 * TOUCH_BYTES - 1, 5)],
+    ("limit", "value", "most"), [("MAX_REQUESTS", 5, 5), ("MAX_BYTES", 6 * TOUCH_BYTES - 1, 5)]
 )
 def test_what_is_beyond_that_of_a_connection_is_refused_and_others_are_taken(
     by_hand: ByHand, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, most: int
