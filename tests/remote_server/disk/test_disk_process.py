@@ -1,5 +1,4 @@
-"""Real processes, killed while they write: twice, or KVFERRY_KILLS=100. And processes killed
-right after they answered a clear: twice, or 40 times with --whole."""
+"""Real processes, killed while they write: twice, or KVFERRY_KILLS=100."""
 
 import os
 import random
@@ -8,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from clearing_server import FLAGS, fill_and_clear, segments
 from disk_helpers import RealDisk
 from disk_writer import BUDGET, NUM_KEYS, SEGMENT_BYTES, data_of
-from test_server_process import Process
 
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
@@ -66,18 +63,3 @@ def test_a_server_killed_while_it_writes_finds_every_block_it_said_was_written(t
         last = newest
         sizes = [path.stat().st_size for path in tmp_path.iterdir()]
         assert OVERHEAD_BYTES + sum(sizes) <= BUDGET
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "kills", [2, pytest.param(40, marks=pytest.mark.whole)], ids=["briefly", "40 kills"]
-)
-def test_nothing_is_back_after_a_kill_right_after_a_clear_was_answered(tmp_path, context, kills):
-    for number in range(kills):
-        process = Process(*FLAGS, "--disk", str(tmp_path))
-        try:
-            fill_and_clear(context, process.endpoint, tmp_path, None if number % 2 else "ns")
-        finally:
-            process.popen.kill()
-            process.popen.communicate()
-        assert segments(tmp_path) == [], f"back after kill {number}"

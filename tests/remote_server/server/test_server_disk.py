@@ -112,10 +112,13 @@ def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
         assert cleared.removed == {"memory": 0, "disk": 0}
         peer.send(Clear(request_id=peer.next_id(), namespace="big"))
         other.stats_once(lambda s: s.tiers["disk"].blocks == 0)
+        other.send(Clear(request_id=other.next_id(), namespace="big"))
         assert not peer.socket.poll(50), "answered while the file is there"
+        assert not other.socket.poll(50), "it finds nothing, and its answer means the same"
         assert (tmp_path / "disk" / "segment-00000001").exists()
     cleared, _ = peer.receive()
     assert cleared.removed == {"memory": 2, "disk": 2}
+    assert other.receive()[0].removed == {"memory": 0, "disk": 0}
     assert not (tmp_path / "disk" / "segment-00000001").exists()
 
 
