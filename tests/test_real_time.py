@@ -11,8 +11,8 @@ pytest_plugins = ["pytester"]
 FAILS = """
 import pathlib, pytest
 
-def fails(times):
-    runs = pathlib.Path("runs.txt")
+def fails(name, times):
+    runs = pathlib.Path(name)
     with runs.open("a") as file:
         file.write(".")
     assert len(runs.read_text()) > times, "too soon"
@@ -64,30 +64,28 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def test_a_marked_test_is_repeated_and_reported(project: pytest.Pytester) -> None:
-    project.makepyfile(FAILS + MARKED + "def test_one(): fails(2)")
+def test_a_marked_test_is_repeated_twice_at_most_and_reported_when_it_passes_then(
+    project: pytest.Pytester,
+) -> None:
+    project.makepyfile(
+        FAILS
+        + MARKED
+        + "def test_flaky(): fails('flaky', 2)\n"
+        + MARKED
+        + "def test_broken(): fails('broken', 3)\n"
+        + "def test_without_mark(): fails('without', 1)\n"
+    )
     result = project.runpytest_subprocess("--seed=7")
-    assert result.ret == 0
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
-        ["flaky: 1", "  *::test_one (seed 7, failed 2 of 3): AssertionError: too soon"]
+        ["flaky: 1", "  *::test_flaky (seed 7, failed 2 of 3): AssertionError: too soon"]
     )
     [row] = json.loads((project.path / FLAKY_JSON).read_text())
-    assert row["test"].endswith("::test_one") and row["seed"] == 7
+    assert row["test"].endswith("::test_flaky") and row["seed"] == 7
     assert len(row["failures"]) == 2 and "too soon" in row["failures"][0]
-
-
-def test_the_third_failure_counts(project: pytest.Pytester) -> None:
-    project.makepyfile(FAILS + MARKED + "def test_one(): fails(3)")
-    result = project.runpytest_subprocess()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["flaky: 0"])
-    assert json.loads((project.path / FLAKY_JSON).read_text()) == []
-
-
-def test_without_the_mark_the_first_failure_counts(project: pytest.Pytester) -> None:
-    project.makepyfile(FAILS + "def test_one(): fails(1)")
-    project.runpytest_subprocess().assert_outcomes(failed=1)
-    assert (project.path / "runs.txt").read_text() == "."
+    assert (project.path / "broken").read_text() == "..."
+    assert (project.path / "without").read_text() == "."
 
 
 def test_a_repeated_test_runs_alone(project: pytest.Pytester) -> None:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import Browser, chromium_or_skip
 from pages import Parsed
 
 from benchmarks.__main__ import RESULTS, main
@@ -137,26 +136,3 @@ def test_every_record_of_the_results_is_in_it(all_results: Path):
         if {"command", "schema"} <= document.keys():
             assert page.escape(document["command"]) in text, file  # type: ignore[attr-defined]
     assert "Left out" not in text
-
-
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, True)])
-async def test_a_browser_shows_it_by_day_and_by_night(all_results: Path, width: int, dark: bool):
-    """Letters stand out from the ground, pictures are drawn, and no more than tables scroll."""
-    async with Browser(chromium_or_skip()) as opened:
-        await opened.show(width, 900, dark=dark)
-        await opened.open(all_results.as_uri())
-        ground, ink = await opened.value(
-            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body)"
-            ".color].map(each => Number(each.match(/[0-9]+/)[0]))"
-        )
-        assert (ground < 60 and ink > 200) if dark else (ground > 200 and ink < 60)
-        assert await opened.value("document.documentElement.scrollWidth") <= width
-        assert await opened.value(
-            "[...document.images].every(each => each.getBoundingClientRect().right < innerWidth)"
-        )
-        drawn = "[...document.images].every(each => each.complete && each.naturalWidth > 100)"
-        assert await opened.value(f"document.images.length > 5 && {drawn}")
-        assert await opened.value(
-            "performance.getEntriesByType('resource').every(each => each.name.startsWith('data:'))"
-        )
-        assert not opened.problems

@@ -1,32 +1,21 @@
 """Where the time of a get goes: what the server sends on request, and how a client splits it."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
-from client_helpers import NAMESPACE
+from client_helpers import NAMESPACE, Clock
 from disk_server import IN_MEMORY, checked_server, put_all
-from fake_server import eventually
 from handler_bench import HandlerBench
 from wire_peer import Peer, key
 
 from remote_server import protocol
-from remote_server.client.remote_client import RemoteClient
-from remote_server.client.results import ClientConfig, GetStopwatch, GetTimes
+from remote_server.client.results import GetStopwatch, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
 from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now
-from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["client_fixtures"]
-
-
-class Time:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 # ── the server's half ────────────────────────────────────────────────────────────────────────
@@ -106,12 +95,13 @@ def test_without_timed_nothing_of_it_is_on_the_wire(bench):
     assert not [header for header in headers(bench) if b"_us" in header]
 
 
-def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake, make_client):
+@pytest.mark.parametrize("how", [{}, {"timed": True}], ids=["by default", "timed"])
+def test_a_get_from_a_server_that_sends_no_times_lands_without_times(fake, make_client, how):
     fake.hold(NAMESPACE, {key(1): bytes(4096)})
     result = make_client(fake.endpoint).get(
-        NAMESPACE, [key(1)], [memoryview(bytearray(4096))], timed=True
+        NAMESPACE, [key(1)], [memoryview(bytearray(4096))], **how
     ).result()  # fmt: skip
-    assert fake.wait_for(Get)[0].message.timed
+    assert fake.wait_for(Get)[0].message.timed == bool(how)
     assert (result.landed, result.times) == ([0], None)
 
 
@@ -119,12 +109,12 @@ def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake,
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def watch(clock: Time) -> GetStopwatch:
+def watch(clock: Clock) -> GetStopwatch:
     return GetStopwatch(clock)
 
 
@@ -180,23 +170,3 @@ def test_a_server_that_says_more_than_passed_takes_no_more_than_passed(clock, wa
     times = watch.times
     assert times is not None and times.network_s == 0
     assert total(times) == pytest.approx(0.010)
-
-
-def test_the_parts_of_gets_from_a_real_server_sum_up_to_what_the_caller_waited(server):
-    client = RemoteClient(ClientConfig(server.endpoint, transport="tcp"))
-    client.declare("ns", MiB)
-    eventually(lambda: client.ready)
-    keys, rows = [key(number) for number in range(3)], [memoryview(bytearray(MiB))] * 3
-    assert client.put("ns", keys, rows, deferred=False).result().created == 3
-    for _ in range(3):
-        began = time.monotonic()
-        result = client.get("ns", keys, rows, timed=True, stall_s=60).result()
-        ended = time.monotonic()
-        assert result.landed == [0, 1, 2] and result.times is not None
-        # The caller's own thread waits a little before the first part and after the last one.
-        assert began <= result.times.began <= result.times.ended <= ended
-        assert total(result.times) == pytest.approx(result.times.ended - result.times.began)
-        assert min(result.times.server_s, result.times.storage_s, result.times.deserialize_s) > 0
-        assert result.times.network_s >= 0
-    assert client.get("ns", keys, rows, stall_s=60).result().times is None
-    client.close()

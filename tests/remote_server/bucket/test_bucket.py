@@ -99,14 +99,6 @@ def test_a_server_with_compression_and_one_without_share_a_bucket(url, context):
         assert read(peer, range(PACKED)) == [block(n, ROW_BYTES) for n in range(PACKED)]
 
 
-def test_a_pack_that_nobody_listed_is_found_by_the_lookup_after_the_first(url, context):
-    with reader(url, context, names=0) as peer:
-        write(url, context)
-        assert not any(peer.lookup(range(ROWS), chain=chain_of(ROWS)).states)
-        peer.stats_once(lambda s: s.counters["bucket_headers_read"] == 2)
-        assert peer.lookup(range(ROWS), chain=chain_of(ROWS)).prefix == PACKED
-
-
 def test_what_is_looked_up_once_is_not_written_and_with_all_it_is(url, context):
     with bucket_server(url) as server:
         peer = hello(Peer(context, server.endpoint))

@@ -168,15 +168,6 @@ def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, pla
     assert found.names() == []
 
 
-def test_a_damaged_header_is_never_used_and_the_object_is_removed(packed, objects, clock):
-    objects.flip(NAME, 40)
-    with RealBucket(objects=objects, clock=clock) as bucket:
-        look(bucket)
-        assert not any(look(bucket))
-        assert bucket.tier.counters()["headers_damaged"] == 1
-        assert bucket.names() == []
-
-
 def test_a_pack_of_another_format_is_absent_and_stays_until_it_is_read_again(
     packed, objects, clock
 ):
@@ -218,16 +209,6 @@ def test_a_pack_that_was_replaced_since_its_header_was_read_is_not_removed(found
     look(found)
     assert look(found) == bytes([KeyState.READABLE]) * ROWS, "its own header is read"
     assert read(found) == others
-
-
-def test_another_pack_under_the_name_is_not_taken(packed, objects, clock):
-    foreign = object_name("", "ns", b"another key")
-    objects.put(foreign, memoryview(objects.bytes_of(NAME)))
-    with RealBucket(objects=objects, clock=clock) as bucket:
-        bucket.tier.expect("ns", [*packs_in([b"another key"], [], ROW_BYTES, 1 << 20)])
-        bucket.drain()
-        assert bucket.tier.lookup_all("ns", [b"another key"]) == b"\0"
-        assert bucket.tier.counters()["headers_damaged"] == 1
 
 
 @pytest.mark.parametrize("num_bytes", [0, 40, 2000])

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 from one_by_one import OneByOne
-from wire_peer import BLOCK_BYTES, key
+from wire_peer import key
 
 from remote_server.client import requests
 from remote_server.client.limits import Limits
@@ -152,26 +152,6 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
 
 
 # ── over the wire ────────────────────────────────────────────────────────────────────────
-
-
-def test_a_peer_keeps_blocks_and_lets_them_go(peer, server):
-    peer.put([1, 2, 3])
-
-    def keep(**fields):
-        return peer.ask(Keep(request_id=peer.next_id(), namespace="ns", **fields))
-
-    def figures(reply):
-        assert isinstance(reply, Kept) and reply.epoch == server.store.epoch
-        return reply.kept, reply.bytes, reply.declined
-
-    assert figures(keep(keys=[key(2), key(9)])) == (1, BLOCK_BYTES, 0)
-    assert figures(keep()) == (3, 3 * BLOCK_BYTES, 0)
-    memory = peer.stats().tiers["memory"]
-    assert (memory.kept, memory.pinned) == (3, 3)
-    assert figures(keep(keys=[key(1)], keep=False)) == (1, BLOCK_BYTES, 0)
-    assert figures(keep(keep=False)) == (2, 2 * BLOCK_BYTES, 0)
-    memory = peer.stats().tiers["memory"]
-    assert (memory.kept, memory.pinned) == (0, 0)
 
 
 def test_more_keys_than_a_message_may_have_are_refused_and_nothing_is_kept(peer):
