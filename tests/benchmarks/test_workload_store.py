@@ -18,7 +18,6 @@ from workload_stores import (
     host_of,
     payload,
     pool_of,
-    server,
     until,
     wire_to,
 )
@@ -30,6 +29,7 @@ from benchmarks.storage_workload.device_rows import row_bytes_for
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.gpu_tier import GpuTier
 from benchmarks.storage_workload.store_host import StoreHost
+from examples.processes import RemoteServer
 
 pytestmark = pytest.mark.real_time
 
@@ -40,8 +40,8 @@ DISK = disk_of(512)
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
-    with server("--memory", "8MiB", "--disk", str(folder), "--disk-bytes", "32MiB") as (_, where):
-        yield where
+    with RemoteServer("8MiB", args=["--disk", str(folder), "--disk-bytes", "32MiB"]) as running:
+        yield running.endpoint
 
 
 @pytest.fixture(params=BACKENDS)

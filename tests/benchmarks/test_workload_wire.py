@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from workload_stores import Booked, MiB, blocks_of, payload, server, wire_to
+from workload_stores import Booked, MiB, blocks_of, payload, wire_to
 
 from benchmarks.storage_workload import accounting, wire
 from benchmarks.storage_workload.__main__ import main
 from benchmarks.storage_workload.backend import WriteDone
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.wire import WireBackend
+from examples.processes import RemoteServer
 from remote_server import keys
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, ServerUnavailable
@@ -27,21 +27,19 @@ from remote_server.protocol import StatsReply
 
 pytestmark = pytest.mark.real_time
 
-Server = tuple["subprocess.Popen[str]", str]
-
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server whose memory and disk are both soon full."""
     folder = str(tmp_path_factory.mktemp("server"))
-    flags = ("--memory", "4MiB", "--disk", folder, "--disk-bytes", "16MiB")
-    with server(*flags, "--disk-write-rate", "0") as (_, where):
-        yield where
+    flags = ("--disk", folder, "--disk-bytes", "16MiB", "--disk-write-rate", "0")
+    with RemoteServer("4MiB", args=flags) as running:
+        yield running.endpoint
 
 
 @pytest.fixture
-def mortal() -> Iterator[Server]:
-    with server("--memory", "32MiB") as found:
+def mortal() -> Iterator[RemoteServer]:
+    with RemoteServer("32MiB") as found:
         yield found
 
 
@@ -132,18 +130,18 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason(
     assert main(["--server", nowhere, "--model", "tiny-1b", "--gpu-mem-gb", "0"]) == 2
 
 
-async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(mortal: Server):
-    popen, endpoint = mortal
+async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(mortal: RemoteServer):
+    endpoint = mortal.endpoint
     with wire_to(endpoint, "shm") as backend:
         await backend.write(blocks_of(range(10)))
-        popen.send_signal(signal.SIGSTOP)  # so that requests are under way when it dies
+        mortal.send_signal(signal.SIGSTOP)  # so that requests are under way when it dies
         asked = [
             asyncio.create_task(backend.read(blocks_of(range(10)))),
             asyncio.create_task(backend.write(blocks_of(range(10, 20)))),
             asyncio.create_task(backend.counters()),
         ]
         await asyncio.sleep(0)
-        popen.kill()
+        mortal.stop(kill=True)
         for task in asked:
             with pytest.raises(ServerUnavailable, match=f"{endpoint} went away during the run"):
                 await asyncio.wait_for(task, 60)
@@ -155,16 +153,15 @@ async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(mor
 
 
 async def test_a_server_that_dies_between_a_lookup_and_its_get_is_an_error_and_no_miss(
-    mortal: Server,
+    mortal: RemoteServer,
 ):
-    popen, endpoint = mortal
+    endpoint = mortal.endpoint
     with wire_to(endpoint, "tcp") as backend:
         await backend.write(blocks_of(range(10)))
         get = backend._client.get
 
         def get_of_nobody(*asked: Any, **how: Any) -> Any:
-            popen.kill()
-            popen.wait()
+            mortal.stop(kill=True)
             return get(*asked, **how)
 
         backend._client.get = get_of_nobody
@@ -173,13 +170,12 @@ async def test_a_server_that_dies_between_a_lookup_and_its_get_is_an_error_and_n
         assert backend._windows.qsize() == wire.NUM_WINDOWS
 
 
-async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mortal: Server):
-    popen, endpoint = mortal
+async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mortal: RemoteServer):
+    endpoint = mortal.endpoint
     with wire_to(endpoint, "tcp") as backend:
         await backend.counters()
-        popen.kill()
-        popen.wait()
-        with server("--memory", "32MiB", "--bind", endpoint):
+        mortal.stop(kill=True)
+        with RemoteServer("32MiB", bind=endpoint):
             while not backend._client.ready:
                 await asyncio.sleep(0.001)
             with pytest.raises(ServerUnavailable, match="was started anew during the run"):
@@ -193,16 +189,16 @@ async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mor
 
 
 def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_failed(
-    mortal: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    mortal: RemoteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ):  # fmt: skip
-    popen, endpoint = mortal
+    endpoint = mortal.endpoint
     write, writes = WireBackend.write, []
 
     async def write_and_kill(self: WireBackend, blocks: Blocks) -> WriteDone:
         writes.append(1)
         if len(writes) == 30:
-            popen.kill()
+            mortal.stop(kill=True)
         return await write(self, blocks)
 
     monkeypatch.setattr(WireBackend, "write", write_and_kill)
@@ -236,7 +232,7 @@ def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_pat
              "--think-scale", "0", "--generation-mode", "none", "--bytes-scale", "0.05",
              "--seed", "1",
              "--output", str(tmp_path / "run.json")]  # fmt: skip
-    with server("--memory", "64MiB", "--keys", str(key), "--tenants", str(tenants)) as (_, where):
+    with RemoteServer("64MiB", args=["--keys", str(key), "--tenants", str(tenants)]) as running:
         client = tmp_path / "keys" / "client-blue.key"
-        assert main([*words, "--server", f"{where}?keys={client}"]) in (0, 1)
+        assert main([*words, "--server", f"{running.endpoint}?keys={client}"]) in (0, 1)
         assert json.loads((tmp_path / "run.json").read_text())["summary"]["total_requests"] == 2

@@ -1,10 +1,7 @@
-"""Small stores for tests of the storage workload: in this process, and a server of its own."""
+"""Small stores for tests of the storage workload: in this process, and clients of a server."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -71,22 +68,6 @@ def wire_to(endpoint: str, transport: str = "auto") -> WireBackend:
     """With windows of 32 blocks, so that more than one is needed."""
     with patch.object(wire, "WINDOW_BYTES", 32 * BLOCK_BYTES):
         return WireBackend(endpoint, BLOCK_BYTES, payload(), transport)
-
-
-@contextmanager
-def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A real one, and where it listens."""
-    command = [sys.executable, "-m", "remote_server", "--admin", "off"]
-    popen = subprocess.Popen(
-        [*command, "--bind", "tcp://127.0.0.1:*", *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    try:
-        assert popen.stdout is not None
-        yield popen, popen.stdout.readline().split()[3]
-    finally:
-        popen.kill()
-        popen.communicate()
 
 
 def by_tier(parts: Iterable[Part]) -> dict[str, int]:

@@ -3,7 +3,6 @@
 import json
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from fleet_scene import Scene
 
 from remote_server.cli.__main__ import main
 from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
-from remote_server.client import ClientConfig, RemoteClient
-from remote_server.fleet.server_list import Member, ServerList, read_list
+from remote_server.fleet.server_list import Member, read_list
 from remote_server.protocol import StatsReply
 
 pytestmark = pytest.mark.real_time
@@ -103,18 +101,17 @@ def test_a_server_that_does_not_answer_and_one_of_another_name_are_bad(
 
 
 def test_an_engine_with_another_list_is_bad(scene: Scene, doctor: Doctor, tmp_path: Path):
-    endpoints = {"a": scene.start("a").endpoint, "b": scene.start("b").endpoint}
-    here: ServerList = read_list(list_of(tmp_path / "list", **endpoints))
-    there = read_list(["tcp://a:1", "tcp://c:1"])
-    with ExitStack() as stack:
-        for name, servers in (("engine-1", here), ("engine-2", there)):
-            client = RemoteClient(ClientConfig(
-                endpoints["a"], client_name=name, server_name="a", fleet_digest=servers.digest
-            ))  # fmt: skip
-            stack.callback(client.close)
-            client.declare("ns", 4096)
-            eventually(lambda client=client: client.ready)
-        status, found = doctor(f"file://{tmp_path / 'list'}")
+    """Servers show the names of the clients that are connected, and their lists."""
+    servers = [scene.start(name) for name in "ab"]
+    here = list_of(tmp_path / "list", **{one.config.name: one.endpoint for one in servers})
+    there = [scene.address("a"), "tcp://127.0.0.1:1?name=c"]
+    one, other = (
+        scene.fleet(of, client_name=name) for name, of in (("engine-1", here), ("engine-2", there))
+    )
+    eventually(lambda: one.num_ready == 2 and other.num_ready == 1, "connected")
+    seen = servers[0].loop_calls.call(servers[0].snapshot).result(60)
+    assert (seen.name, sorted(seen.fleets.values())) == ("a", [["engine-1"], ["engine-2"]])
+    status, found = doctor(here)
     assert status == 1 and bad_ones(found) == {"lists"}
     assert "engine-2 has another list" in found["lists"][1] and "Seen at a." in found["lists"][1]
 

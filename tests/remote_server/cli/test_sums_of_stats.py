@@ -1,19 +1,10 @@
-"""Sums of statistics: shared buckets, rates over restarts, engines of several servers; and what a
-server shows of its engines' lists."""
+"""Sums of statistics: shared buckets, rates over restarts, engines of several servers."""
 
 from collections.abc import Mapping
-
-import pytest
-from fake_server import eventually
-from fleet_scene import Scene
 
 from remote_server.cli.stats_lines import contents
 from remote_server.cli.sums import sum_of
 from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
-
-pytestmark = pytest.mark.real_time
-
-pytest_plugins = ["fleet_fixtures"]
 
 
 def reply(epoch: str, uptime_s: float = 10.0, **counters: int) -> StatsReply:
@@ -56,15 +47,3 @@ def test_rates_are_shown_only_between_the_same_boots_of_the_same_servers():
     again = reply("3", 1.0, bytes_in=2 << 20)
     assert "/s" not in "\n".join(contents(sum_of({"a": a, "b": again}), before))
     assert "/s" not in "\n".join(contents(sum_of({"a": a}), before))
-
-
-def test_a_server_shows_its_name_and_the_lists_of_the_clients_that_are_connected(scene: Scene):
-    server = scene.start("kvferry-0")
-    scene.start("kvferry-1")
-    both = scene.fleet(client_name="engine-1")
-    one_more = scene.fleet([scene.address("kvferry-0"), "tcp://127.0.0.1:1?name=gone"],
-                           client_name="engine-2")  # fmt: skip
-    eventually(lambda: both.num_ready == 2 and one_more.num_ready == 1, "connected")
-    seen = server.loop_calls.call(server.snapshot).result(60)
-    assert seen.name == "kvferry-0"
-    assert sorted(seen.fleets.values()) == [["engine-1"], ["engine-2"]]

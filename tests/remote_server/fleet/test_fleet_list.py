@@ -79,28 +79,6 @@ def test_after_an_hour_the_list_before_is_not_asked_any_more():
         fleet.close()
 
 
-def test_a_server_that_moved_keeps_its_name_and_its_runs(four: Scene):
-    fleet = fleet_of(four, *four.servers)
-    homes = [fleet.membership.view.homes(NAMESPACE, prompt.keys[0]) for prompt in PROMPTS]
-    before = fleet.clients["kvferry-1"]
-    four.stop("kvferry-1")
-    four.start("kvferry-1")
-    four.write_list([*four.servers])
-    eventually(lambda: fleet.clients["kvferry-1"] is not before, "the new address is used")
-    eventually(lambda: all_ready(fleet), "all servers are ready")
-    eventually(lambda: before.closed, "the client of the old address is closed")
-    for prompt, before_it in zip(PROMPTS, homes, strict=True):
-        after = fleet.membership.view.homes(NAMESPACE, prompt.keys[0])
-        assert [one.name for one in after] == [one.name for one in before_it]
-        assert put(fleet, prompt).error is None
-    fleet.membership.use(read_list(listed(four, *[*four.servers][:3])))
-    four.stop("kvferry-3")
-    four.start("kvferry-3")
-    fleet.membership.use(read_list(listed(four, *four.servers)))
-    assert fleet.clients["kvferry-3"].ready is False, "it left, and has another address now"
-    eventually(lambda: all_ready(fleet), "all servers are ready")
-
-
 def test_a_list_that_changes_to_and_fro_is_remembered_once(standing: Scene):
     fleet = fleet_of(standing, *standing.servers)
     three, all_four = [*standing.servers][:3], [*standing.servers]
