@@ -3,13 +3,7 @@
 import pytest
 
 from benchmarks.engine.driver import DIRECTIONS
-from benchmarks.engine.prompts import (
-    Expected,
-    SharedPrefix,
-    check_length,
-    share,
-    whole_blocks,
-)
+from benchmarks.engine.prompts import Expected, SharedPrefix, check_length, share, whole_blocks
 from benchmarks.remote_kv_cache import test_long_prefill as long_prefill
 from benchmarks.remote_kv_cache import test_transfer_in as transfer_in
 from benchmarks.remote_kv_cache.test_transfer_in import TENTHS, TransferInBench

@@ -25,10 +25,7 @@ def trials(count: int, seconds: float, swing_s: float = 0.0) -> list[Trial]:
 def record_of(with_s: float, without_s: float, count: int = 20, swing_s: float = 0.0) -> Record:
     record = Record("b", "c")
     sample = Sample([1.0] * (count - 1), [1.0])
-    for name, made in (
-        (WITH, trials(count, with_s, swing_s)),
-        (WITHOUT, trials(count, without_s)),
-    ):
+    for name, made in ((WITH, trials(count, with_s, swing_s)), (WITHOUT, trials(count, without_s))):
         record.rows += miss_cost.rows_of("wide", name, sample, made)
     record.figures += miss_cost.figures_of(record)
     return record

@@ -37,9 +37,7 @@ def damage(folder: Path, key: bytes) -> None:
     raise AssertionError("it is not on disk")
 
 
-async def test_a_byte_that_changed_on_disk_is_a_miss_is_counted_and_is_written_anew(
-    tmp_path: Path,
-):
+async def test_a_byte_that_changed_on_disk_is_a_miss_is_counted_and_is_written_anew(tmp_path: Path):
     blocks = blocks_of(range(6))
     with host_of(tmp_path, 0, disk_of(64)) as host:
         await host.write(blocks)

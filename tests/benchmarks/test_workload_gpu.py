@@ -14,12 +14,7 @@ import torch
 from benchmarks.storage_workload import device_library, gpu_tier, report, run
 from benchmarks.storage_workload.accounting import lines_of_gpu
 from benchmarks.storage_workload.backend import Backend, Part
-from benchmarks.storage_workload.device_library import (
-    CupyLibrary,
-    Library,
-    NoDevice,
-    TorchLibrary,
-)
+from benchmarks.storage_workload.device_library import CupyLibrary, Library, NoDevice, TorchLibrary
 from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.entries import Blocks
@@ -255,10 +250,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "tiers"),
-    [
-        ({"cpu_mem_gb": 0, "no_disk": True}, ["gpu"]),
-        ({}, ["gpu", "memory", "disk"]),
-    ],
+    [({"cpu_mem_gb": 0, "no_disk": True}, ["gpu"]), ({}, ["gpu", "memory", "disk"])],
 )
 def test_a_run_with_a_gpu_tier_has_books_that_agree_and_reads_from_the_device(
     settings: dict[str, object], tiers: list[str], with_gpu: None, tmp_path: Path

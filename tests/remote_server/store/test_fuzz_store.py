@@ -73,9 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
         """None: the memory evicts by LRU."""
         return None
 
-    @initialize(
-        first=st.lists(st.tuples(namespaces, st.integers(1, len(KEYS))), max_size=5),
-    )
+    @initialize(first=st.lists(st.tuples(namespaces, st.integers(1, len(KEYS))), max_size=5))
     def fill(self, first):
         """So that most steps find blocks, and no room."""
         for name, block_bytes in BLOCK_BYTES.items():

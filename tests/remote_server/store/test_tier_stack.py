@@ -115,10 +115,7 @@ def test_blocks_that_wait_for_a_file_are_forgotten_by_a_clear_and_beyond_a_bound
         both.put(1, 2, name=name)
     assert [*both.write_behind._unplaced] == ["b", "c"]
     both.tier_stack.clear_below("b")
-    assert (both.write_behind._num_unplaced, [*both.write_behind._unplaced]) == (
-        2,
-        ["c"],
-    )
+    assert (both.write_behind._num_unplaced, [*both.write_behind._unplaced]) == (2, ["c"])
     both.tier_stack.clear_below(None)
     assert both.write_behind._num_unplaced == 0
 
