@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +13,14 @@ import zmq
 from disk_helpers import BOUND_S
 from wire_peer import Peer
 
+from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.bucket.objects import Body, BucketError, Failure, Head, Listed, Objects
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.tier import Written
 
 
 class RealBucket:
@@ -37,6 +39,24 @@ class RealBucket:
             assert self.event.wait(BOUND_S), "nothing happened for long"
             self.event.clear()
             self.tier.finish_jobs()
+
+    def begin_put(
+        self, keys: Sequence[bytes], data: Sequence[bytes], chain: Sequence[Stretch] = (),
+        namespace: str = "ns",
+    ) -> list[Written]:  # fmt: skip
+        """What becomes of each row, once it has been written: nothing of those declined."""
+        sums, lengths = protocol.checksums(namespace, keys, data), [*map(len, data)]
+        rows = self.tier.begin_puts(namespace, keys, ROW_BYTES, lengths, sums, chain)
+        results: list[Written] = []
+        if rows:
+            self.tier.write(rows, [memoryview(each) for each in data], results.extend)
+        return results
+
+    def put(self, *rows: Any, **fields: Any) -> list[Written]:
+        """`begin_put`, to its end."""
+        results = self.begin_put(*rows, **fields)
+        self.drain()
+        return results
 
     def names(self) -> list[str]:
         """All objects of the bucket."""
@@ -93,14 +113,14 @@ def folder_url(path: Any) -> str:
     return f"file://{path}/{uuid.uuid4().hex}"
 
 
-def write_packs(url: str, context: zmq.Context, number: int, **settings: Any) -> None:
-    """A server writes so many packs of eight rows of one prompt, and ends."""
+def write_packs(url: str, context: zmq.Context, number: int, **settings: Any) -> Mapping[str, int]:
+    """A server writes so many packs of eight rows of one prompt, and ends. Returns its counters."""
     rows = range(8 * number)
     with bucket_server(url, bucket_admit="all", **settings) as server:
         peer = hello(Peer(context, server.endpoint))
         peer.lookup(rows, chain=chain_of(len(rows)))
         peer.put(rows, length=ROW_BYTES, chain=chain_of(len(rows)))
-        peer.stats_once(lambda s: s.counters["bucket_packs_written"] == number)
+        return peer.stats_once(lambda s: s.counters["bucket_packs_written"] == number).counters
 
 
 def find_packs(peer: Peer, number: int) -> None:

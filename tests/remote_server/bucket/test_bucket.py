@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import zmq
-from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello
+from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello, write_packs
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
@@ -43,13 +42,6 @@ def url(tmp_path):
     return folder_url(tmp_path)
 
 
-def write(url: str, context: zmq.Context, **settings: Any) -> dict[str, int]:
-    """A server writes two packs. Returns its counters."""
-    with bucket_server(url, **settings) as server:
-        fill(peer := hello(Peer(context, server.endpoint)))
-        return peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 2).counters
-
-
 @contextmanager
 def reader(url: str, context: zmq.Context, names: int = 2) -> Iterator[Peer]:
     """A peer of another server, which has listed the bucket."""
@@ -61,7 +53,7 @@ def reader(url: str, context: zmq.Context, names: int = 2) -> Iterator[Peer]:
 
 
 def test_a_second_server_finds_what_the_first_one_wrote(url, context):
-    write(url, context)
+    write_packs(url, context, 2)
     with reader(url, context) as peer:
         found = peer.lookup(range(ROWS), chain=chain_of(ROWS))
         assert set(found.states) <= {0, 1}, "no lookup waits for the bucket"
@@ -77,7 +69,7 @@ def test_a_second_server_finds_what_the_first_one_wrote(url, context):
 @pytest.mark.parametrize("first", [3, 8])
 def test_the_rest_of_a_prompt_whose_first_rows_the_engine_has_is_found(url, context, first):
     """A lookup names the rows that are missing: its first one may be in the middle of a pack."""
-    write(url, context)
+    write_packs(url, context, 2)
     missing, chain = range(first, PACKED), chain_of(PACKED - first, first)
     packs = 2 if first < 8 else 1
     with reader(url, context) as peer:
@@ -90,7 +82,7 @@ def test_the_rest_of_a_prompt_whose_first_rows_the_engine_has_is_found(url, cont
 
 def test_a_server_with_compression_and_one_without_share_a_bucket(url, context):
     pytest.importorskip("zstandard")
-    counters = write(url, context, pack_compress="zstd")
+    counters = write_packs(url, context, 2, pack_compress="zstd")
     assert counters["bucket_written_plain_bytes"] == PACKED * ROW_BYTES
     assert counters["bucket_written_bytes"] < PACKED * ROW_BYTES
     with reader(url, context) as peer:

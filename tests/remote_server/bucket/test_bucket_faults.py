@@ -9,7 +9,6 @@ from client_helpers import Clock
 from disk_helpers import BOUND_S
 from wire_peer import block, key
 
-from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.bucket import layout
 from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
@@ -64,19 +63,7 @@ def found(packed, objects, clock):
 
 
 def write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
-    results = begin_to_write(bucket, rows_data)
-    bucket.drain()
-    return results
-
-
-def begin_to_write(bucket: RealBucket, rows_data: list[bytes] = DATA) -> list:
-    """The results of a write, once it has ended."""
-    sums, lengths = protocol.checksums("ns", KEYS, rows_data), [*map(len, rows_data)]
-    rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, lengths, sums, chain_of(ROWS))
-    results: list = []
-    if rows:
-        bucket.tier.write(rows, [memoryview(data) for data in rows_data], results.extend)
-    return results
+    return bucket.put(KEYS, rows_data, chain_of(ROWS))
 
 
 def begin_to_look(bucket: RealBucket) -> None:
@@ -311,7 +298,7 @@ def test_a_pack_that_is_written_while_its_header_is_read_is_found(tmp_path, cloc
     with RealBucket(objects=objects, clock=clock) as bucket:
         begin_to_look(bucket)
         assert objects.has_read.wait(BOUND_S)
-        results = begin_to_write(bucket)
+        results = bucket.begin_put(KEYS, DATA, chain_of(ROWS))
         while not results:
             assert bucket.event.wait(BOUND_S)
             bucket.event.clear()

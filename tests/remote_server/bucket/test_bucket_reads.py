@@ -9,7 +9,6 @@ from client_helpers import Clock
 from disk_helpers import wait_for
 from wire_peer import block, key
 
-from remote_server import protocol
 from remote_server.store.bucket.hedging import (
     LEAST_SAMPLES,
     MOST_SAVED,
@@ -44,7 +43,7 @@ def objects(tmp_path):
 def bucket(objects, clock):
     """Three packs that another server wrote, whose headers are known here."""
     with RealBucket(objects=objects) as other:
-        write(other)
+        other.put(KEYS, DATA, chain_of(ROWS))
     with RealBucket(objects=objects, clock=clock) as bucket:
         find(bucket)
         objects.num_reads = 0
@@ -58,13 +57,6 @@ def find(bucket: RealBucket) -> None:
     """Have all headers read that are not known."""
     groups = packs_in(KEYS, chain_of(ROWS), ROW_BYTES, bucket.tier.pack_bytes)
     bucket.tier.expect("ns", [*groups])
-    bucket.drain()
-
-
-def write(bucket: RealBucket) -> None:
-    sums = protocol.checksums("ns", KEYS, DATA)
-    rows = bucket.tier.begin_puts("ns", KEYS, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS))
-    bucket.tier.write(rows, [memoryview(data) for data in DATA], lambda _: None)
     bucket.drain()
 
 

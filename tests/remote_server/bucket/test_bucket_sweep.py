@@ -16,7 +16,6 @@ from bucket_helpers import (
 from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
-from remote_server import protocol
 from remote_server.store.bucket.objects import Listed
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.packs import PARTITIONS, parse_name, tenant_prefix
@@ -63,7 +62,7 @@ def test_partitions_are_swept_together_where_one_has_no_room_for_packs():
     assert len(one_round(Limits(num_bytes=4), 1)) == 1
 
 
-def test_a_budget_of_few_packs_keeps_the_newest_that_it_has_room_for(tmp_path):
+def test_a_budget_of_few_packs_keeps_what_it_has_room_for_and_what_went_is_forgotten(tmp_path):
     budget = 16 * 2 * ROW_BYTES
     with RealBucket(folder_url(tmp_path)) as bucket:
         fill(bucket, 64)
@@ -73,6 +72,7 @@ def test_a_budget_of_few_packs_keeps_the_newest_that_it_has_room_for(tmp_path):
             )
         sizes = {one.name: one.num_bytes for chunk in bucket.objects.listing("") for one in chunk}
         assert budget // 2 < sum(sizes.values()) <= budget + 3, "and the clock"
+        assert bucket.tier.num_names == bucket.tier.stats().blocks == len(packs(bucket))
 
 
 def test_a_sweep_shows_what_other_servers_have_written_and_removed(tmp_path):
@@ -89,36 +89,13 @@ def test_a_sweep_shows_what_other_servers_have_written_and_removed(tmp_path):
             assert ours.tier.is_known(named.namespace, named.key)
 
 
-def fill(bucket: RealBucket, count: int, namespace: str = "ns") -> None:
-    keys = [key(n) for n in range(count)]
-    data = [block(n, ROW_BYTES) for n in range(count)]
-    sums = protocol.checksums(namespace, keys, data)
+def fill(bucket: RealBucket, count: int) -> None:
     for n in range(count):
-        rows = bucket.tier.begin_puts(namespace, [keys[n]], ROW_BYTES, [ROW_BYTES], [sums[n]])
-        bucket.tier.write(rows, [memoryview(data[n])], lambda _: None)
-        bucket.drain()
+        bucket.put([key(n)], [block(n, ROW_BYTES)])
 
 
 def packs(bucket: RealBucket) -> list[str]:
     return [name for name in bucket.names() if parse_name(name) is not None]
-
-
-def test_all_partitions_swept_leave_the_budget_and_what_went_is_forgotten(tmp_path):
-    budget = 4 * PARTITIONS * ROW_BYTES // 3
-    with RealBucket(folder_url(tmp_path)) as bucket:
-        fill(bucket, 64)
-        fill(bucket, 64, "other")
-        for number in range(PARTITIONS):
-            swept = sweep(
-                bucket.objects, tenant_prefix(""), range(number, number + 1),
-                Limits(num_bytes=budget),
-            )  # fmt: skip
-            assert swept.num_bytes <= budget // PARTITIONS
-            bucket.tier.swept(swept)
-        left = packs(bucket)
-        assert left
-        assert bucket.tier.num_names == len(left)
-        assert bucket.tier.stats().blocks == len(left)
 
 
 def test_objects_that_are_no_packs_are_left_alone(tmp_path):

@@ -9,7 +9,6 @@ from bucket_helpers import ROW_BYTES, RealBucket, chain_of, folder_url
 from s3 import s3_server
 from wire_peer import block, key
 
-from remote_server import protocol
 from remote_server.cli.__main__ import main
 from remote_server.store.bucket import objects as objects_module
 from remote_server.store.bucket import survey
@@ -48,14 +47,9 @@ def url(request, tmp_path):
 
 
 def fill(url: str, namespace: str = "m@1", tenant: str = "") -> None:
+    keys, data = [*map(key, range(ROWS))], [block(number, ROW_BYTES) for number in range(ROWS)]
     with RealBucket(url, tenant=tenant) as bucket:
-        keys = [key(number) for number in range(ROWS)]
-        data = [memoryview(block(number, ROW_BYTES)) for number in range(ROWS)]
-        sums = protocol.checksums(namespace, keys, data)
-        rows = bucket.tier.begin_puts(
-            namespace, keys, ROW_BYTES, [ROW_BYTES] * ROWS, sums, chain_of(ROWS)
-        )
-        bucket.tier.write(rows, data, lambda _: None)
+        bucket.put(keys, data, chain_of(ROWS), namespace)
 
 
 ALSO_ON_S3 = pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
