@@ -57,23 +57,13 @@ def test_the_budget_suggested_for_a_block_is_enough(block_bytes):
     assert slab_bytes_for(memory_for_block(block_bytes)) >= block_bytes
 
 
-def test_two_busy_namespaces_both_keep_a_fair_part(tier):
-    for number in range(2000):
-        put(tier, "first", number, SMALL)
-        if number % 4 == 0:  # as many bytes a second as the first
-            put(tier, "second", number, LARGE)
-    for namespace in ("first", "second"):
-        assert tier.used_bytes(namespace) >= 16 * SLAB_BYTES // 4
-
-
-def test_a_namespace_that_only_scans_cannot_take_what_another_keeps_using(tier):
-    for number in range(64):  # half the memory
-        put(tier, "kept", number, SMALL)
-    for number in range(1000):
-        put(tier, "scan", number, LARGE)
-        for kept in range(64):
-            tier.touch("kept", b"%d" % kept)
-    assert readable(tier, "kept", range(64)) == list(range(64))
+def test_a_busy_namespace_takes_the_slabs_of_one_that_is_idle(tier):
+    put(tier, "busy", 0, LARGE)
+    for number in range(15 * 8):
+        put(tier, "idle", number, SMALL)
+    for number in range(100):
+        put(tier, "busy", number, LARGE)
+    assert tier.used_bytes("busy") == 16 * SLAB_BYTES
 
 
 def test_a_generation_word_is_right_while_its_block_is_readable_and_never_again(tier):

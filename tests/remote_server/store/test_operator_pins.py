@@ -65,21 +65,6 @@ def scan(tier, **options):
     assert put(tier, range(1000, 1000 + 10 * CAPACITY), "scan", **options)
 
 
-def test_what_is_kept_survives_a_scan_of_ten_times_the_capacity(tier):
-    put(tier, range(20))
-    assert tier.pin_for_operator("ns", keys([3, 5, 3, 99])) == (2, 2 * SMALL, 0), (
-        "99 was never there"
-    )
-    scan(tier)
-    assert readable(tier, range(20)) == [3, 5]
-    assert (tier.stats().kept, tier.stats().pinned) == (2, 2)
-    block = tier.pin("ns", b"3")
-    assert bytes(tier.view(block)[:3]) == b"old"
-    tier.unpin(block)
-    scan(tier)
-    assert readable(tier, range(20)) == [3, 5], "a reader's pin that ends is not the operator's"
-
-
 def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     put(tier, range(CAPACITY))
     half = CAPACITY // 2
