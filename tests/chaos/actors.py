@@ -138,8 +138,10 @@ class Actor:
 
     def end(self) -> None:
         """Check its books and leave. Every request has ended."""
-        self._client.check()
-        self._client.close()
+        try:
+            self._client.check()
+        finally:
+            self._client.close()
 
     def totals(self) -> Totals:
         """Of all its clients so far."""

@@ -300,13 +300,13 @@ class ChaosClient:
     def close(self) -> None:
         connections = self._connections()
         self.client.close(PATIENCE_S)
+        self._memory.close()
         for connection in connections:
             connection.check()
         counters = self.client.counters()
         assert self.client.queued_bytes == 0
         assert counters["shm_attached"] == counters["shm_detached"]
         assert counters["internal_errors"] == 0
-        self._memory.close()
 
     def __enter__(self) -> Self:
         return self

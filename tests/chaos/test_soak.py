@@ -26,8 +26,8 @@ NUM_OPERATIONS = 50
 REPOSITORY = Path(soak.__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def run(seed):
+@contextlib.contextmanager
+def calm_run(seed):
     """Without faults: those are in `test_random_run.py`."""
     plan = Plan(
         seed, operations=NUM_OPERATIONS, transports=("lanes", "shm"), habits=HABITS,
@@ -36,6 +36,19 @@ def run(seed):
     with Run(plan) as run:
         run.round()
         run.check()
+        yield run
+
+
+@pytest.fixture(scope="module")
+def run(seed):
+    with calm_run(seed) as run:
+        yield run
+
+
+@pytest.fixture
+def own_run(seed):
+    """What other tests have left open was open before it."""
+    with calm_run(seed) as run:
         yield run
 
 
@@ -73,22 +86,22 @@ def test_the_record_of_a_run_counts_its_operations(run):
     assert (record["wrong_blocks"], record["hangs"], record["left_over"]) == (0, 0, 0)
 
 
-def test_what_stays_is_detected(run):
+def test_what_stays_is_detected(own_run):
     keys = [key(PAGES, 0)]
     row = memoryview(bytearray(content(PAGES, 0)))
-    with observing(run) as observer:
+    with observing(own_run) as observer:
         assert observer.put(PAGES.name, keys, [row], deferred=False).result(PATIENCE_S).total == 1
         assert observer.keep(PAGES.name, keys).result(PATIENCE_S).kept == 1
-    for one in run.crews:
+    for one in own_run.crews:
         one.settle()
     with pytest.raises(AssertionError, match="pins and leases"):
-        run.check(patience_s=0)
-    with observing(run) as observer:
+        own_run.check(patience_s=0)
+    with observing(own_run) as observer:
         observer.keep(PAGES.name, keys, keep=False).result(PATIENCE_S)
-    run.check()
+    own_run.check()
     with open(os.devnull), pytest.raises(AssertionError, match="crew 0 has"):
-        run.check(patience_s=0)
-    run.check()
+        own_run.check(patience_s=0)
+    own_run.check()
 
 
 def test_a_wrong_byte_is_detected(run, crew):
