@@ -82,6 +82,9 @@ def configs_of(
     return config, cache
 
 
+SCRIPTED = {"client_factory": ScriptedClient}
+
+
 @contextmanager
 def real_connector(
     model: Path,
@@ -97,7 +100,7 @@ def real_connector(
     patch.setattr(
         remote_tier.RemoteTier,
         "__init__",
-        lambda self, *args, **given: init(self, *args, **given, client_factory=ScriptedClient),
+        lambda self, *args, **given: init(self, *args, **SCRIPTED | given),
     )
     patch.setattr("kv_connector.spec.check_pool_is_there", lambda *_: None)
     patch.setattr("kv_connector.spec.FerrySpec._take_marks", lambda *_: None)
@@ -113,9 +116,9 @@ HYBRID = (group_of(0, FULL), group_of(1, RECURRENT))
 the end of a prompt."""
 
 
-@pytest.fixture(scope="module")
-def hybrid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
-    folder = tmp_path_factory.mktemp("engines") / "one"
+@pytest.fixture
+def hybrid(model: Path, tmp_path: Path) -> Iterator[KVFerryConnector]:
+    folder = tmp_path / "one"
     with (
         pytest.MonkeyPatch.context() as patch,
         real_connector(model, folder, patch, HYBRID, match_unit=BLOCK // 2) as made,
