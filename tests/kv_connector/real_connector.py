@@ -82,9 +82,6 @@ def configs_of(
     return config, cache
 
 
-SCRIPTED = {"client_factory": ScriptedClient}
-
-
 @contextmanager
 def real_connector(
     model: Path,
@@ -100,7 +97,7 @@ def real_connector(
     patch.setattr(
         remote_tier.RemoteTier,
         "__init__",
-        lambda self, *args, **given: init(self, *args, **SCRIPTED | given),
+        lambda self, *args, **given: init(self, *args, **given, client_factory=ScriptedClient),
     )
     patch.setattr("kv_connector.spec.check_pool_is_there", lambda *_: None)
     patch.setattr("kv_connector.spec.FerrySpec._take_marks", lambda *_: None)
@@ -117,12 +114,11 @@ the end of a prompt."""
 
 
 @pytest.fixture
-def hybrid(model: Path, tmp_path: Path) -> Iterator[KVFerryConnector]:
+def hybrid(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[KVFerryConnector]:
     folder = tmp_path / "one"
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        real_connector(model, folder, patch, HYBRID, match_unit=BLOCK // 2) as made,
-    ):
+    with real_connector(model, folder, monkeypatch, HYBRID, match_unit=BLOCK // 2) as made:
         assert made.scheduler.config.supports_partial_tail
         yield made
 
