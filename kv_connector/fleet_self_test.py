@@ -12,6 +12,7 @@ from contextlib import suppress
 from vllm.logger import init_logger
 
 from kv_connector.self_test import (
+    TIDYING_S,
     Differs,
     Fixture,
     Miscopied,
@@ -28,8 +29,6 @@ from remote_server.errors import ConfigError
 logger = init_logger("vllm.kvferry.fleet_self_test")
 
 LOOK_AGAIN_S = 0.002
-TIDYING_S = 0.2
-"""The part of a canary's time in which servers forget it."""
 
 
 def run_self_tests(

@@ -188,15 +188,17 @@ def _write(tensor: torch.Tensor, blocks: list[int], pages: torch.Tensor) -> None
 
 logger = init_logger("vllm.kvferry.self_test")
 
-CANARY_S = 1.0
+# An engine takes half a minute to start, and no block was compared yet when this ends: a busy host
+# needs more than one second.
+CANARY_S = 5.0
 # The part of `CANARY_S` that is reserved for removing the namespace from the server.
-TIDYING_S = 0.2
+TIDYING_S = 0.5
 # Most time for attaching shared memory; the canary then uses TCP.
-ATTACHING_S = 0.1
+ATTACHING_S = 0.5
 _LOOK_AGAIN_S = 0.002
 # A transfer ends by its own deadline, and its rows are ours again only then. One that does not end
 # is a bug, and its rows stay the client's.
-_HANG_S = 5.0
+_HANG_S = 30.0
 
 
 class Outcome(StrEnum):

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.real_time
 
 
 class Ticking:
-    """A clock that goes on by 10 ms whenever it is read."""
+    """A clock that goes on by 50 ms whenever it is read."""
 
     now = 100.0
 
     def __call__(self) -> float:
-        self.now += 0.01
+        self.now += 0.05
         return self.now
 
 
@@ -139,7 +139,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_not_waited_for(
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
 
 
-def test_a_server_that_never_answers_costs_a_second_at_most(
+def test_a_server_that_never_answers_costs_a_canarys_time_at_most(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ):
     """Connections are accepted and nothing is ever sent."""
@@ -158,7 +158,7 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
 ):
     """The put lands and its copy never ends: the rows are given back all the same. The clock
     stands still, so nothing but the put runs out of time."""
-    monkeypatch.setattr(self_test, "CANARY_S", 0.5)
+    monkeypatch.setattr(self_test, "CANARY_S", 0.8)
     with copies_held(server):
         report = run_self_test(make_host().stage, to(server, transport="tcp"), clock=lambda: 100.0)
     assert report.outcome is Outcome.SKIPPED
