@@ -252,15 +252,15 @@ class Fetches:
 
     def _landed(self, below: WayDown, targets: list[Block], results: list[bool]) -> None:
         counters = self._counters[below]
-        namespace, keys = targets[0].namespace, [target.key for target in targets]
+        namespace = targets[0].namespace
         published = []
-        states = self._memory.lookup_all(namespace, keys)
-        for target, good, state in zip(targets, results, states, strict=True):
-            if good and state != KeyState.READABLE:
+        for target, good in zip(targets, results, strict=True):
+            if good:
                 published.append(target)
-            else:  # damaged, or a forced put has published a newer one
+            else:
                 self._memory.fail_put(target)
             counters["promoted" if good else "promote_failed"] += 1
+        # Where a forced put has published a newer block, the target is detached and stays so.
         self._memory.complete_puts(published)
         waiting: list[tuple[bytes, Fetch, int]] = []
         for target in targets:

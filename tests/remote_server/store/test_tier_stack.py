@@ -207,6 +207,19 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
     assert both.disk.tier.stats().blocks == 0
 
 
+def test_a_clear_of_one_namespace_keeps_what_another_waits_to_write(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    with jobs_held(both.disk.pool):
+        both.put(1, 2, settle=False)
+        both.put(1, 2, 3, settle=False, name="other")
+        both.memory.clear("ns")
+        both.tier_stack.clear_below("ns")
+    both.settle()
+    assert both.disk.tier.num_blocks("other") == 3
+    assert both.disk.tier.num_blocks("ns") == 0
+    both.close()
+
+
 def test_a_replaced_block_is_replaced_on_disk_as_well(both):
     both.put(1)
     force(both, b"new")
