@@ -47,6 +47,9 @@ HANG_S = 300.0
 FIRST_RUN_S = 900.0
 """For all named tests of one worker, without a fault."""
 
+FIRST_TIME = 1_000_000_000
+"""Seconds; long before any file of the tree was written."""
+
 VERDICTS = ("killed", "SURVIVED", "STALE", "BROKEN", "HUNG", "skipped")
 NAME_WIDTH = 46
 
@@ -107,12 +110,11 @@ class Copy:
             self._process.wait()
 
     def write(self, path: Path, text: str) -> None:
-        """Give each text a time of its own: bytecode is found by a file's time, in seconds, and its
-        size, and a fault may keep both."""
+        """Give each text a time that no other has: bytecode is found by a file's time, in seconds,
+        and its size, and a fault may keep both."""
         self._changes += 1
         path.write_text(text)
-        changed = path.stat().st_mtime - self._changes
-        os.utime(path, (changed, changed))
+        os.utime(path, (FIRST_TIME - self._changes,) * 2)
 
     def judge(self, mutant: Mutant) -> Verdict:
         began = time.monotonic()
