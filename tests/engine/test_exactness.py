@@ -171,13 +171,15 @@ def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine)
     before = engine.metric("vllm:num_preemptions_total")
     # What a preempted request computes again, it computes in another batch.
     assert wrong_of(engine.ask_together(prompts, answer_tokens), alone) == [], "cold"
+    # Together they fill the pool faster than it is put: a block may leave it before its put.
+    for prompt in prompts:
+        engine.ask(prompt, 1)
+        engine.settle()
     engine.leave_to_server()
-    refused_before = engine.metric(REFUSED_BY_POOL)
     with engine.counting() as tokens:
         answers = engine.ask_together(prompts, answer_tokens)
-    refused = int(engine.metric(REFUSED_BY_POOL) - refused_before)
     assert wrong_of(answers, alone) == [], "from the server"
-    assert tokens["server"] >= (8 - refused) * 11 * BLOCK
+    assert tokens["server"] >= 8 * 11 * BLOCK
     assert engine.metric("vllm:num_preemptions_total") > before
 
 
