@@ -12,6 +12,7 @@ from contextlib import suppress
 from vllm.logger import init_logger
 
 from kv_connector.self_test import (
+    LOOK_AGAIN_S,
     TIDYING_S,
     Differs,
     Fixture,
@@ -27,8 +28,6 @@ from remote_server.client import ClientConfig, IoThread, RemoteClient
 from remote_server.errors import ConfigError
 
 logger = init_logger("vllm.kvferry.fleet_self_test")
-
-LOOK_AGAIN_S = 0.002
 
 
 def run_self_tests(

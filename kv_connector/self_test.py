@@ -188,14 +188,13 @@ def _write(tensor: torch.Tensor, blocks: list[int], pages: torch.Tensor) -> None
 
 logger = init_logger("vllm.kvferry.self_test")
 
-# An engine takes half a minute to start, and no block was compared yet when this ends: a busy host
-# needs more than one second.
+# A busy host needs more than one second. An engine takes half a minute to start anyway.
 CANARY_S = 5.0
 # The part of `CANARY_S` that is reserved for removing the namespace from the server.
 TIDYING_S = 0.5
 # Most time for attaching shared memory; the canary then uses TCP.
 ATTACHING_S = 0.5
-_LOOK_AGAIN_S = 0.002
+LOOK_AGAIN_S = 0.002
 # A transfer ends by its own deadline, and its rows are ours again only then. One that does not end
 # is a bug, and its rows stay the client's.
 _HANG_S = 30.0
@@ -334,12 +333,12 @@ class SelfTest:
                 raise Skip("no server there yet")
             if self._left_s <= TIDYING_S:
                 raise Skip("the server did not answer in time")
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(LOOK_AGAIN_S)
         attached_by = self._clock() + ATTACHING_S
         while self.config.transport == "auto" and client.transport != "shm":
             if self._clock() >= attached_by or client.counters()["shm_refused"]:
                 break
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(LOOK_AGAIN_S)
         self.way = f"over {client.transport}"
 
     def _put(self, client: RemoteClient, stage: Fixture) -> None:
