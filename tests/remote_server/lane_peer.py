@@ -20,6 +20,15 @@ def preamble(token: bytes, version: int = 1, magic: bytes = b"KVFL") -> bytes:
     return struct.pack("<4sI16s", magic, version, token)
 
 
+def has_ipv6() -> bool:
+    """Whether loopback has an IPv6 address: `socket.has_ipv6` is true without one too."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def connected(port: int) -> socket.socket:
     """A TCP connection to the server's lanes, on which nothing has been sent yet."""
     return socket.create_connection(("127.0.0.1", port), PATIENCE_MS / 1000)

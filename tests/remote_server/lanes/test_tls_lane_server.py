@@ -141,6 +141,13 @@ def test_nonsense_in_tls_costs_only_its_lane(peer):
 # ── without ──────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture
+def has_library(monkeypatch) -> None:
+    """Where there is no C library, "auto" is no lanes, whatever TLS has."""
+    monkeypatch.setattr(lane_offer, "library_or_reason", lambda: None)
+
+
+@pytest.mark.usefixtures("has_library")
 @pytest.mark.parametrize("lanes", ["auto", "127.0.0.1:*"])
 @pytest.mark.parametrize("lacks", ["a certificate", "openssl"])
 def test_without_what_tls_needs_there_are_none_and_the_log_names_it(
@@ -163,6 +170,7 @@ def test_without_what_tls_needs_there_are_none_and_the_log_names_it(
         assert str(tenancy.folder) not in str(server.lanes), "clients see it"
 
 
+@pytest.mark.usefixtures("has_library")
 @pytest.mark.parametrize("lanes", ["auto", "127.0.0.1:*"])
 def test_a_certificate_that_cannot_be_used_is_an_error_that_names_the_file(tenancy, lanes):
     path = tenancy.folder / "server.pem"
