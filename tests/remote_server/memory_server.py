@@ -12,8 +12,12 @@ from remote_server.values import MiB
 
 @contextmanager
 def memory_server(clock: Callable[[], float] = time.monotonic, **settings: Any) -> Iterator[Server]:
-    """With 16 slabs of 1 MiB and these `settings`. Its accounting is checked at the end."""
-    given = {"bind": "tcp://127.0.0.1:*", "memory": 16 * MiB, "populate": False, **settings}
+    """With 16 slabs of 1 MiB, lanes, and these `settings`. Its accounting is checked at the end."""
+    lanes = "127.0.0.1:*"  # also without the C library
+    given = {
+        "bind": "tcp://127.0.0.1:*", "lanes": lanes, "memory": 16 * MiB, "populate": False,
+        **settings,
+    }  # fmt: skip
     with Server(ServerConfig(**given), clock) as server:
         yield server
     server.store.tier_stack.check()

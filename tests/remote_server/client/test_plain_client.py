@@ -60,7 +60,7 @@ def split(reply: dict, payload: list[bytes]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def endpoint():
-    server = ServerProcess()
+    server = ServerProcess("64MiB", "--lanes", "127.0.0.1:*")
     yield server.endpoint
     server.close()
 
