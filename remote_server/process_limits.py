@@ -35,6 +35,7 @@ BACKLOG = 100
 KEPT_BACK = BACKLOG + 12
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_IP_MINTTL, _IPV6_MINHOPCOUNT, _MOST_HOPS = 21, 73, 255
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
 
 # memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
@@ -178,6 +179,7 @@ class Entrance:
         """`listener` stays the caller's; this uses a duplicate until `close`."""
         self._socket = socket.socket(fileno=os.dup(listener))
         self._soft = may_open()
+        self._filters = False
         self.shut = False
 
     def shut_out(self) -> None:
@@ -186,13 +188,26 @@ class Entrance:
             return
         self.shut = True
         self._soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        address = ctypes.addressof(_DROP_ALL)
         try:
-            program = struct.pack("HP", 1, address)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            self._drop_all()
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             log.warning("connections cannot be kept from a server without descriptors: %s", error)
+
+    def _drop_all(self) -> None:
+        self._filters = True
+        try:
+            program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        except OSError:  # some kernels allow filters only to root
+            self._filters = False
+            self._require_hops(_MOST_HOPS)
+
+    def _require_hops(self, least: int) -> None:
+        """Take only packets with so many hops left. Hosts send 64 or 128, and none has 255."""
+        self._socket.setsockopt(socket.IPPROTO_IP, _IP_MINTTL, least)
+        if self._socket.family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_MINHOPCOUNT, least)
 
     def open_again(self) -> bool:
         """Accept connections again when descriptors are free. Returns whether it is open."""
@@ -201,9 +216,12 @@ class Entrance:
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
             try:
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            except OSError as error:  # when it could not be attached
-                log.debug("no filter to detach: %s", error)
+                if self._filters:
+                    self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+                else:
+                    self._require_hops(0)
+            except OSError as error:
+                log.warning("connections may be kept from the server for good: %s", error)
         return not self.shut
 
     def close(self) -> None:

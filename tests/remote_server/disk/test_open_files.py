@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 from descriptors import memfd, open_fds
 from fake_server import eventually
+from lane_peer import has_ipv6
 from server_process import cpu_s
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer
 
@@ -112,10 +113,18 @@ def test_a_limit_of_file_sizes_is_named_with_the_setting(start):
     assert "ulimit -f" in errors and errors.count("\n") == 1
 
 
-def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("filters", ["allowed", "refused"])
+def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch, host, filters):
+    """A kernel may refuse a filter to all but root, and one does so here in any case."""
+    if ":" in host and not has_ipv6():
+        pytest.skip("no IPv6 on this host")
+    if filters == "refused":
+        monkeypatch.setattr(process_limits, "_SO_ATTACH_FILTER", 9999)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
-        address = listener.getsockname()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=16) as listener:
+        address = listener.getsockname()[:2]
         entrance = Entrance(listener.fileno())
         try:
             with socket.create_connection(address) as waiting:
@@ -131,7 +140,11 @@ def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
             monkeypatch.setattr(process_limits, "num_open", lambda: 10)
             assert entrance.open_again()
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
-            socket.create_connection(address, timeout=60).close()
+            with socket.create_connection(address, timeout=60) as late:
+                accepted, _ = listener.accept()
+                with accepted:
+                    late.sendall(b"!")
+                    assert accepted.recv(1) == b"!"
         finally:
             entrance.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -338,7 +338,7 @@ def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, mo
 
     monkeypatch.setattr(socket.socket, "listen", refuse)
     before = open_fds()
-    with memory_server() as server:
+    with memory_server(lanes="off") as server:
         peer = Peer(context, server.endpoint)
         assert peer.hello().local_socket == ""
         assert peer.put([1]).created == 1
