@@ -10,7 +10,7 @@ from client_helpers import key
 from remote_server.cli import doctor as doctor_module
 from remote_server.cli.__main__ import COMMANDS, main
 from remote_server.cli.stats_lines import events
-from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client import ClientConfig, RemoteClient, lane_link
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
 
@@ -89,7 +89,10 @@ def test_why_says_so_where_no_engine_has_been(kvferry, engine):
 # ── doctor ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_doctor_finds_the_server_its_transport_and_the_engines_that_differ(kvferry, engine, server):
+def test_doctor_finds_the_server_its_transport_and_the_engines_that_differ(
+    kvferry, engine, server, monkeypatch
+):
+    monkeypatch.setattr(lane_link, "why_slow", str)  # lanes also without the C library
     engine("first", "m@1", blocks=3)
     engine("second", "m@2", dtype="half")
     status, out, _ = kvferry("doctor", "--json")
