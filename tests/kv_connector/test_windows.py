@@ -46,7 +46,7 @@ def looked_up(
 ) -> tuple[Any, int]:
     """The first lookup of a prompt, and the tokens of the hit where the server holds those blocks
     that `readable` accepts, by their group and the token they end at."""
-    with real_connector(model, folder, patch, groups, break_even=False, cpu_pool="16MiB") as made:
+    with real_connector(model, folder, patch, groups, break_even=False, cpu_pool="8MiB") as made:
         tier: Any = made._remote
         tier.declare("model", {"model": "m"})
         request = request_of(made, "r", PROMPT * BLOCK + 1)
