@@ -105,6 +105,9 @@ class FlakyTests:
                 f"  {name} (seed {self._seed}, failed {len(texts)} of {len(texts) + 1}): "
                 f"{_gist(texts[0])}"
             )
+        for name in self._failed & self._failures.keys():
+            # What the report has of it is the last failure, which may follow from the first.
+            terminalreporter.write_line(f"  {name} failed first: {_gist(self._failures[name][0])}")
 
 
 def _write(path: Path, text: str) -> None:

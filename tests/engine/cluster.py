@@ -123,13 +123,16 @@ def aim(proxy: GateProxy, engine: "Engine", server: RemoteServer) -> RemoteClien
 
 
 def declared(client: RemoteClient) -> str:
-    """Where engines keep the small model's blocks. The client has declared it too. After a reset
-    an engine has another one, until it has seen that its weights are those of the start."""
+    """Where engines of one rank keep the small model's blocks. The client has declared it too.
+    After a reset an engine has another one, until it has seen that its weights are those of the
+    start."""
     known = client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
     (namespace,) = (
         name
         for name, seen in known.items()
-        if name.startswith("qwen2@") and "weight_epoch" not in seen.fingerprint
+        if name.startswith("qwen2@")
+        and "weight_epoch" not in seen.fingerprint
+        and "tp=1 " in seen.fingerprint["parallel"]
     )
     client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
     until(lambda: client.ready, "the observer's namespace is welcome")

@@ -50,6 +50,7 @@ def test_a_damaged_load_of_one_rank_keeps_the_engine_from_the_server(
     cluster: Cluster, model: Path, logs: Path
 ):
     log = logs / "bad-rank.log"
+    log.unlink(missing_ok=True)  # of an attempt before
     settings = connector(cluster.server.endpoint, **PATIENT)
     settings |= {"kv_connector": "OneBadRank", "kv_connector_module_path": "one_bad_rank"}
     put_before = cluster.counter("put_created")
@@ -64,5 +65,4 @@ def test_a_damaged_load_of_one_rank_keeps_the_engine_from_the_server(
         assert engine.metric("kvferry_server_ready") == 0
     assert cluster.counter("put_created") == put_before + 2, "a canary of each rank, and no more"
     (line,) = [line for line in log.read_text().splitlines() if "disabled until" in line]
-    assert "canary of worker (0, 1) failed" in line and "layers differ" in line
-    assert "(0, 0)" not in line
+    assert "canary of worker 1 failed" in line and "layers differ" in line
