@@ -80,9 +80,7 @@ def test_a_marked_test_is_repeated_twice_at_most_and_reported_when_it_passes_the
     result = project.runpytest_subprocess("--seed=7")
     assert result.ret == 1
     result.assert_outcomes(passed=1, failed=3)
-    result.stdout.fnmatch_lines(
-        ["  *::test_ends_otherwise failed first: AssertionError: too soon"]
-    )
+    result.stdout.fnmatch_lines(["  *::test_ends_otherwise failed first: AssertionError: too soon"])
     result.stdout.fnmatch_lines(
         ["flaky: 1", "  *::test_flaky (seed 7, failed 2 of 3): AssertionError: too soon"]
     )
