@@ -122,17 +122,18 @@ def aim(proxy: GateProxy, engine: "Engine", server: RemoteServer) -> RemoteClien
     return client
 
 
-def declared(client: RemoteClient) -> str:
-    """Where engines of one rank keep the small model's blocks. The client has declared it too.
-    After a reset an engine has another one, until it has seen that its weights are those of the
-    start."""
+def declared(client: RemoteClient, engine: "Engine | None" = None) -> str:
+    """Where `engine` keeps its blocks, or all engines that the server knows. The client has
+    declared it too. After a reset an engine has another one, until it has seen that its weights are
+    those of the start."""
+    log = "" if engine is None else engine.log.read_text()
     known = client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
     (namespace,) = (
         name
         for name, seen in known.items()
         if name.startswith("qwen2@")
+        and (engine is None or name in log)
         and "weight_epoch" not in seen.fingerprint
-        and "tp=1 " in seen.fingerprint["parallel"]
     )
     client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
     until(lambda: client.ready, "the observer's namespace is welcome")

@@ -20,7 +20,7 @@ def test_the_server_learns_of_the_hints_of_requests(engine: Engine, cluster: Clu
     for number, hint in enumerate(HINTS):
         prompt = prompt_tokens(ROWS * BLOCK + 3, seed=61_000 + number)
         engine.ask(prompt, 1, kv_transfer_params={"kvferry": hint})
-    namespace = declared(cluster.client)
+    namespace = declared(cluster.client, engine)
     # What was seen is shown after so many keys of any kind.
     for first in range(0, 2 * UPDATE_EVERY * PER_SAMPLE, ROWS):
         keys = [b"key %d" % number for number in range(first, first + ROWS)]
