@@ -12,6 +12,7 @@
     ├── TlsFailed                 a connection cannot be encrypted: do without it
     │   └── WrongCertificate      the server is not the right one, or its certificate is new
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
+    │   └── NamespaceRefused      it does not take these blocks; waiting does not help
     └── DeadlineExceeded          too slow to be worth it: recompute
 
 The loss of the cache never fails a request: the last three become misses where the engine meets the
@@ -79,6 +80,10 @@ class WrongCertificate(TlsFailed):
 
 class ServerUnavailable(KVFerryError):
     """No server can be reached now. The client keeps reconnecting by itself."""
+
+
+class NamespaceRefused(ServerUnavailable):
+    """The server refuses this client's namespace. The client asks again now and then."""
 
 
 class DeadlineExceeded(KVFerryError):

@@ -24,6 +24,7 @@ from remote_server.errors import (
     ConfigError,
     DeadlineExceeded,
     KVFerryError,
+    NamespaceRefused,
     RequestRefused,
     ServerUnavailable,
 )
@@ -224,8 +225,9 @@ class WireBackend:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while not self._client.ready:
-            if time.monotonic() > deadline:
-                why = self._client.lookup(self._namespace, [b"?"]).exception(PATIENCE_S)
+            why = self._client.lookup(self._namespace, [b"?"]).exception(PATIENCE_S)
+            is_over = isinstance(why, NamespaceRefused) or time.monotonic() > deadline
+            if why is not None and is_over:
                 raise ConfigError(f"server: {self._endpoint} cannot be used: {why}")
             time.sleep(0.01)
 

@@ -23,7 +23,7 @@ from math import inf
 from remote_server import protocol
 from remote_server.client.limits import Limits
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import RequestRefused, ServerUnavailable
+from remote_server.errors import NamespaceRefused, RequestRefused, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class Session:
             return
         name = f"namespace {declaration.namespace!r}"
         if declaration.standing is Standing.REFUSED:
-            raise ServerUnavailable(f"{name} refused: {declaration.refusal}")
+            raise NamespaceRefused(f"{name} refused: {declaration.refusal}")
         raise ServerUnavailable(f"{name} is not welcomed yet")
 
     def due(self, now: float) -> list[Declaration]:
