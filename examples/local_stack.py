@@ -25,12 +25,7 @@ _SLABS = 16  # slabs of a server's memory, below 1 GiB
 
 # The measured value is the time of a level: on a busy machine a load must take long and not be
 # replaced by computing.
-_PATIENT = {
-    "lookup_timeout_ms": 5_000,
-    "load_stall_ms": 10_000,
-    "load_timeout_ms": 20_000,
-    "wait_budget_ms": 20_000,
-}
+_PATIENT = {"patience": 1000, "max_wait_ms": 20_000}
 
 _OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
 

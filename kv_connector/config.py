@@ -11,7 +11,7 @@ Options of a request come over HTTP, in `kv_transfer_params`:
 `load: false` computes the prompt even if it is cached below the engine. `store: false` keeps the
 request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one token
 sent ahead of the real one: it loads all blocks of its prompt that the server holds, without
-break-even and without `wait_budget_ms`. `returns` and `within_s` are a hint (`hints.py`), which has
+break-even and `patience`. `returns` and `within_s` are a hint (`hints.py`), which has
 no effect when it cannot be read. A request with other unreadable options does not use the server:
 they may have been an opt-out. A request with a LoRA adapter uses only the CPU pool: vLLM's block
 hash identifies adapters by name and path, which do not identify their weights on another host. A
@@ -50,12 +50,15 @@ if TYPE_CHECKING:
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"
 
+REPLACED = frozenset({"wait_budget_ms", "lookup_timeout_ms", "load_stall_ms", "load_timeout_ms"})
+"""Former settings: fixed times, right for no two engines."""
+
 Milliseconds = Annotated[float, Meta(gt=0, le=600_000)]
 Config = TypeVar("Config", bound="RemoteConfig")
 
 
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Address of the remote server, and time limits for its use."""
+    """Address of the remote server, and limits on its use."""
 
     server: str | list[str] | None = None
     """Address of the cache server, `tcp://host:port`. For a server with keys append the client
@@ -66,21 +69,14 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     namespace: str = ""
     """Operator's part of the namespace: engines with different values never share a block."""
 
-    wait_budget_ms: Milliseconds = 100
-    """Longest time that one request waits for replies of the server before the rest of it is
-    computed. Time spent waiting for a busy engine does not count, and blocks that the server
-    has reported are used however late. At least two engine steps, the time to use a reply."""
+    patience: Annotated[float, Meta(ge=0, le=1000)] = 0.1
+    """Longest wait of a request for the server, in all, as a share of the time that the engine
+    would take to compute what the server may have, by its own recent speed. Lookups and loads
+    count, a busy engine does not. A load goes on while its blocks come faster than they are
+    computed. The wait is at least a few round trips, 20 to 100 ms, and most of an engine step."""
 
-    lookup_timeout_ms: Milliseconds = 50
-    """A lookup that takes longer is a miss. On an engine with longer steps the limit is most of a
-    step, at most one second: an earlier reply could not be used."""
-
-    load_stall_ms: Milliseconds = 50
-    """A load that receives nothing for this long, or for most of a step as above, ends; blocks
-    received until then are used. Not for loads with blocks in the server's bucket."""
-
-    load_timeout_ms: Milliseconds = 2_000
-    """A load ends after this long, whatever its speed."""
+    max_wait_ms: Milliseconds = 5_000
+    """Upper limit on that wait, whatever computing takes."""
 
     put_timeout_ms: Milliseconds = 5_000
     """A put that takes longer is given up; until then its rows are pinned in the pool."""
@@ -212,6 +208,11 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
     an unknown name with the nearest known one."""
     known = kind.__struct_fields__
     for name in given:
+        if name in REPLACED:
+            raise ConfigError(
+                f"{where}: {name!r} was replaced: 'patience' is the share of the time to compute a "
+                "prompt that it may wait for the server, and 'max_wait_ms' the upper limit"
+            )
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(known)}"

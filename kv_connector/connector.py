@@ -53,6 +53,7 @@ from kv_connector.metrics import (
 )
 from kv_connector.pool import sweep_dead_pools
 from kv_connector.pool_rows import windows_of
+from kv_connector.prefills import Prefills
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
 from kv_connector.self_test import Outcome, Report
@@ -66,6 +67,7 @@ from kv_connector.spec import (
     refuse_incomplete_rows,
     refuse_without_shared_pool,
 )
+from kv_connector.speeds import EVEN_AT_HIDDEN_SIZES
 from kv_connector.weight_watch import WeightWatch, watch_of_caller
 from remote_server.errors import ConfigError
 
@@ -115,6 +117,7 @@ class KVFerryConnector(OffloadingConnector):
         translated = with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
         self._traffic = Traffic()
+        self._prefills = Prefills()
         self._remote: RemoteTier | None = None
         self._introduction: Introduction | None = None
         self._reporter: Reporter | None = None  # a worker's
@@ -135,6 +138,9 @@ class KVFerryConnector(OffloadingConnector):
             self._remote = tiers[0]
             with guarded(self, "_windows"):
                 tiers[0].windows_are(windows_of(self.scheduler.config.kv_group_configs))
+            with guarded(self, "_even_at"):
+                hidden = self._vllm_config.model_config.get_hidden_size()
+                tiers[0].break_even.engine.even_at = EVEN_AT_HIDDEN_SIZES * hidden
             self._introduction = self._introduce(tiers[0])
 
     def _introduce(self, remote: RemoteTier) -> Introduction:
@@ -227,6 +233,9 @@ class KVFerryConnector(OffloadingConnector):
             if self._introduction is not None and self._introduction.pool_is_wrong:
                 keep_to_engine(request)
         super().on_new_request(request)
+        with guarded(self, "_prompt_is"):
+            if self._remote is not None:
+                self._remote.prompt_is(request.request_id, request.num_tokens)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -312,8 +321,11 @@ class KVFerryConnector(OffloadingConnector):
             if self._introduction is not None:
                 self._introduction.step_begins()
             if self._remote is not None:
-                tokens = scheduler_output.num_scheduled_tokens.values()
-                self._remote.break_even.engine.step_began(tokens, time.monotonic())
+                chunks, others = self._prefills.chunks_of(scheduler_output)
+                self._remote.break_even.engine.step_began(
+                    chunks, time.monotonic(), others=others,
+                    unfinished=self._prefills.unfinished(),
+                )  # fmt: skip
         received: dict[int, int] = {}
         sample_due = None
         with guarded(self, "_received"):

@@ -25,10 +25,10 @@ class Missed(StrEnum):
 
     ABSENT = auto()  # the server does not hold it: the ordinary miss
     UNAVAILABLE = auto()  # no server, or the breaker is open
-    LOOKUP_LATE = auto()  # the reply took longer than lookup_timeout_ms
-    LOOKUP_PAUSED = auto()  # recent lookups were always late: no query was sent
+    LOOKUP_LATE = auto()  # the reply took longer than the request waits
+    LOOKUP_PAUSED = auto()  # recent lookups were late: no query was sent
     LOOKUP_FAILED = auto()  # the server refused the lookup
-    BUDGET_SPENT = auto()  # the request has waited for replies for wait_budget_ms
+    BUDGET_SPENT = auto()  # the request has waited as long as its `patience` lets it
     BEYOND_POOL = auto()  # the pool cannot hold the prompt up to this block
     POOL_BUSY = auto()  # rows for this prompt did not become free in the pool
     LOAD_FAILED = auto()  # a load of this key has failed; a second query would loop
@@ -77,6 +77,9 @@ class LookupState:
     """
 
     budget_s: float
+    """How long it waits for the server in all; see `patience`."""
+    prompt_tokens: int = 0
+    """Of its whole prompt; 0 where that is not known."""
     bypass: bool = False
     prefetch: bool = False
     """No user waits for its output: blocks on the server are loaded, however slow that is."""

@@ -1,25 +1,26 @@
 """Lookups of all requests: the results for vLLM.
 
 vLLM looks up key by key, again in every engine step. `lookup_state` has the state of one request,
-and `link` the queries to the server. This module keeps those states, batches a step's open keys
+and `queries` the lookups under way. This module keeps those states, batches a step's open keys
 into one query per prompt, and decides from recent replies whether a query is worth its wait.
 """
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
 from kv_connector.break_even import BreakEven
-from kv_connector.config import RemoteConfig, bypass_of, prefetches
+from kv_connector.config import bypass_of, prefetches
 from kv_connector.hints import hint_in
 from kv_connector.judge import Judge
-from kv_connector.link import Patience, Queries
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
+from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRoom, PoolRows, Room
+from kv_connector.queries import Queries
 from kv_connector.run_anchors import RunAnchors, run_anchors
 from remote_server.client import CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
@@ -47,7 +48,6 @@ class Lookups:
         self,
         client: CacheClient,
         rows: PoolRows,
-        config: RemoteConfig,
         counters: TierCounters,
         break_even: BreakEven,
         patience: Patience,
@@ -55,7 +55,7 @@ class Lookups:
     ) -> None:
         self._client = client
         self._rows = rows
-        self._config = config
+        self._patience = patience
         self._counters = counters
         self._judge = Judge(client, rows, break_even)
         self._clock = clock
@@ -78,7 +78,7 @@ class Lookups:
         self._hits_of_step: set[bytes] = set()
         """Keys that were hits in this step. vLLM submits their loads when the step ends."""
         self._last_token = rows.last_token_of_a_prompt
-        self._room = PoolRoom(rows, break_even.link, config.load_timeout_ms / 1000)
+        self._room = PoolRoom(rows)
         self._held_since_s: float | None = None
         """Start of the time in which rows of the pool must not be loaded into."""
 
@@ -87,9 +87,9 @@ class Lookups:
     def begin(self, req_context: ReqContext) -> None:
         self._past.pop(req_context.req_id, None)
         prefetch = prefetches(params := req_context.kv_transfer_params)
-        budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
+        budget_s = self._patience.longest_s if prefetch else self._patience.wait_s()
         self._waits[req_context.req_id] = LookupState(
-            budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch,
+            budget_s=budget_s, bypass=bypass_of(params) is not None, prefetch=prefetch,
             position=req_context.get_offload_key_position, anchors=self.anchors_of(req_context),
             hint=hint_in(params, lambda why: self._counters.count(metrics.BAD_HINTS, label=why)),
         )  # fmt: skip
@@ -198,6 +198,16 @@ class Lookups:
         wait = self._waits.get(request_id)
         return -1 if wait is None else wait.reused
 
+    def prompt_is(self, request_id: str, num_tokens: int) -> None:
+        """The prompt of a request that has begun has so many tokens."""
+        if (wait := self._waits.get(request_id)) is not None:
+            wait.prompt_tokens = num_tokens
+
+    def budget_left_s(self, request_id: str) -> float:
+        """How long the request may still wait for the server; without a limit if it is gone."""
+        wait = self._waits.get(request_id)
+        return math.inf if wait is None else wait.budget_s - wait.owed_s
+
     def bucket_share(self, request_id: str, keys: Collection[bytes]) -> float:
         """The share of `keys` that the server had in its object store only, by its replies to this
         request."""
@@ -247,11 +257,11 @@ class Lookups:
     def renamed(self) -> None:
         """A hello with another namespace goes to the connected server, which is not ready until it
         replies. Requests that are looked up meanwhile wait for the reply within their budget."""
-        self._greeted_by_s = self._clock() + self._config.wait_budget_ms / 1000
+        self._greeted_by_s = self._clock() + self._patience.wait_s()
 
     def hold_loads(self) -> None:
         """Load nothing into the pool until `release_loads`: copies from before a reset may still
-        land in it. Lookups of blocks on the server wait, and are misses after the load timeout."""
+        land in it. Lookups of blocks on the server wait, as long as the request may."""
         self._held_since_s = self._clock()
 
     def release_loads(self) -> None:
@@ -262,6 +272,8 @@ class Lookups:
         """The first lookup of a request in a step: decide what holds for all of its keys."""
         now_s = self._clock()
         wait.looked_up(now_s=now_s, step=self._step)
+        if wait.prompt_tokens and not wait.queried:
+            self._may_take(wait, wait.prompt_tokens)
         wait.refusal, wait.may_load = None, False
         # Whether a server that cannot be queried yet may be ready soon.
         may_come = wait.held or self.workers_missing or now_s <= self._greeted_by_s
@@ -279,7 +291,7 @@ class Lookups:
             return
         elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
-        elif self.breaker.paused and not wait.queried:
+        elif not wait.queried and not self.breaker.left_s(wait.budget_s):
             wait.refusal = Missed.LOOKUP_PAUSED
         else:
             self.engine_waits = True
@@ -312,7 +324,7 @@ class Lookups:
     ) -> None:
         """Whether the blocks that the server holds may be loaded in this step."""
         if self._held_since_s is not None:
-            if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
+            if now_s - self._held_since_s > wait.budget_s:
                 wait.give_up(readable, Missed.POOL_BUSY)
             return
         readable = self._judge.without_slow(wait, readable)
@@ -323,7 +335,9 @@ class Lookups:
         elif wait.loads_too_often:
             wait.give_up(readable, Missed.EVICTED_AGAIN)
         else:
-            room = self._room.take(request_id, len(readable), now_s=now_s, step=self._step)
+            room = self._room.take(
+                request_id, len(readable), now_s=now_s, step=self._step, wait_s=wait.budget_s
+            )
             wait.may_load = room is Room.GRANTED
             if room is Room.NEVER:
                 wait.give_up(readable, Missed.POOL_BUSY)
@@ -380,13 +394,33 @@ class Lookups:
             wait.give_up(keys, Missed.UNAVAILABLE)
         elif not wait.queried and not self._judge.is_worth(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
+        elif not self._may_wait(wait, keys, ends):
+            wait.give_up(keys, Missed.LOOKUP_PAUSED)
         else:
             self._queries.send_for(wait, namespace, Kind.AWAITED, keys, ends, self._rows)
+
+    def _may_wait(
+        self, wait: LookupState, keys: Sequence[bytes], ends: Sequence[int | None]
+    ) -> bool:
+        """Set how long the request waits for its first query, by what computing the tokens of its
+        keys takes. False when the server is known to need longer."""
+        if wait.queried:
+            return True
+        self._may_take(wait, self._rows.tokens_of(len(keys)), self._rows.start_of(ends))
+        wait.budget_s = self.breaker.left_s(wait.budget_s)
+        return wait.budget_s > 0
+
+    def _may_take(self, wait: LookupState, num_tokens: int, position: int = 0) -> None:
+        """Set how long the request waits for the server, to which so many tokens are looked up."""
+        if not wait.prefetch:
+            wait.budget_s = self._patience.wait_s(self._patience.compute_s(num_tokens, position))
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
-        if namespace is None or wait.queried_again or self.breaker.paused or not self._client.ready:
+        if namespace is None or wait.queried_again or not self._client.ready:
+            return
+        if self.breaker.always_late or (self.breaker.paused and not wait.queried):
             return
         if wait.ask_again_at_s and self._clock() < wait.ask_again_at_s:
             return

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     )
     from vllm.v1.kv_offload.base import OffloadingSpec
 
-    from kv_connector.break_even import LinkSpeed
     from kv_connector.run_anchors import RunAnchors
 
 Place = tuple[int | None, int, bytes | None]
@@ -185,6 +184,11 @@ class PoolRows:
         """Prompt tokens whose blocks these rows hold."""
         return num_rows * self._tokens_per_row // self._rows_per_stretch
 
+    def start_of(self, ends: Sequence[int | None]) -> int:
+        """The token of a prompt at which rows begin whose tokens end at `ends`; 0 if not known."""
+        first = min((end for end in ends if end is not None), default=0)
+        return max(0, first - self._tokens_per_row)
+
     def release(self) -> None:
         """Release the pool's memory; views from `at` must not be used afterwards."""
         self.memory.release()
@@ -197,9 +201,6 @@ def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
     owned = per_worker * copies
     return owned if 0 < owned <= row_bytes else row_bytes
 
-
-# Assumed speed of the link, in bytes a second, until loads have been measured.
-UNMEASURED_LINK = 512 << 20
 
 # Lookups without progress before a request gives up. An admitted prompt releases its room only
 # after its rows were copied to the engine, which takes a few steps.
@@ -232,10 +233,8 @@ class PoolRoom:
     starve a long one.
     """
 
-    def __init__(self, rows: PoolRows, link: "LinkSpeed", load_timeout_s: float) -> None:
+    def __init__(self, rows: PoolRows) -> None:
         self._rows = rows
-        self._link = link
-        self._load_timeout_s = load_timeout_s
         self._held: dict[str, int] = {}
         self._waiters: dict[str, _Waiter] = {}
         self._releases = 0
@@ -251,16 +250,12 @@ class PoolRoom:
 
     @property
     def most_rows(self) -> int:
-        """Most rows that several requests hold together: as many as the link fills in half of the
-        load timeout. With more under way, the last ones would miss their deadline on a healthy
-        link."""
-        bytes_per_s = self._link.bytes_per_s or UNMEASURED_LINK
-        in_time = int(bytes_per_s * self._load_timeout_s / 2 / self._rows.block_bytes)
-        return min(self._rows.rows_for_loads, in_time)
+        """Most rows that several requests hold together."""
+        return self._rows.rows_for_loads
 
-    def take(self, request_id: str, rows: int, *, now_s: float, step: int) -> Room:
-        """Reserve `rows` rows in all for this request, including those it holds. A request alone
-        always gets room."""
+    def take(self, request_id: str, rows: int, *, now_s: float, step: int, wait_s: float) -> Room:
+        """Reserve `rows` rows in all for this request, including those it holds, which waits at
+        most `wait_s` while none becomes free. A request alone always gets room."""
         if request_id in self._resumed:
             return Room.GRANTED
         held = self._held.get(request_id, 0)
@@ -269,7 +264,7 @@ class PoolRoom:
             self._full_in_step == step or (self._held and self.num_held + rows > self.most_rows)
         ):
             self._full_in_step = step
-            return self._wait(request_id, now_s, step)
+            return self._wait(request_id, now_s, step, wait_s)
         self._held[request_id] = max(held, rows)
         self._waiters.pop(request_id, None)
         return Room.GRANTED
@@ -289,7 +284,7 @@ class PoolRoom:
         self.release(request_id)
         self._resumed.discard(request_id)
 
-    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
+    def _wait(self, request_id: str, now_s: float, step: int, wait_s: float) -> Room:
         waiter = self._waiters.get(request_id)
         if waiter is None or waiter.releases != self._releases:
             self._waiters[request_id] = _Waiter(self._releases, step, now_s)
@@ -298,8 +293,5 @@ class PoolRoom:
             waiter.waited_s += now_s - waiter.now_s
             waiter.lookup_steps += 1
         waiter.step, waiter.now_s = step, now_s
-        stuck = (
-            waiter.waited_s > self._load_timeout_s
-            and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
-        )
+        stuck = waiter.waited_s > wait_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
         return Room.NEVER if stuck else Room.WAIT

@@ -9,6 +9,7 @@ with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `nam
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import log_through_vllm, refuse_unsupported
@@ -37,10 +38,10 @@ from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Recency
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, client_for, read_config
-from kv_connector.link import Patience
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
+from kv_connector.patience import Patience
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from kv_connector.server_watch import ServerWatch
 from kv_connector.tier_transfers import UNAVAILABLE, Transfers
@@ -129,14 +130,14 @@ class RemoteTier(SecondaryTierManager):
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
-        patience = Patience(config, self.break_even.engine)
+        patience = Patience(config, self.break_even.engine, self.break_even.link)
         self.lookups = Lookups(
-            self._client, self._rows, config, self.counters, self.break_even, patience, clock
+            self._client, self._rows, self.counters, self.break_even, patience, clock
         )
         self.lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
-            self._client, self._rows, config, self.counters, patience, clock
+            self._client, self._rows, config, self.counters, patience, self.break_even.bucket, clock
         )
         self._backfill = Backfill(self._transfers, self.counters, clock, self._rows)
         if bare is not None:
@@ -240,6 +241,12 @@ class RemoteTier(SecondaryTierManager):
         return self.lookups.still_waits(request_id, self._transfers.loading)
 
     @never_raises(lambda: None)
+    def prompt_is(self, request_id: str, num_tokens: int) -> None:
+        """The prompt of a request that has begun has so many tokens: what the server may save, and
+        so how long the request may wait for it."""
+        self.lookups.prompt_is(request_id, num_tokens)
+
+    @never_raises(lambda: None)
     def deferred(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
         """vLLM deferred this request in this step. `keys` are those of its prefix, in order."""
         self.lookups.deferred(request_id, keys, self._transfers.loading)
@@ -262,16 +269,19 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
-        share, places = self._known_of(job_metadata)
-        self._transfers.load(self._namespace, job_metadata, places, bucket_share=share)
+        share, left_s, places = self._known_of(job_metadata)
+        self._transfers.load(
+            self._namespace, job_metadata, places, bucket_share=share, budget_left_s=left_s
+        )
 
-    @never_raises(lambda: (0.0, NO_PLACES))
-    def _known_of(self, job: TransferJob) -> tuple[float, Places]:
+    @never_raises(lambda: (0.0, inf, NO_PLACES))
+    def _known_of(self, job: TransferJob) -> tuple[float, float, Places]:
         context = job.req_context
         share = self.lookups.bucket_share(context.req_id, job.keys)
         anchors = self.lookups.anchors_of(context)
         self._backfill.hot.load_began(job.job_id, anchors)
-        return share, places_of(job, anchors=anchors)
+        left_s = self.lookups.budget_left_s(context.req_id)
+        return share, left_s, places_of(job, anchors=anchors)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""

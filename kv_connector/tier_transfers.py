@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Thread
+from typing import NamedTuple
 
 import numpy as np
 from vllm.logger import init_logger
@@ -20,11 +21,12 @@ from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from kv_connector import guarded, kept_from_engine, metrics
-from kv_connector.config import RemoteConfig
+from kv_connector.config import RemoteConfig, prefetches
 from kv_connector.hints import hint_in
-from kv_connector.link import Patience
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, anchors_at
+from kv_connector.patience import Patience
+from kv_connector.pool_rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
+from kv_connector.speeds import LinkSpeed
 from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
 from remote_server.client import CacheClient, GetOutcome, GetResult, PutResult
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome, select
@@ -39,8 +41,22 @@ _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
 OVERDUE_AFTER_S = 10.0
 OVERDUE_AFTER_CHECKS = 10
 
+# Limit on a load that no request waits for, so that a client's bug cannot keep its rows for ever.
+LONGEST_PREFETCH_S = 600.0
+
+# Time to the first byte of a block in the server's object store, before it was measured.
+BUCKET_PRIOR_S = 1.0
+
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
+
+
+class LoadLimits(NamedTuple):
+    """The limits on a load; see `RemoteClient.get`."""
+
+    stall_s: float
+    timeout_s: float
+    worth_s: float
 
 
 @dataclass
@@ -68,6 +84,8 @@ class Transfers:
     config: RemoteConfig
     counters: TierCounters
     patience: Patience
+    bucket: LinkSpeed
+    """The speed of the server's object store."""
     clock: Callable[[], float]
     _ended: deque[Ended] = field(default_factory=deque)
     _load_has_ended: bool = False
@@ -117,17 +135,20 @@ class Transfers:
         places: Places = NO_PLACES,
         *,
         bucket_share: float = 0.0,
+        budget_left_s: float = inf,
     ) -> None:
-        """Get the job's keys into its rows; keys that do not land in time are lost. `places` are
-        those of its keys, as far as they are known.
+        """Get the job's keys into its rows. `places` are those of its keys, as far as they are
+        known. The load goes on while its blocks come sooner than they are computed; the keys that
+        have not landed at its end are lost. Its request may wait `budget_left_s` for nothing.
 
-        `bucket_share` of them are in the server's object store. Its first byte takes longer than a
-        stall, so such a load has no limit but its timeout.
+        `bucket_share` of the keys are in the server's object store, whose first byte is expected
+        later.
         """
         keys: list[OffloadKey] = []  # filled once the job is registered
         try:
-            timeout_s = self.config.load_timeout_ms / 1000
-            self._begin(job, _Open(is_load=True, lost=keys), timeout_s)
+            self._open[job.job_id] = opened = _Open(is_load=True, lost=keys)
+            limits = self._limits_of(job, places, bucket_share, budget_left_s)
+            opened.ends_by_s = self.clock() + limits.timeout_s
             keys += job.keys
             self._loading.update(keys)
             begun = Ended(
@@ -143,13 +164,30 @@ class Transfers:
                 namespace,
                 keys,
                 self.rows.at(job.chunk_ids),
-                stall_s=timeout_s if bucket_share else self.patience.load_stall_s,
-                timeout_s=timeout_s,
+                stall_s=limits.stall_s,
+                timeout_s=limits.timeout_s,
+                worth_s=limits.worth_s,
                 anchors=self._anchors(keys, places),
             )
             got.add_done_callback(partial(self._on_got, begun, keys, self.clock()))
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
+
+    def _limits_of(
+        self, job: TransferJob, places: Places, bucket_share: float, budget_left_s: float
+    ) -> LoadLimits:
+        if prefetches(job.req_context.kv_transfer_params):
+            return LoadLimits(self.patience.longest_s, LONGEST_PREFETCH_S, 0.0)
+        num_tokens = self.rows.tokens_of(len(job.keys))
+        start = self.rows.start_of([places.get(key, NOWHERE)[0] for key in job.keys])
+        computes_s = self.patience.compute_s(num_tokens, start)
+        stall_s = min(self.patience.wait_s(computes_s), budget_left_s)
+        stall_s = max(stall_s, self.patience.floor_s)
+        if bucket_share:
+            num_bytes = bucket_share * len(job.keys) * self.rows.block_bytes
+            bytes_per_s = self.bucket.bytes_per_s
+            stall_s += num_bytes / bytes_per_s if bytes_per_s else BUCKET_PRIOR_S
+        return LoadLimits(stall_s, computes_s + stall_s, computes_s)
 
     def _on_got(
         self, begun: Ended, keys: list[OffloadKey], started_s: float, reply: "Future[GetResult]"
@@ -211,7 +249,8 @@ class Transfers:
         """
         try:
             timeout_s = self.config.put_timeout_ms / 1000
-            self._begin(job, _Open(is_load=False), 2 * timeout_s)
+            self._open[job.job_id] = opened = _Open(is_load=False)
+            opened.ends_by_s = self.clock() + 2 * timeout_s
             keys = list(job.keys)
             room = 0 if declined else min(len(keys), self.rows_free_for_puts())
             self.counters.count(
@@ -329,10 +368,6 @@ class Transfers:
                     else:
                         loading.pop(key, None)
                 yield ended._replace(is_load=job.is_load)
-
-    def _begin(self, job: TransferJob, begun: _Open, timeout_s: float) -> None:
-        self._open[job.job_id] = begun
-        begun.ends_by_s = self.clock() + timeout_s
 
     def _look_for_overdue(self) -> None:
         """End jobs that the client failed to end by their deadline: otherwise requests and rows

@@ -153,6 +153,7 @@ class CacheClient(Protocol):
         *,
         stall_s: float = ...,
         timeout_s: float = ...,
+        worth_s: float = ...,
         timed: bool = False,
         anchors: Anchors = (),
     ) -> "Future[GetResult]":

@@ -50,6 +50,8 @@ class GetTransfer:
     rows: list[memoryview]
     stall_s: float
     timeout_s: float
+    worth_s: float = 0.0
+    """The time that its blocks are worth, 0 for any; see `RemoteClient.get`."""
     deadline: float = inf
     state: GetState = GetState.SUBMITTED
     stopwatch: GetStopwatch | None = None
@@ -59,6 +61,12 @@ class GetTransfer:
     """Position among all gets; an earlier get comes first on the wire."""
     progress: float = 0.0
     """Time at which a byte last came for it, or for a get before it."""
+    behind_s: float = 0.0
+    """How far it was behind its worth at that time."""
+    arriving: int = 0
+    """Bytes that have come of blocks which are not settled."""
+    repaid: int = 0
+    """Bytes whose worth was taken off `behind_s`."""
     to_ask: deque[int] = field(default_factory=deque)
     twins: dict[int, list[int]] = field(default_factory=dict)
     """Further indices of the same key: copied from the first one's row once that has landed."""
@@ -78,6 +86,31 @@ class GetTransfer:
         self.state = state
 
     # ── on its way ───────────────────────────────────────────────────────────────────────
+
+    def progressed(self, since: float, now: float) -> None:
+        """Something came at `now`, and nothing between `since` and then.
+
+        Time puts a get behind, and each byte makes up for its share of `worth_s`, but for no time
+        that is still to come: a fast beginning buys no patience. That is the cumulative sum of
+        Page, "Continuous inspection schemes" (Biometrika 1954), with a lower bound of zero.
+        """
+        if self.worth_s:
+            came = self.bytes + self.arriving
+            made_up = max(0, came - self.repaid) / max(1, self.total_bytes) * self.worth_s
+            self.behind_s = max(0.0, self.behind_s + max(0.0, now - since) - made_up)
+            self.repaid = max(came, self.repaid)
+        self.progress = now
+
+    def why_stalled(self) -> str:
+        if not self.behind_s:
+            return f"nothing came for {self.stall_s:g} s"
+        at_s = f"{self.bytes} of {self.total_bytes} bytes came"
+        return f"{at_s}, {self.stall_s:.3g} s later than they are worth"
+
+    @property
+    def patience_s(self) -> float:
+        """How long it waits, from `progress` on, for something to come."""
+        return self.stall_s - self.behind_s
 
     def prepare(self, rows: list[memoryview]) -> None:
         """Start with checked `rows` and nothing requested yet."""
@@ -325,14 +358,14 @@ class GetChannel(Channel, Generic[AnyWindow]):
             self._queue.wait_anew(now)  # a stall does not count the time to connect
         if now < self.wake_at:
             return
-        for transfer, stalls_at in self._queue.stall_times():
+        for transfer, since, stalls_at in self._queue.stall_times():
             stalled = stalls_at <= now
             if not stalled and transfer.deadline > now:
                 continue
             self._counters[Op.GET.timeouts] += 1
             if transfer.num_asked and stalled:
-                self._session.timed_out(now, transfer.stall_s)
-            why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
+                self._session.timed_out(now, now - since)
+            why = transfer.why_stalled() if stalled else "deadline passed"
             self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
         if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
             self._take_back()

@@ -42,9 +42,17 @@ class GetQueue:
 
     def progressed(self, transfer: "GetTransfer", now: float) -> None:
         """Record that bytes came for it. It may have ended already."""
-        transfer.progress = now
+        transfer.progressed(self._waits_since(transfer), now)
         if transfer.ended:
             self._pass_on(transfer)
+
+    def _waits_since(self, transfer: "GetTransfer") -> float:
+        """When a byte last came for it or a get before it: time behind those is no wait of its
+        own."""
+        if not transfer.worth_s:
+            return transfer.progress
+        before = (one.progress for one in self._transfers.values() if one.order < transfer.order)
+        return max(transfer.progress, max(before, default=0.0))
 
     def wait_anew(self, now: float) -> None:
         """The waits of all begin at `now`."""
@@ -56,18 +64,20 @@ class GetQueue:
             if other.order > transfer.order:
                 other.progress = max(other.progress, transfer.progress)
 
-    def stall_times(self) -> "Iterator[tuple[GetTransfer, float]]":
-        """Each get, and the time at which its stall limit has passed. One whose blocks cannot be
-        requested yet waits as long as those before it, which fill the window."""
+    def stall_times(self) -> "Iterator[tuple[GetTransfer, float, float]]":
+        """Each get, the time since which it waits, and the time at which its patience ends. One
+        whose blocks cannot be requested yet waits as long as those before it, which fill the
+        window."""
         progress = longest_s = 0.0
         for transfer in self:
             progress = max(progress, transfer.progress)
-            longest_s = max(longest_s, transfer.stall_s)
-            yield transfer, progress + (longest_s if transfer.to_ask else transfer.stall_s)
+            longest_s = max(longest_s, transfer.patience_s)
+            patience_s = longest_s if transfer.to_ask else transfer.patience_s
+            yield transfer, progress, progress + patience_s
 
     def wake_at(self) -> float:
         """Time at which the next one may be late."""
-        times = (min(get.deadline, stalls_at) for get, stalls_at in self.stall_times())
+        times = (min(get.deadline, stalls_at) for get, _, stalls_at in self.stall_times())
         return min(times, default=inf)
 
 

@@ -147,7 +147,7 @@ class LaneGets(GetChannel[LaneWindow]):
             for position in positions:
                 self._window.close(batch, position, GetOutcome.LATE)
             return
-        landing = self._landings.pop(job)
+        landing = self._no_longer_lands(job)
         job.keep = None
         transfer = landing.batch.transfer
         bad = self._sort(landing, job)
@@ -158,6 +158,11 @@ class LaneGets(GetChannel[LaneWindow]):
         if transfer.stopwatch is not None:
             transfer.stopwatch.landed(landing.reply, landing.came)
         self._answered(transfer, now)
+
+    def _no_longer_lands(self, job: LaneJob) -> Landing:
+        landing = self._landings.pop(job)
+        landing.batch.transfer.arriving -= landing.bytes_seen
+        return landing
 
     def _sort(self, landing: Landing, job: LaneJob) -> list[int]:
         """Settle the blocks that have come. Returns the indices of those that are not right."""
@@ -191,6 +196,7 @@ class LaneGets(GetChannel[LaneWindow]):
             for job, landing in self._landings.items():
                 num_done = sum(job.done)
                 if num_done != landing.bytes_seen:
+                    landing.batch.transfer.arriving += num_done - landing.bytes_seen
                     landing.bytes_seen = num_done
                     self._last_reply_at = now
                     self._queue.progressed(landing.batch.transfer, now)
@@ -204,7 +210,7 @@ class LaneGets(GetChannel[LaneWindow]):
         super()._end(transfer, error, outcome)
 
     def _abandon(self, job: LaneJob, landing: Landing) -> None:
-        del self._landings[job]
+        self._no_longer_lands(job)
         self._link.abandon(job)
         batch = landing.batch
         awaited = zip(landing.reply.indices, landing.expected, strict=True)
@@ -216,7 +222,7 @@ class LaneGets(GetChannel[LaneWindow]):
     def lane_ended(self, lane: Lane, error: KVFerryError | None) -> None:
         """End the gets on `lane`, or request their blocks anew."""
         for job in [job for job, one in self._landings.items() if one.batch.lane is lane]:
-            del self._landings[job]
+            self._no_longer_lands(job)
         for job in [job for job, (batch, _) in self._discards.items() if batch.lane is lane]:
             del self._discards[job]
         for batch in [one for one in reversed(self._window.batches.values()) if one.lane is lane]:

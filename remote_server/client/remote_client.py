@@ -255,6 +255,7 @@ class RemoteClient(OneServer):
         *,
         stall_s: float = 0.05,
         timeout_s: float = 10.0,
+        worth_s: float = 0.0,
         timed: bool = False,
         anchors: Anchors = (),
     ) -> "Future[GetResult]":
@@ -262,14 +263,16 @@ class RemoteClient(OneServer):
 
         The rows are written until the future ends and not after. The future never raises: see
         `GetResult.outcomes`. Keys that have not landed are given up after `timeout_s`, or after
-        `stall_s` in which no bytes came for this get or one submitted before it. A row whose
-        outcome is not HIT may hold anything. `timed` measures the parts of the time, see
-        `GetResult.times`, at a cost of some microseconds on either side.
+        `stall_s` in which no bytes came for this get or one submitted before it. With `worth_s`,
+        the time that the blocks would take from elsewhere, they are also given up when they come
+        more slowly: when they are `stall_s` behind that pace, in all since they last kept up with
+        it. A row whose outcome is not HIT may hold anything. `timed` measures the parts of the
+        time, see `GetResult.times`, at a cost of some microseconds on either side.
         """
         future = future_of(GetResult)
         get = GetTransfer(
             future, namespace, list(keys), list(rows), _seconds(stall_s), _seconds(timeout_s),
-            stopwatch=GetStopwatch(self._clock) if timed else None,
+            _seconds(worth_s), stopwatch=GetStopwatch(self._clock) if timed else None,
         )  # fmt: skip
         self._loop.mailbox.submit(get)
         return future

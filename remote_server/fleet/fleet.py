@@ -163,12 +163,13 @@ class Fleet(CacheClient):
         runs, away = [*runs_in(keys, anchors)], list[range]()
         for anchor, run in runs:
             for server in view.all_homes(namespace, anchor, now_s):
-                if not self._may_ask(server, namespace, keys[run.start]):
+                left_s = self._left_s(server, timeout_s, namespace, keys[run.start])
+                if not left_s:
                     away.append(run)
                     continue
                 part = parts.get(server)
                 if part is None:
-                    part = parts[server] = Part(server)
+                    part = parts[server] = Part(server, left_s)
                 part.add(run, keys, chain)
         merged = FleetLookup(future, keys, on_late, self.holders.learn, self.holders.forget)
         merged.expects([*parts.values()], away)
@@ -179,8 +180,8 @@ class Fleet(CacheClient):
             self._counts["fleet_parts"] += len(parts)
         for part in parts.values():
             asked = part.server.client.lookup(
-                namespace, part.keys, timeout_s=timeout_s,
-                on_late=partial(self._late, merged, part),
+                namespace, part.keys, timeout_s=part.timeout_s,
+                on_late=partial(self._late, merged, part, now_s),
                 chain=part.chain, explain=explain, hint=hint,
             )  # fmt: skip
             asked.add_done_callback(partial(self._found, merged, part, now_s))
@@ -192,18 +193,18 @@ class Fleet(CacheClient):
             if (holder := self.holders.get(keys[run.start])) is not None:
                 self.holders.goes_on(anchor, holder)
 
-    def _may_ask(self, server: FleetServer, namespace: str, key: bytes) -> bool:
-        """Whether a lookup waits for this server. One that is always late is probed instead."""
+    def _left_s(self, server: FleetServer, wait_s: float, namespace: str, key: bytes) -> float:
+        """How long of its `wait_s` a lookup waits for this server, 0 if not at all. One that is
+        silent or always late is probed instead."""
         with self._lock:
             if not server.can_be_looked_up():
-                return False
-            if not server.lookups.paused:
-                return True
+                return 0.0
+            left_s = server.lookups.left_s(wait_s)
             probes = server.lookups.take_probe()
         if probes:
-            asked = server.client.lookup(namespace, [key])
+            asked = server.client.lookup(namespace, [key], timeout_s=wait_s)
             asked.add_done_callback(partial(self._probed, server))
-        return False
+        return left_s
 
     def _probed(self, server: FleetServer, reply: "Future[Found]") -> None:
         with self._lock:
@@ -221,9 +222,9 @@ class Fleet(CacheClient):
         else:
             merged.failed(part, error)
 
-    def _late(self, merged: FleetLookup, part: Part, found: Found) -> None:
+    def _late(self, merged: FleetLookup, part: Part, sent_s: float, found: Found) -> None:
         with self._lock:
-            part.server.lookups.replied_late()
+            part.server.lookups.replied_late(self._clock() - sent_s)
         merged.late(part, found)
 
     def put(
@@ -296,6 +297,7 @@ class Fleet(CacheClient):
         *,
         stall_s: float = 0.05,
         timeout_s: float = 10.0,
+        worth_s: float = 0.0,
         timed: bool = False,
         anchors: Anchors = (),
     ) -> "Future[GetResult]":
@@ -330,7 +332,7 @@ class Fleet(CacheClient):
                 continue
             got = part.server.client.get(
                 namespace, _at(keys, part.indices), _at(rows, part.indices), stall_s=stall_s,
-                timeout_s=timeout_s, timed=timed,
+                timeout_s=timeout_s, worth_s=worth_s, timed=timed,
             )  # fmt: skip
             got.add_done_callback(partial(_get_ended, merged, part))
         return future

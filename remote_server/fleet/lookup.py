@@ -29,10 +29,12 @@ _STATES = np.array(
 class Part:
     """The keys of a lookup that one server is asked for."""
 
-    __slots__ = ("chain", "indices", "keys", "server")
+    __slots__ = ("chain", "indices", "keys", "server", "timeout_s")
 
-    def __init__(self, server: FleetServer) -> None:
+    def __init__(self, server: FleetServer, timeout_s: float) -> None:
         self.server = server
+        self.timeout_s = timeout_s
+        """How long its server is waited for."""
         self.indices: list[int] = []
         """Ascending."""
         self.keys: list[bytes] = []

@@ -84,8 +84,7 @@ def test_each_level_gives_what_it_has_and_bytes_agree_with_arithmetic():
     with RemoteServer("32MiB") as server:
         connector = {
             "cpu_pool": "8MiB", "store_answers": False, "server": server.endpoint,
-            "break_even": False, "wait_budget_ms": 60_000, "lookup_timeout_ms": 60_000,
-            "load_stall_ms": 60_000, "load_timeout_ms": 60_000, "transport": "tcp",
+            "break_even": False, "patience": 1000, "max_wait_ms": 60_000, "transport": "tcp",
         }  # fmt: skip
         with SimulatedEngine(
             settings(engine_cache=True, connector=connector), token_s=TOKEN_S

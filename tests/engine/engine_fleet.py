@@ -46,12 +46,7 @@ BUDGET_S = 4.0
 
 # A healthy server answers in these times on a host that is busy, so that tokens can be counted.
 # One that is frozen costs a request at most its budget.
-LIMITS = {
-    "lookup_timeout_ms": 2_000,
-    "load_stall_ms": 2_000,
-    "load_timeout_ms": 3_500,
-    "wait_budget_ms": int(BUDGET_S * 1000),
-}
+LIMITS = {"patience": 1000, "max_wait_ms": int(BUDGET_S * 1000)}
 
 Holders = list[list[str]]
 """For each row of a prompt, the names of the servers that have it."""

@@ -10,6 +10,7 @@ from scripted_client import Engine
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
 )
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kv_connector.connector import KVFerryConnector
@@ -22,6 +23,7 @@ from kv_connector.introduction import (
     with_received,
 )
 from kv_connector.metrics import Traffic
+from kv_connector.prefills import Prefills
 from kv_connector.resets import Resets
 from kv_connector.self_test import Outcome, Report
 
@@ -53,6 +55,7 @@ class Connector:
         made._bounding_group_ids = ()
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._traffic = Traffic(1e-9)
+        made._prefills = Prefills()
         made._remote = self.engine.tier
         made.connector_scheduler.config.num_workers = 2
         made._resets = Resets(made.scheduler, self.engine.tier)
@@ -68,7 +71,7 @@ class Connector:
             "num_computed_tokens": 10,
             "blocks": MagicMock(),
             "num_external_tokens": 5,
-            "scheduler_output": MagicMock(total_num_scheduled_tokens=1),
+            "scheduler_output": replace(SchedulerOutput.make_empty(), total_num_scheduled_tokens=1),
             "connector_output": output_of(told, replace(told, rank=1)),
             "connector_metadata": with_received(NOTHING, {}),
             "kv_caches": {},

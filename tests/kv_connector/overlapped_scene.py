@@ -99,8 +99,8 @@ class Scene:
             ahead=True,
             num_blocks=21,
             watched=watched,
-            wait_budget_ms=60_000,
-            load_timeout_ms=60_000,
+            patience=1000,
+            max_wait_ms=60_000,
             arguments={"max_num_batched_tokens": 2 * TOKENS},
             **more,
         )

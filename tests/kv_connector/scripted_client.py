@@ -32,6 +32,8 @@ class Asked:
     on_late: Callable[[Found], None] | None = None
     chain: Sequence[Stretch] = ()
     stall_s: float = 0.0
+    worth_s: float = 0.0
+    timeout_s: float = 0.0
     anchors: Sequence[bytes | None] = ()
     hot: bool = False
     hint: Hint | None = None
@@ -127,10 +129,12 @@ class ScriptedClient:
 
     def get(
         self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float,
+        worth_s: float,
         anchors: Sequence[bytes | None] = (),
     ) -> "Future[Any]":  # fmt: skip
         reply = self._ask("get", namespace, keys, rows, anchors)
-        self.asked[-1].stall_s = stall_s
+        self.asked[-1].stall_s, self.asked[-1].worth_s = stall_s, worth_s
+        self.asked[-1].timeout_s = timeout_s
         return reply
 
     def put(

@@ -8,19 +8,16 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import (
+from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, worth_loading
+from kv_connector.config import PREFETCH_KEY
+from kv_connector.speeds import (
     KEPT_SAMPLES,
     LEAST_SAMPLES,
-    PROBE_AFTER_S,
-    PROBE_EVERY,
-    BreakEven,
+    Chunk,
     EngineSpeed,
     LinkSpeed,
     Recent,
-    worth_loading,
 )
-from kv_connector.config import PREFETCH_KEY
-from kv_connector.link import Patience
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -68,7 +65,7 @@ def gate(
         gate.link.lookup_took(0.001)
     for _ in range(LEAST_SAMPLES):
         gate.link.load_took(int(bytes_per_s * 1.0), 1.001)
-        gate.engine.step_began([int(tokens_per_s)], clock.now)
+        gate.engine.step_began([Chunk(int(tokens_per_s))], clock.now)
         clock.now += 1.0
         gate.engine.step_ended(clock.now)
     return gate
@@ -142,7 +139,8 @@ def test_a_load_is_measured_without_its_round_trip_but_never_as_twice_as_fast():
 def steps(speed: EngineSpeed, *counts: list[int], step_s: float = 0.1, pause_s: float = 0.0):
     now = max(speed._last_end_s, 0.0)
     for tokens in counts:
-        speed.step_began(tokens, now)
+        prompts = [Chunk(number) for number in tokens if number > 1]
+        speed.step_began(prompts, now, others=tokens.count(1))
         speed.step_ended(now + step_s)
         now += step_s + pause_s
 
@@ -165,9 +163,9 @@ def test_steps_that_say_little_about_prefill_are_left_out(tokens: list[int]):
 def test_a_pipelined_step_is_measured_from_the_end_of_the_one_before():
     """Planned 0.1 s ahead: from plan to end it takes two steps' time."""
     speed = EngineSpeed()
-    speed.step_began([512], 0.0)
+    speed.step_began([Chunk(512)], 0.0)
     for i in range(LEAST_SAMPLES + 1):
-        speed.step_began([512], i * 0.1)
+        speed.step_began([Chunk(512)], i * 0.1)
         speed.step_ended((i + 1) * 0.1)
     assert speed.tokens_per_s == pytest.approx(5120)
 
@@ -175,7 +173,7 @@ def test_a_pipelined_step_is_measured_from_the_end_of_the_one_before():
 def test_ends_that_never_come_do_not_pile_up():
     speed = EngineSpeed()
     for i in range(1000):
-        speed.step_began([512], float(i))
+        speed.step_began([Chunk(512)], float(i))
     steps(speed, *[[512]] * 40)
     assert len(speed._under_way) <= 8
 
@@ -196,7 +194,7 @@ def measured(engine: Engine, *, load_s: float, prefill_tokens_per_s: float = 100
         engine.finished()
         engine.step()
         prefill = engine.tier.break_even.engine
-        prefill.step_began([1000], engine.clock.now)
+        prefill.step_began([Chunk(1000)], engine.clock.now)
         engine.clock.now += 1000 / prefill_tokens_per_s
         prefill.step_ended(engine.clock.now)
 
@@ -302,28 +300,3 @@ def test_requests_that_never_asked_and_bare_tiers_are_told_apart(engine: Engine)
     engine.clock.now += 0.02
     engine.tier.on_schedule_end(engine.scheduled("bare"))
     assert waits(engine) == [(0.02, 2)]
-
-
-# ── deadlines in proportion to steps ─────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("step_s", "lookup_s"), [(0.002, 0.05), (0.05, 0.05), (0.5, 0.4), (60.0, 1.0)]
-)
-def test_no_deadline_is_shorter_than_most_of_a_step_nor_longer_than_a_second(
-    engine: Engine, step_s: float, lookup_s: float
-):
-    speed = engine.tier.break_even.engine
-    patience = Patience(engine.tier._config, speed)
-    assert patience.lookup_s == patience.load_stall_s == 0.05, "before anything was measured"
-    steps(speed, *[[1]] * LEAST_SAMPLES, step_s=step_s)
-    assert patience.lookup_s == patience.load_stall_s == pytest.approx(lookup_s)
-
-
-def test_an_engine_that_only_waits_is_soon_as_impatient_as_before(engine: Engine):
-    speed = engine.tier.break_even.engine
-    patience = Patience(engine.tier._config, speed)
-    steps(speed, *[[1]] * KEPT_SAMPLES, step_s=0.5)
-    assert patience.lookup_s == pytest.approx(0.4)
-    steps(speed, *[[]] * (KEPT_SAMPLES // 2 + 1), step_s=0.002)
-    assert patience.lookup_s == 0.05

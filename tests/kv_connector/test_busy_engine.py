@@ -5,7 +5,7 @@ from scripted_client import Engine
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector import link, metrics
+from kv_connector import metrics, queries
 from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
@@ -137,7 +137,7 @@ def test_a_late_answer_is_asked_for_again_unless_the_request_was_scheduled(
 
 
 def test_second_lookups_leave_room_for_first_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link, "MOST_KEYS_UNDER_WAY", 5)
+    monkeypatch.setattr(queries, "MOST_KEYS_UNDER_WAY", 5)
     late = [engine.request(f"late {number}", 3) for number in range(3)]
     for context, keys in late:
         engine.lookup(context, keys)
@@ -238,7 +238,7 @@ def test_a_request_waits_without_a_walk_while_a_load_brings_one_of_its_keys():
 
 
 def test_long_prompts_are_asked_for_in_turn_without_a_walk(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link, "MOST_KEYS_UNDER_WAY", 10)
+    monkeypatch.setattr(queries, "MOST_KEYS_UNDER_WAY", 10)
     engine = Engine(num_rows=100)
     names = [f"r{n}" for n in range(6)]
     for name in names:

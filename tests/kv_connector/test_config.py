@@ -32,7 +32,7 @@ def test_every_setting_has_a_safe_default():
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("cpu_poll", "cpu_pool"), ("servers", "server"), ("load_stall", "load_stall_ms")],
+    [("cpu_poll", "cpu_pool"), ("servers", "server"), ("max_wait", "max_wait_ms")],
 )
 def test_an_unknown_setting_is_refused_and_the_nearest_named(wrong: str, right: str):
     with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
@@ -40,11 +40,19 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named(wrong: str, right: 
 
 
 @pytest.mark.parametrize(
+    "former", ["wait_budget_ms", "lookup_timeout_ms", "load_stall_ms", "load_timeout_ms"]
+)
+def test_a_former_setting_is_refused_with_the_ones_that_replaced_it(former: str):
+    with pytest.raises(ConfigError, match=f"'{former}' was replaced: 'patience' .* 'max_wait_ms'"):
+        read(**{former: 100})
+
+
+@pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("cpu_pool", "a lot"),
         ("blocks_per_row", 0),
-        ("wait_budget_ms", -1),
+        ("max_wait_ms", -1),
         ("server", "localhost:5757"),
         ("server", "tcp://h:1?key=/etc/kvferry/client.key"),
         ("server", "tcp://h:1?keys="),

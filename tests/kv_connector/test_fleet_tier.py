@@ -8,6 +8,7 @@ from scripted_fleet import fleet_engine, landed, pool_with
 
 from kv_connector import metrics
 from kv_connector.lookup_state import ASK_AGAIN_S
+from kv_connector.speeds import Chunk
 from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE, GetPart, PutResult
 from remote_server.protocol import KeyState
 
@@ -106,7 +107,7 @@ def measured(engine: Engine, **bytes_per_s: float) -> None:
     break_even = engine.tier.break_even
     for _ in range(9):
         break_even.link.lookup_took(0.001)
-        break_even.engine.step_began([1000], engine.clock.now)
+        break_even.engine.step_began([Chunk(1000)], engine.clock.now)
         engine.clock.now += 1.0
         break_even.engine.step_ended(engine.clock.now)
     engine.client.holders.clear()

@@ -38,7 +38,7 @@ TIER_FAULTS = [
     *("_client", "_rows", "counters", "lookups", "_config", "_transfers._ended"),
     *("lookups._client", "lookups._rows", "lookups._counters", "lookups._waits"),
     *("lookups._queries.client", "lookups._queries.counters", "lookups._queries.breaker"),
-    *("lookups._clock", "lookups._config", "lookups._queries", "lookups._judge"),
+    *("lookups._clock", "lookups._patience", "lookups._queries", "lookups._judge"),
     *("_transfers.client", "_transfers.rows", "_transfers.counters", "_transfers.clock"),
     *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),

@@ -17,7 +17,7 @@ class Introduced:
     """A tier of an engine with two workers; neither has reported yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *not_known: str) -> None:
-        self.engine = Engine(declared=False, wait_budget_ms=100)
+        self.engine = Engine(declared=False)
         self.reports = Reports(2)
         self.introduction = Introduction(
             self.engine.tier, self.reports, "label", {"dtype": "half", "user": ""}, not_known
@@ -110,7 +110,7 @@ def test_a_request_waits_no_longer_than_its_budget(ours: Introduced):
     for _ in range(3):
         assert ours.look() == ["RETRY", "RETRY"]
         ours.step()
-        ours.engine.clock.now += 0.04
+        ours.engine.clock.now += 0.12
     assert not ours.engine.tier.still_waits("r")
     assert ours.look() == ["MISS", "MISS"]
     assert ours.engine.counted(metrics.MISSED_BLOCKS, "unavailable") == 2

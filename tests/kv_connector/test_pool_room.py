@@ -12,12 +12,12 @@ class Pool(PoolRoom):
 
     most_rows = 0
 
-    def __init__(self, rows: int, load_timeout_s: float) -> None:
-        super().__init__(MagicMock(), MagicMock(), load_timeout_s)
-        self.most_rows = rows
+    def __init__(self, rows: int, wait_s: float) -> None:
+        super().__init__(MagicMock())
+        self.most_rows, self._wait_s = rows, wait_s
 
     def ask(self, name: str, rows: int, *, step: int, now_s: float = 0.0) -> Room:
-        return self.take(name, rows, now_s=now_s, step=step)
+        return self.take(name, rows, now_s=now_s, step=step, wait_s=self._wait_s)
 
 
 def take(room: Pool, *requests: tuple[str, int], step: int, now_s: float = 0.0) -> list[Room]:
@@ -50,7 +50,7 @@ def test_a_prompt_that_holds_room_is_given_more():
     assert take(room, ("a", 16), ("b", 16), step=1) == [GRANTED, GRANTED]
 
 
-def test_a_request_gives_up_when_nothing_becomes_free_for_longer_than_a_load_may_take():
+def test_a_request_gives_up_when_nothing_becomes_free_for_longer_than_it_may_wait():
     room = Pool(10, 1.0)
     take(room, ("stuck", 10), step=0)
     answers = [

@@ -170,7 +170,7 @@ def send_what_is_asked_for(engine: ModellessEngine) -> None:
 
 def test_loads_wait_a_bounded_time_for_copies_of_before_a_reset(make: Make, clock: Clock):
     """A worker that does not report them must not defer requests for ever."""
-    engine = make(load_timeout_ms=1000, watched=False)
+    engine = make(max_wait_ms=1000, patience=1000, watched=False)
     engine.add("one", PROMPT)
     engine.start("one")
     engine.abort("one")

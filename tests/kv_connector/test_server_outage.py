@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real_time
 def test_a_server_that_stands_still_keeps_nobody_and_no_shutdown_waits_for_it():
     """Deadlines of an engine end all that it waits for. Those of the other one are so long that a
     shutdown which waits for them never ends."""
-    deadlines = {"lookup_timeout_ms": 50, "load_stall_ms": 50, "put_timeout_ms": 1_000}
+    deadlines = {"max_wait_ms": 50, "put_timeout_ms": 1_000}
     with RemoteServer("64MiB") as server:
         leaves = ready(real_engine(server.endpoint))
         engine = ready(real_engine(server.endpoint, name="stays", transport="tcp", **deadlines))

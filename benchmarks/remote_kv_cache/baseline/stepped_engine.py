@@ -41,8 +41,7 @@ _TIER_HOOKS = (
 
 # Long deadlines: on a busy machine a hit must not become a computed prompt, which is another step.
 _PATIENT = {
-    "lookup_timeout_ms": 5_000, "load_stall_ms": 10_000, "load_timeout_ms": 20_000,
-    "wait_budget_ms": 10_000, "break_even": False,
+    "patience": 1000, "max_wait_ms": 10_000, "break_even": False,
 }  # fmt: skip
 
 _IDLE_S = 30.0

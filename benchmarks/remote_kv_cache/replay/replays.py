@@ -38,10 +38,8 @@ from remote_server.store.policies import Admit
 
 PATIENT: dict[str, object] = {
     "break_even": False,
-    "wait_budget_ms": 60_000,
-    "lookup_timeout_ms": 30_000,
-    "load_stall_ms": 30_000,
-    "load_timeout_ms": 60_000,
+    "patience": 1000,
+    "max_wait_ms": 60_000,
     "put_timeout_ms": 60_000,
 }
 """The tier's settings here: a replay measures the policy and not the machine's speed, and nothing

@@ -87,10 +87,11 @@ class World:
         keys = [key(number) for number in numbers]
         return self._watched(self.client.put(NAMESPACE, keys, rows, timeout_s=timeout_s))
 
-    def get(self, numbers: range, stall_s: float = 600.0) -> Future[Any]:
+    def get(self, numbers: range, stall_s: float = 600.0, worth_s: float = 0.0) -> Future[Any]:
         self.rows += (rows := empty_rows(len(numbers)))
         keys = [key(number) for number in numbers]
-        return self._watched(self.client.get(NAMESPACE, keys, rows, stall_s=stall_s, timeout_s=60))
+        limits = {"stall_s": stall_s, "timeout_s": 60, "worth_s": worth_s}
+        return self._watched(self.client.get(NAMESPACE, keys, rows, **limits))
 
     def _watched(self, future: Future[Any]) -> Future[Any]:
         future.add_done_callback(self.ended.append)
@@ -218,7 +219,7 @@ def world(
     with FakeServer(near=transport == "shm") as fake:
         client = make_client(
             fake.endpoint, clock=clock, get_window_bytes=BLOCK_BYTES, put_window_bytes=BLOCK_BYTES,
-            shared_window_bytes=BLOCK_BYTES, lane_window_bytes=BLOCK_BYTES,
+            shared_window_bytes=BLOCK_BYTES, lane_window_bytes=BLOCK_BYTES, batch_bytes=BLOCK_BYTES,
         )  # fmt: skip
         transfers.clear()
         yield World(transport, fake, clock, client, transfers)
@@ -412,6 +413,56 @@ def test_a_get_ends_when_nothing_comes_for_its_stall_time(world: World):
     assert isinstance(got.error, DeadlineExceeded)
     assert world.client.counters()["timeouts_get"] == 1
     assert_untouched(world.rows)
+
+
+def pause(world: World, seconds: float, future: Future[Any]) -> None:
+    """Time passes, until `future` ends."""
+    for _ in range(round(seconds / 0.05)):
+        if not future.done():
+            world.clock.advance(0.05)
+            turn(world.client)
+
+
+def paced_get(world: World, pauses_s: list[float], stall_s: float = 2.0) -> Any:
+    """The result of a get of ten blocks that are worth a second each. Before each one the server
+    pauses so long; the last pause has no end."""
+    hold_blocks(world.fake, range(10))
+    asked: list[Asked] = []
+    world.fake.rules[world.messages[1]] = asked.append
+    future = world.get(range(10), stall_s, worth_s=10.0)
+    for number, pause_s in enumerate(pauses_s, start=1):
+        eventually(lambda number=number: len(asked) == number or future.done())
+        if future.done():
+            break
+        pause(world, pause_s, future)
+        if not future.done():
+            world.fake.do(lambda: world.fake.answer(asked[-1]))
+            eventually(lambda number=number: world.transfers[-1].num_open == 10 - number)
+    pause(world, stall_s + 0.1, future)
+    return future.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("pauses_s", "landed"),
+    [
+        ([0.95] * 10, 10),  # comes sooner than it is worth, in all 9.5 s
+        ([0.5] * 5 + [1.9] + [0.5] * 4, 10),  # one pause that is shorter than its patience
+        ([1.4] * 10, 2),  # comes too slowly: 0.8 s behind after two, 2 s within the third
+        ([0.05] * 5, 5),  # a fast beginning buys no patience for a silence
+    ],
+)
+def test_a_get_goes_on_as_long_as_its_blocks_come_at_a_pace_that_pays(
+    world: World, pauses_s: list[float], landed: int
+):
+    began_s = world.clock.now
+    got = paced_get(world, pauses_s)
+    assert got.landed == [*range(landed)], "what has landed is used"
+    assert (got.error is None) == (landed == 10)
+    if landed < 10:
+        assert isinstance(got.error, DeadlineExceeded)
+        late_s = world.clock.now - began_s - landed
+        assert late_s <= 2.06, "computed from the start, and its patience"
+    world.fake.behave()
 
 
 def test_a_get_ends_once_with_hits_and_misses(world: World):

@@ -36,7 +36,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.future: Future[Found] = Future()
-        self.parts = [Part(server(name)) for name in ("one", "two")]
+        self.parts = [Part(server(name), 1.0) for name in ("one", "two")]
         for part in self.parts:
             part.indices, part.keys = [*range(len(KEYS))], KEYS
         self.merged = FleetLookup(
@@ -113,7 +113,7 @@ def test_both_homes_may_be_late_and_the_first_reply_does_not_end_the_wait_for_th
     scene: Scene,
 ):
     scene.parts[1].indices, scene.parts[1].keys = [1, 2, 3], KEYS[1:]
-    third = Part(server("three"))
+    third = Part(server("three"), 1.0)
     third.indices, third.keys = [0], KEYS[:1]
     scene.merged.expects([*scene.parts, third])
     for part in scene.parts:

@@ -1,5 +1,4 @@
-"""The link to the server, as an engine sees it: the deadlines of requests, and the lookups under
-way."""
+"""The lookups under way to the server."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,44 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kv_connector import guarded, metrics
-from kv_connector.break_even import EngineSpeed, LinkSpeed
-from kv_connector.config import RemoteConfig
 from kv_connector.lookup_state import Answer, Kind, LookupState, Missed, Query
 from kv_connector.metrics import TierCounters
+from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
+from kv_connector.speeds import LinkSpeed
 from remote_server.client import Anchors, CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, Stretch
-
-# A deadline at the end of a step would be detected one step later.
-SHARE_OF_A_STEP = 0.8
-
-# Upper limit for long steps: a server that does not reply for a second is away.
-LONGEST_S = 1.0
-
-
-@dataclass(frozen=True)
-class Patience:
-    """The deadlines of requests sent now. Only the scheduler thread uses it."""
-
-    config: RemoteConfig
-    engine: EngineSpeed
-
-    @property
-    def lookup_s(self) -> float:
-        """`lookup_timeout_ms`, or most of a step if that is longer."""
-        return self._at_least(self.config.lookup_timeout_ms)
-
-    @property
-    def load_stall_s(self) -> float:
-        """`load_stall_ms`, or most of a step if that is longer."""
-        return self._at_least(self.config.load_stall_ms)
-
-    def _at_least(self, milliseconds: float) -> float:
-        step_s = self.engine.step_s or 0.0
-        return max(milliseconds / 1000, min(SHARE_OF_A_STEP * step_s, LONGEST_S))
-
 
 # Limit on keys in open queries, over all requests: a server answers so many in half the default
 # deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
@@ -69,6 +39,8 @@ class Queries:
     probe_key: bytes | None = None
     """The key for the next probe, a lookup that no request waits for: one of the last late lookup,
     so that a pause ends also when no other request comes."""
+    probe_s: float = 0.0
+    """The deadline of that lookup, and of the probe."""
     _keys_under_way: int = 0
 
     def has_room(self, num_keys: int) -> bool:
@@ -92,13 +64,20 @@ class Queries:
         if wait is not None and kind is Kind.AWAITED:
             wait.sent(query.sent_s)
             on_late = partial(self._on_late, query)
-        timeout_s = self.patience.lookup_s
+        timeout_s = self._timeout_s(kind, wait)
         hint = wait.hint if wait is not None else None
         found = self.client.lookup(
             namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain, anchors=anchors,
             hint=hint,
         )  # fmt: skip
         found.add_done_callback(partial(self._on_found, query))
+
+    def _timeout_s(self, kind: Kind, wait: LookupState | None) -> float:
+        if wait is None:
+            return self.probe_s
+        if kind is Kind.AGAIN:  # no request waits for it
+            return wait.budget_s
+        return max(self.patience.floor_s, wait.budget_s - wait.owed_s)
 
     def send_for(
         self, wait: LookupState, namespace: str, kind: Kind, keys: list[bytes],
@@ -131,14 +110,14 @@ class Queries:
         if kind in (Kind.AGAIN, Kind.PROBE):
             self.breaker.probed(in_time=in_time)
         elif kind is Kind.LATE:
-            self.breaker.replied_late()
+            self.breaker.replied_late(answer.ended_s - sent_s)
         elif in_time or answer.reason is Missed.LOOKUP_LATE:
             seconds = answer.ended_s - sent_s
             self.counters.observe(metrics.LOOKUP_DURATION, seconds)
             self.link.lookup_took(seconds)
             self.breaker.ended(in_time=in_time, sent_s=sent_s)
             if not in_time:
-                self.probe_key = answer.query.keys[0]
+                self.probe_key, self.probe_s = answer.query.keys[0], seconds
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 

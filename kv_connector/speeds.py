@@ -1,0 +1,165 @@
+"""Measured speeds: of the link to the server, and of the engine."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import NamedTuple
+
+KEPT_SAMPLES = 9
+LEAST_SAMPLES = 5
+
+# Steps below these limits do not measure prompt speed: the fixed cost of a step or its decoding
+# requests dominate.
+LEAST_PROMPT_TOKENS = 64
+LEAST_PROMPT_SHARE = 0.5
+
+# Most steps in flight in vLLM, with pipelined workers. More means that an end was missed.
+MOST_STEPS_UNDER_WAY = 8
+
+
+@dataclass
+class Recent:
+    """Median of the last `KEPT_SAMPLES` values; needs at least `LEAST_SAMPLES`."""
+
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+
+    def add(self, sample: float) -> None:
+        self._samples.append(sample)
+
+    def forget(self) -> None:
+        """Drop all samples, as after an outage."""
+        self._samples.clear()
+
+    @property
+    def value(self) -> float | None:
+        """None below `LEAST_SAMPLES`."""
+        return median(self._samples) if len(self._samples) >= LEAST_SAMPLES else None
+
+    @property
+    def so_far(self) -> float | None:
+        """The same from the first value on, for decisions that a factor of two does not harm."""
+        return median(self._samples) if self._samples else None
+
+
+@dataclass
+class LinkSpeed:
+    """Link speed, from the engine's own loads and lookups. Other users of the link lower it."""
+
+    _bytes_per_s: Recent = field(default_factory=Recent)
+    _round_trip_s: Recent = field(default_factory=Recent)
+
+    def lookup_took(self, seconds: float) -> None:
+        """A lookup ended after `seconds`, with a reply or at its deadline."""
+        self._round_trip_s.add(seconds)
+
+    def load_took(self, num_bytes: int, seconds: float) -> None:
+        """A load ended after `seconds` with `num_bytes` landed; 0 is allowed.
+
+        One round trip is subtracted, but at most half: a small load is mostly round trip.
+        """
+        flowing_s = max(seconds - (self._round_trip_s.value or 0.0), seconds / 2, 1e-6)
+        self._bytes_per_s.add(num_bytes / flowing_s)
+
+    def forget(self) -> None:
+        """Drop all samples after an outage: another server may answer now."""
+        self._bytes_per_s.forget()
+        self._round_trip_s.forget()
+
+    def beyond(self) -> "LinkSpeed":
+        """The speed of a store behind this link, or of one of its servers: its round trips are the
+        same."""
+        return LinkSpeed(_round_trip_s=self._round_trip_s)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self._bytes_per_s.value
+
+    @property
+    def round_trip_s(self) -> float | None:
+        return self._round_trip_s.value
+
+
+EVEN_AT_HIDDEN_SIZES = 6
+"""`EngineSpeed.even_at` in hidden sizes of a dense model. A token takes two operations for each of
+about 12 * hidden**2 weights of a layer, and four * hidden for each token that it attends to."""
+
+
+class Chunk(NamedTuple):
+    """Tokens of one request in a step of the engine."""
+
+    tokens: int
+    position: int = 0
+    """Tokens of the request before them."""
+
+
+def work_of(chunk: Chunk, even_at: float) -> float:
+    """How often as long a chunk takes as one token at the beginning of a prompt.
+
+    A token attends to all tokens before it, so its time grows with its position in a straight
+    line: `even_at` is the position at which attention takes as long as all else.
+    """
+    attended = chunk.tokens * (chunk.position + chunk.tokens / 2)
+    return chunk.tokens + attended / even_at
+
+
+@dataclass
+class EngineSpeed:
+    """Duration of the engine's recent steps, and prompt tokens computed a second."""
+
+    even_at: float = inf
+    """See `work_of`; infinite where the model is not known."""
+    _tokens_per_s: Recent = field(default_factory=Recent)
+    _work_per_s: Recent = field(default_factory=Recent)
+    _step_s: Recent = field(default_factory=Recent)
+    _under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
+    _last_end_s: float = float("-inf")
+    _queued: float = 0.0
+    """Work of the prompts that the engine has begun and not finished."""
+
+    def step_began(
+        self, chunks: Iterable[Chunk], now_s: float, *, others: int = 0,
+        unfinished: Iterable[Chunk] = (),
+    ) -> None:  # fmt: skip
+        """The scheduler planned a step with these chunks of prompts and so many `others`, tokens
+        of answers. `unfinished` is what is left of prompts that were begun."""
+        chunks = list(chunks)
+        tokens = sum(chunk.tokens for chunk in chunks)
+        if tokens < max(LEAST_PROMPT_TOKENS, LEAST_PROMPT_SHARE * (tokens + others)):
+            tokens = 0
+        if len(self._under_way) == MOST_STEPS_UNDER_WAY:
+            self._under_way.clear()
+        self._under_way.append((tokens, self._work(chunks), now_s))
+        self._queued = self._work(unfinished)
+
+    def step_ended(self, now_s: float) -> None:
+        """The oldest step in flight ended. A pipelined step began when the one before it ended."""
+        if self._under_way:
+            tokens, work, planned_s = self._under_way.popleft()
+            took_s = now_s - max(planned_s, self._last_end_s)
+            self._step_s.add(took_s)
+            if tokens and took_s > 0:
+                self._tokens_per_s.add(tokens / took_s)
+                self._work_per_s.add(work / took_s)
+        self._last_end_s = now_s
+
+    def _work(self, chunks: Iterable[Chunk]) -> float:
+        return sum(work_of(chunk, self.even_at) for chunk in chunks)
+
+    @property
+    def step_s(self) -> float | None:
+        """Includes steps that computed nothing: an engine that only waits for a server takes short
+        steps."""
+        return self._step_s.value
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self._tokens_per_s.value
+
+    def compute_s(self, chunk: Chunk) -> float | None:
+        """How long computing these tokens takes, behind the prompts that the engine has begun.
+        None before the first step that measured a speed."""
+        if not (work_per_s := self._work_per_s.so_far):
+            return None
+        return (self._queued + self._work([chunk])) / work_per_s
