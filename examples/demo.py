@@ -14,7 +14,6 @@ equal and every token came from the expected level.
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ from typing import TypeVar
 from examples import tiny_model
 from examples.engine import Completion, EngineError, VllmServer
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
-from examples.progress import step
+from examples.progress import one_interrupt, step
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
 from remote_server.protocol import StatsReply
@@ -313,9 +312,10 @@ def table(rows: list[Row]) -> str:
 @contextmanager
 def started(label: str, process: Process) -> Iterator[Process]:
     """`process` while it runs; its start is a step."""
-    with step(label):
-        process.start()
-    with process:
+    with ExitStack() as stack:
+        stack.push(process)  # before the start: a signal may come when it has just ended
+        with step(label):
+            process.start()
         yield process
 
 
@@ -351,16 +351,15 @@ def main() -> int:
         f"A prompt of {arguments.prompt_tokens} tokens, {BLOCK_TOKENS} tokens a block, the model "
         f"{arguments.preset!r}.\n"
     )
-    # A shell that ends its jobs sends this; programs in their own sessions would survive it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(tempfile.mkdtemp(prefix="kvferry-demo-"))
     try:
-        with step("building the model (once)"):
-            model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
-        prompt = tiny_model.prompt_tokens(arguments.prompt_tokens)
-        parallel = arguments.tensor_parallel
-        engine_args = ["--tensor-parallel-size", str(parallel)] if parallel > 1 else []
-        code = run(model, prompt, logs, engine_args)
+        with one_interrupt():  # a shell that ends its jobs sends SIGTERM
+            with step("building the model (once)"):
+                model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
+            prompt = tiny_model.prompt_tokens(arguments.prompt_tokens)
+            parallel = arguments.tensor_parallel
+            engine_args = ["--tensor-parallel-size", str(parallel)] if parallel > 1 else []
+            code = run(model, prompt, logs, engine_args)
     except KeyboardInterrupt:
         print(f"\nstopped; nothing of the demo runs any more. Logs: {logs}")
         return 130

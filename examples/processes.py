@@ -14,8 +14,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,25 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that come within have their effect at the end: a program that was started
+    is known then, and can be ended. In another thread than the main one no signal comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 class LoggedProcess:
@@ -71,17 +91,17 @@ class LoggedProcess:
         began = time.monotonic()
         # vLLM does not remove its sockets in the temporary directory, so it gets its own directory.
         self._scratch = tempfile.mkdtemp(prefix=f"kvferry-{self.name}-")
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                cwd=REPOSITORY,
-                env={**os.environ, "TMPDIR": self._scratch, **self.env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         try:
+            with self.log.open("ab") as log, signals_held():
+                self._process = subprocess.Popen(
+                    self.command,
+                    cwd=REPOSITORY,
+                    env={**os.environ, "TMPDIR": self._scratch, **self.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             while not self.is_ready():
                 if not self.alive():
                     raise StartFailed(f"{self.name} ended while starting\n{self.log_tail()}")

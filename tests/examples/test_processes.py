@@ -2,12 +2,18 @@
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from examples import demo
 from examples.processes import LoggedProcess, StartFailed
+from examples.progress import one_interrupt
 
 pytestmark = pytest.mark.real_time
 
@@ -86,3 +92,37 @@ def test_a_crash_is_seen_while_the_children_live_on(tmp_path: Path) -> None:
             time.sleep(0.01)
         assert running_in(group)
     assert not running_in(group)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_program_is_started_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    """It comes when the program runs and its launcher does not know of it yet."""
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        started.append(popen(*args, **kwargs))
+        signal.raise_signal(number)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), one_interrupt():
+        Script(PARENT_WITH_STUBBORN_CHILD, log=tmp_path / "log").start()
+    assert not running_in(started[0].pid)
+
+
+def test_a_signal_right_after_a_start_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def interrupted(_label: str) -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "step", interrupted)
+    script = Script(PARENT_WITH_STUBBORN_CHILD, log=tmp_path / "log")
+    with pytest.raises(KeyboardInterrupt), demo.started("the script", script):
+        pass
+    assert not script.running
