@@ -78,6 +78,8 @@ class LookupState:
 
     budget_s: float
     """How long it waits for the server in all; see `patience`."""
+    computes_s: float = 0.0
+    """How long computing what it looks up would take."""
     prompt_tokens: int = 0
     """Of its whole prompt; 0 where that is not known."""
     bypass: bool = False

@@ -5,10 +5,12 @@ and `queries` the lookups under way. This module keeps those states, batches a s
 into one query per prompt, and decides from recent replies whether a query is worth its wait.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
@@ -22,9 +24,12 @@ from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRoom, PoolRows, Room
 from kv_connector.queries import Queries
 from kv_connector.run_anchors import RunAnchors, run_anchors
+from kv_connector.why import why
 from remote_server.client import CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState
+
+logger = init_logger("vllm.kvferry.lookups")
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
@@ -188,6 +193,8 @@ class Lookups:
         if wait.lookup_steps and not wait.admitted:
             wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug(why(request_id, wait))
             if self._client.places_by_run and self._rows.is_one_chain and (cut := wait.cut()):
                 self._counters.count(metrics.PREFIX_CUTS, label=cut)
         return None if wait.bypass else wait.states
@@ -413,7 +420,8 @@ class Lookups:
     def _may_take(self, wait: LookupState, num_tokens: int, position: int = 0) -> None:
         """Set how long the request waits for the server, to which so many tokens are looked up."""
         if not wait.prefetch:
-            wait.budget_s = self._patience.wait_s(self._patience.compute_s(num_tokens, position))
+            wait.computes_s = self._patience.compute_s(num_tokens, position)
+            wait.budget_s = self._patience.wait_s(wait.computes_s)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another

@@ -33,8 +33,9 @@ from remote_server.protocol import Declined, Found, KeyState, PutOutcome, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
-# Outcomes of a load that the server served, so that it measures the link; LATE if too slowly.
-_SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
+# Outcomes of a load that the server served, so that it measures the link; the last two if it did so
+# too slowly.
+_SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE, GetOutcome.SLOW})
 
 # A job is overdue this long, and this many steps, after its deadline was first found passed, and
 # not after the deadline: a process that was stopped finds all deadlines passed at once.
@@ -198,6 +199,11 @@ class Transfers:
             for outcome, number in Counter(got.outcomes).items():
                 self.counters.count(metrics.LOADED_BLOCKS, number, label=outcome.value)
             self.counters.count(metrics.LOADED_BYTES, got.bytes)
+            took_s = self.clock() - started_s
+            logger.debug(
+                "load %d: %d of %d blocks in %.3f s%s", job_id, len(got.landed), len(keys), took_s,
+                f"; {got.error}" if got.error else "",
+            )  # fmt: skip
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
             ended_s = self.clock()

@@ -101,11 +101,12 @@ class GetTransfer:
             self.repaid = max(came, self.repaid)
         self.progress = now
 
-    def why_stalled(self) -> str:
+    def why_stalled(self) -> tuple[GetOutcome, str]:
+        """The outcome of what has not come when its patience has ended, and why."""
         if not self.behind_s:
-            return f"nothing came for {self.stall_s:g} s"
-        at_s = f"{self.bytes} of {self.total_bytes} bytes came"
-        return f"{at_s}, {self.stall_s:.3g} s later than they are worth"
+            return GetOutcome.LATE, f"nothing came for {self.stall_s:.3g} s"
+        came = f"{self.bytes:,} of {self.total_bytes:,} bytes came"
+        return GetOutcome.SLOW, f"{came}, {self.stall_s:.3g} s later than they are worth"
 
     @property
     def patience_s(self) -> float:
@@ -365,8 +366,10 @@ class GetChannel(Channel, Generic[AnyWindow]):
             self._counters[Op.GET.timeouts] += 1
             if transfer.num_asked and stalled:
                 self._session.timed_out(now, now - since)
-            why = transfer.why_stalled() if stalled else "deadline passed"
-            self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
+            outcome, why = GetOutcome.LATE, "deadline passed"
+            if stalled:
+                outcome, why = transfer.why_stalled()
+            self._end(transfer, DeadlineExceeded(f"get: {why}"), outcome)
         if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
             self._take_back()
         self._set_wake_at()

@@ -197,6 +197,7 @@ class GetOutcome(StrEnum):
     MISS = auto()  # the server does not have it (any more)
     CORRUPT = auto()  # the bytes were not the block; the server was asked to verify its copy
     LATE = auto()  # the deadline, a stall or the caller ended the wait
+    SLOW = auto()  # others came, and more slowly than they are worth: see `RemoteClient.get`
     REFUSED = auto()  # by the server, or by this client before sending; `error` has the reason
     UNAVAILABLE = auto()  # no server, or it was lost meanwhile
 

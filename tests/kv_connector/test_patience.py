@@ -7,6 +7,7 @@ from scripted_client import TOKENS_PER_BLOCK, Engine
 from test_break_even import steps
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
+from kv_connector import lookups
 from kv_connector.config import RemoteConfig
 from kv_connector.patience import (
     LEAST_FLOOR_S,
@@ -157,6 +158,24 @@ def test_a_load_may_fall_behind_by_what_its_request_has_not_waited_yet(engine: E
     assert load.worth_s == pytest.approx(9.6)
     assert load.stall_s == pytest.approx(0.96 - 0.5)
     assert load.timeout_s == pytest.approx(load.worth_s + load.stall_s)
+
+
+def test_the_log_has_what_a_request_could_wait_and_what_it_waited(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    lines: list[str] = []
+    monkeypatch.setattr(lookups.logger, "isEnabledFor", lambda _: True)
+    monkeypatch.setattr(lookups.logger, "debug", lines.append)
+    slow_engine(engine, 100)
+    context, keys = engine.ask("r", 20)
+    engine.clock.now += 0.25
+    engine.client.last("lookup").found(*[READABLE] * 8, *[KeyState.ABSENT] * 12)
+    engine.lookup(context, keys)
+    engine.tier.admitted("r", keys[:8])
+    assert lines == [
+        "request r: computing takes 6.4 s, so it may wait 0.64 s; it waited 0.25 s for replies, "
+        "0 s in 0 steps in all; 8 of 20 blocks from the server, 12 absent"
+    ]
 
 
 # ── the engine's plans ───────────────────────────────────────────────────────────────────

@@ -460,6 +460,7 @@ def test_a_get_goes_on_as_long_as_its_blocks_come_at_a_pace_that_pays(
     assert (got.error is None) == (landed == 10)
     if landed < 10:
         assert isinstance(got.error, DeadlineExceeded)
+        assert got.outcomes[-1] is (GetOutcome.SLOW if landed == 2 else GetOutcome.LATE)
         late_s = world.clock.now - began_s - landed
         assert late_s <= 2.06, "computed from the start, and its patience"
     world.fake.behave()
