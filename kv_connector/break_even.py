@@ -3,8 +3,9 @@ store, and of the engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
-from kv_connector.speeds import EngineSpeed, LinkSpeed
+from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
 
 # While prefixes are declined, every `PROBE_EVERY`th is fetched all the same, and the first after
 # `PROBE_AFTER_S`. Five such probes can turn the median around.
@@ -17,19 +18,16 @@ def worth_loading(
 ) -> bool:
     """Whether loading `num_bytes` is at least as fast as computing `num_tokens`.
 
-    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. True when a speed
-    is unknown: only a fetch can measure it.
+    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. What is unknown
+    takes no time: only a fetch can measure it.
     """
-    bytes_per_s, round_trip_s, tokens_per_s = (
-        link.bytes_per_s, link.round_trip_s, engine.tokens_per_s
-    )  # fmt: skip
-    if bytes_per_s is None or round_trip_s is None or tokens_per_s is None:
+    computes_s = engine.compute_s(Chunk(num_tokens))
+    if computes_s is None:
         return True
-    if bytes_per_s <= 0:
-        return False
-    if tokens_per_s <= 0:
-        return True
-    return round_trips * round_trip_s + num_bytes / bytes_per_s <= num_tokens / tokens_per_s
+    takes_s = round_trips * (link.round_trip_s or 0.0)
+    if link.bytes_per_s is not None:
+        takes_s += num_bytes / link.bytes_per_s if link.bytes_per_s else inf
+    return takes_s <= computes_s
 
 
 @dataclass

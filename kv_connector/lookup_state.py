@@ -8,6 +8,7 @@ It uses no socket and no clock. Only the scheduler thread uses it.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -78,6 +79,8 @@ class LookupState:
 
     budget_s: float
     """How long it waits for the server in all; see `patience`."""
+    vain_s: float = inf
+    """How much of that is beyond the time that a reply takes."""
     computes_s: float = 0.0
     """How long computing what it looks up would take."""
     prompt_tokens: int = 0

@@ -211,9 +211,9 @@ class Lookups:
             wait.prompt_tokens = num_tokens
 
     def budget_left_s(self, request_id: str) -> float:
-        """How long the request may still wait for the server; without a limit if it is gone."""
+        """How long the request may still wait in vain; without a limit if it is gone."""
         wait = self._waits.get(request_id)
-        return math.inf if wait is None else wait.budget_s - wait.owed_s
+        return math.inf if wait is None else min(wait.vain_s, wait.budget_s - wait.owed_s)
 
     def bucket_share(self, request_id: str, keys: Collection[bytes]) -> float:
         """The share of `keys` that the server had in its object store only, by its replies to this
@@ -421,7 +421,8 @@ class Lookups:
         """Set how long the request waits for the server, to which so many tokens are looked up."""
         if not wait.prefetch:
             wait.computes_s = self._patience.compute_s(num_tokens, position)
-            wait.budget_s = self._patience.wait_s(wait.computes_s)
+            wait.vain_s = self._patience.wait_s(wait.computes_s)
+            wait.budget_s = wait.vain_s + self._patience.reply_s(wait.computes_s)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another

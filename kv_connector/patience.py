@@ -6,8 +6,9 @@ computing takes, `C`. So it waits at most for a share of `C`,
 
     max(floor, min(patience * C, max_wait))
 
-and no fault of a cache, of whatever kind, makes it slower by more than that share. A cache that is
-slow but answers is nearly always used. The floor is for requests whose `C` is so short that a
+and no fault of a cache, of whatever kind, makes it slower by more than that share. The time that a
+reply takes, by those that came, is not counted: a cache that is slow but answers is used, where
+that is faster than computing. The floor is for requests whose `C` is so short that a
 share of it is no round trip. The share is one for a request: what it has waited for a lookup is not
 left for its load.
 """
@@ -45,7 +46,7 @@ class Patience:
     def floor_s(self) -> float:
         """The shortest wait: a few round trips, and most of a step, because an earlier reply could
         not be used."""
-        trip_s = self.link.round_trip_s
+        trip_s = self.link.reply_s
         trips_s = MOST_FLOOR_S if trip_s is None else ROUND_TRIPS * trip_s
         step_s = min(SHARE_OF_A_STEP * (self.engine.step_s or 0.0), LONGEST_STEP_S)
         return max(LEAST_FLOOR_S, min(trips_s, MOST_FLOOR_S), step_s)
@@ -61,5 +62,10 @@ class Patience:
         return PRIOR_COMPUTE_S if compute_s is None else compute_s
 
     def wait_s(self, compute_s: float = PRIOR_COMPUTE_S) -> float:
-        """How long a request may wait, in all, for what it would compute in `compute_s`."""
+        """How long a request may wait in vain, in all, for what it would compute in `compute_s`."""
         return max(self.floor_s, min(self.config.patience * compute_s, self.longest_s))
+
+    def reply_s(self, compute_s: float) -> float:
+        """How long it waits for a reply before that wait begins to be in vain: as long as a reply
+        takes. Break-even decides whether that is worth it."""
+        return min(self.link.reply_s or 0.0, compute_s)

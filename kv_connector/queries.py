@@ -111,10 +111,12 @@ class Queries:
             self.breaker.probed(in_time=in_time)
         elif kind is Kind.LATE:
             self.breaker.replied_late(answer.ended_s - sent_s)
+            self.link.lookup_took(answer.ended_s - sent_s)
         elif in_time or answer.reason is Missed.LOOKUP_LATE:
             seconds = answer.ended_s - sent_s
             self.counters.observe(metrics.LOOKUP_DURATION, seconds)
-            self.link.lookup_took(seconds)
+            if in_time:
+                self.link.lookup_took(seconds)
             self.breaker.ended(in_time=in_time, sent_s=sent_s)
             if not in_time:
                 self.probe_key, self.probe_s = answer.query.keys[0], seconds

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 KEPT_SAMPLES = 9
-LEAST_SAMPLES = 5
+LEAST_SAMPLES = 3
 
 # Steps below these limits do not measure prompt speed: the fixed cost of a step or its decoding
 # requests dominate.
@@ -51,7 +51,7 @@ class LinkSpeed:
     _round_trip_s: Recent = field(default_factory=Recent)
 
     def lookup_took(self, seconds: float) -> None:
-        """A lookup ended after `seconds`, with a reply or at its deadline."""
+        """A reply to a lookup came after `seconds`, in time or late."""
         self._round_trip_s.add(seconds)
 
     def load_took(self, num_bytes: int, seconds: float) -> None:
@@ -79,6 +79,11 @@ class LinkSpeed:
     @property
     def round_trip_s(self) -> float | None:
         return self._round_trip_s.value
+
+    @property
+    def reply_s(self) -> float | None:
+        """How long a reply takes, from the first one on."""
+        return self._round_trip_s.so_far
 
 
 EVEN_AT_HIDDEN_SIZES = 6
@@ -110,6 +115,8 @@ class EngineSpeed:
 
     even_at: float = inf
     """See `work_of`; infinite where the model is not known."""
+    prior_work_per_s: float | None = None
+    """Taken for its speed until it is measured; None where the model is not known."""
     _tokens_per_s: Recent = field(default_factory=Recent)
     _work_per_s: Recent = field(default_factory=Recent)
     _step_s: Recent = field(default_factory=Recent)
@@ -159,7 +166,7 @@ class EngineSpeed:
 
     def compute_s(self, chunk: Chunk) -> float | None:
         """How long computing these tokens takes, behind the prompts that the engine has begun.
-        None before the first step that measured a speed."""
-        if not (work_per_s := self._work_per_s.so_far):
+        None where nothing is known of its speed."""
+        if not (work_per_s := self._work_per_s.so_far or self.prior_work_per_s):
             return None
         return (self._queued + self._work([chunk])) / work_per_s

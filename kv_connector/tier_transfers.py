@@ -183,7 +183,7 @@ class Transfers:
         start = self.rows.start_of([places.get(key, NOWHERE)[0] for key in job.keys])
         computes_s = self.patience.compute_s(num_tokens, start)
         stall_s = min(self.patience.wait_s(computes_s), budget_left_s)
-        stall_s = max(stall_s, self.patience.floor_s)
+        stall_s = max(stall_s, self.patience.floor_s) + self.patience.reply_s(computes_s)
         if bucket_share:
             num_bytes = bucket_share * len(job.keys) * self.rows.block_bytes
             bytes_per_s = self.bucket.bytes_per_s
