@@ -49,13 +49,15 @@ def signals_held() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    before = {
+        each: signal.signal(each, lambda number, _: came.append(number))
+        for each in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for each, handler in before.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
         for number in came:
             signal.raise_signal(number)
 

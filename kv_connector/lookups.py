@@ -92,7 +92,8 @@ class Lookups:
     def begin(self, req_context: ReqContext) -> None:
         self._past.pop(req_context.req_id, None)
         prefetch = prefetches(params := req_context.kv_transfer_params)
-        budget_s = self._patience.longest_s if prefetch else self._patience.wait_s()
+        patience = self._patience
+        budget_s = patience.longest_s if prefetch else patience.wait_s() + patience.reply_s()
         self._waits[req_context.req_id] = LookupState(
             budget_s=budget_s, bypass=bypass_of(params) is not None, prefetch=prefetch,
             position=req_context.get_offload_key_position, anchors=self.anchors_of(req_context),
@@ -429,7 +430,7 @@ class Lookups:
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
         if namespace is None or wait.queried_again or not self._client.ready:
             return
-        if self.breaker.always_late or (self.breaker.paused and not wait.queried):
+        if self.breaker.paused and not wait.queried:
             return
         if wait.ask_again_at_s and self._clock() < wait.ask_again_at_s:
             return

@@ -65,7 +65,7 @@ class Patience:
         """How long a request may wait in vain, in all, for what it would compute in `compute_s`."""
         return max(self.floor_s, min(self.config.patience * compute_s, self.longest_s))
 
-    def reply_s(self, compute_s: float) -> float:
+    def reply_s(self, compute_s: float = PRIOR_COMPUTE_S) -> float:
         """How long it waits for a reply before that wait begins to be in vain: as long as a reply
         takes. Break-even decides whether that is worth it."""
         return min(self.link.reply_s or 0.0, compute_s)

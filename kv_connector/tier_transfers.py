@@ -29,6 +29,7 @@ from kv_connector.pool_rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors
 from kv_connector.speeds import LinkSpeed
 from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
 from remote_server.client import CacheClient, GetOutcome, GetResult, PutResult
+from remote_server.errors import Stalled
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
@@ -170,7 +171,7 @@ class Transfers:
                 worth_s=limits.worth_s,
                 anchors=self._anchors(keys, places),
             )
-            got.add_done_callback(partial(self._on_got, begun, keys, self.clock()))
+            got.add_done_callback(partial(self._on_got, begun, keys, self.clock(), limits))
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
 
@@ -191,8 +192,9 @@ class Transfers:
         return LoadLimits(stall_s, computes_s + stall_s, computes_s)
 
     def _on_got(
-        self, begun: Ended, keys: list[OffloadKey], started_s: float, reply: "Future[GetResult]"
-    ) -> None:
+        self, begun: Ended, keys: list[OffloadKey], started_s: float, limits: LoadLimits,
+        reply: "Future[GetResult]",
+    ) -> None:  # fmt: skip
         job_id = begun.result.job_id
         try:
             got = reply.result()
@@ -228,6 +230,7 @@ class Transfers:
                     link_s=link_s if served else None,
                     parts=parts if served else (),
                     hot=[keys[index] for index in got.hot],
+                    silent_s=limits.stall_s if isinstance(got.error, Stalled) else 0.0,
                 )
             )
         except BaseException:  # a cancelled future included: the job must end exactly once

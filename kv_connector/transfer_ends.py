@@ -60,6 +60,9 @@ class Ended(NamedTuple):
     bucket_share: float = 0.0
     """Of the blocks of a load: how many the server had in its object store only."""
 
+    silent_s: float = 0.0
+    """How long nothing came for a load that was given up for that."""
+
     hot: Sequence[OffloadKey] = ()
     """Of a load: the beginnings of runs that many clients get."""
 

@@ -14,6 +14,7 @@
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
     │   └── NamespaceRefused      it does not take these blocks; waiting does not help
     └── DeadlineExceeded          too slow to be worth it: recompute
+        └── Stalled               nothing came at all: wait for nothing until something comes
 
 The loss of the cache never fails a request: the last three become misses where the engine meets the
 cache (`kv_connector/remote_tier.py`) and are counted there by reason.
@@ -88,3 +89,7 @@ class NamespaceRefused(ServerUnavailable):
 
 class DeadlineExceeded(KVFerryError):
     """The reply did not come within the time that it is worth."""
+
+
+class Stalled(DeadlineExceeded):
+    """Nothing came for a get, for as long as its caller waits."""

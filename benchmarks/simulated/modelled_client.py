@@ -163,8 +163,8 @@ class ModelledClient:
     def _expire(self) -> None:
         for get, _, stalls_at in self._queue.stall_times():
             if min(stalls_at, get.deadline) <= self.now:
-                outcome, why = get.why_stalled()
-                self._end(get, DeadlineExceeded(why), outcome)
+                outcome, error = get.stalled()
+                self._end(get, error, outcome)
 
     def _end(self, get: GetTransfer, error: DeadlineExceeded | None, outcome: GetOutcome) -> None:
         self._queue.remove(get)

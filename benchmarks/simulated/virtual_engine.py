@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated.modelled_client import Link, ModelledClient
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.speeds import Chunk, work_of
+from remote_server.client import CacheClient
 
 BLOCK_TOKENS = 32
 ROW_BYTES = 4096
@@ -70,6 +71,7 @@ class VirtualEngine:
         keys = [key_of(next(self._keys)) for _ in range(num_blocks)]
         began_s = self.client.now
         prompt = self.pool.begin(name, keys)
+        self._idle_steps = 0
         self.tier.prompt_is(name, num_blocks * BLOCK_TOKENS)
         while (found := self.pool.find_as_the_connector(prompt, keys)) is None:
             self._idle_step()
@@ -87,6 +89,13 @@ class VirtualEngine:
         self._step([], IDLE_S, [name] if found == num_blocks else [])
         self.pool.finish(prompt)
         return served
+
+    def warm_up(self) -> None:
+        """Compute a prompt that no level has."""
+        for first in range(0, self.num_blocks, CHUNK_BLOCKS):
+            end = min(first + CHUNK_BLOCKS, self.num_blocks)
+            chunk = Chunk((end - first) * BLOCK_TOKENS, first * BLOCK_TOKENS)
+            self._step([chunk], self.compute.seconds_of(first, end, self.num_blocks))
 
     def _idle_step(self) -> None:
         """One in which the engine only waits. Of many with no news between them only the last one
@@ -116,8 +125,8 @@ class VirtualEngine:
 
 @contextmanager
 def engine_of(
-    compute: Compute, link: Link, num_blocks: int, *, adjust: Callable[[RemoteTier], Any] | None = None,
-    **settings: Any,
+    compute: Compute, link: Link, num_blocks: int, *,
+    adjust: Callable[[RemoteTier], Any] | None = None, **settings: Any,
 ) -> Iterator[VirtualEngine]:  # fmt: skip
     """An engine whose prompts have `num_blocks` blocks and take `compute`, with the connector's
     `settings`. `adjust` changes its tier before it begins."""
@@ -126,7 +135,7 @@ def engine_of(
     def make(spec: Any, view: memoryview) -> RemoteTier:
         tier = RemoteTier(
             spec, view, "RemoteTier", sees_everything=True, server="tcp://127.0.0.1:1",
-            client_factory=lambda _: client, clock=client.clock, **settings,
+            client_factory=lambda _: cast(CacheClient, client), clock=client.clock, **settings,
         )  # fmt: skip
         tier.declare("virtual", {"model": "virtual"})
         engine = tier.break_even.engine

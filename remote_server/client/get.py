@@ -20,6 +20,7 @@ from remote_server.errors import (
     KVFerryError,
     LocalProtocolError,
     RequestRefused,
+    Stalled,
 )
 
 
@@ -101,12 +102,13 @@ class GetTransfer:
             self.repaid = max(came, self.repaid)
         self.progress = now
 
-    def why_stalled(self) -> tuple[GetOutcome, str]:
+    def stalled(self) -> tuple[GetOutcome, DeadlineExceeded]:
         """The outcome of what has not come when its patience has ended, and why."""
         if not self.behind_s:
-            return GetOutcome.LATE, f"nothing came for {self.stall_s:.3g} s"
+            return GetOutcome.LATE, Stalled(f"get: nothing came for {self.stall_s:.3g} s")
         came = f"{self.bytes:,} of {self.total_bytes:,} bytes came"
-        return GetOutcome.SLOW, f"{came}, {self.stall_s:.3g} s later than they are worth"
+        why = f"get: {came}, {self.stall_s:.3g} s later than they are worth"
+        return GetOutcome.SLOW, DeadlineExceeded(why)
 
     @property
     def patience_s(self) -> float:
@@ -366,10 +368,10 @@ class GetChannel(Channel, Generic[AnyWindow]):
             self._counters[Op.GET.timeouts] += 1
             if transfer.num_asked and stalled:
                 self._session.timed_out(now, now - since)
-            outcome, why = GetOutcome.LATE, "deadline passed"
+            outcome, error = GetOutcome.LATE, DeadlineExceeded("get: deadline passed")
             if stalled:
-                outcome, why = transfer.why_stalled()
-            self._end(transfer, DeadlineExceeded(f"get: {why}"), outcome)
+                outcome, error = transfer.stalled()
+            self._end(transfer, error, outcome)
         if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
             self._take_back()
         self._set_wake_at()

@@ -27,7 +27,7 @@ from remote_server.client import (
 )
 from remote_server.client.cache_client import Anchors, CacheClient
 from remote_server.client.remote_client import future_of
-from remote_server.errors import DeadlineExceeded
+from remote_server.errors import DeadlineExceeded, Stalled
 from remote_server.fleet.holders import Holders
 from remote_server.fleet.lookup import FleetLookup, Part
 from remote_server.fleet.membership import Membership
@@ -334,8 +334,17 @@ class Fleet(CacheClient):
                 namespace, _at(keys, part.indices), _at(rows, part.indices), stall_s=stall_s,
                 timeout_s=timeout_s, worth_s=worth_s, timed=timed,
             )  # fmt: skip
-            got.add_done_callback(partial(_get_ended, merged, part))
+            got.add_done_callback(partial(self._got, merged, part, stall_s))
         return future
+
+    def _got(
+        self, merged: FleetGet, part: RowsPart, stall_s: float, got: "Future[GetResult]"
+    ) -> None:
+        result = got.result()
+        if part.server is not None and isinstance(result.error, Stalled):
+            with self._lock:
+                part.server.lookups.was_late(self._clock() - stall_s)
+        merged.ended(part, result)
 
     def touch(
         self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 1.0
@@ -384,10 +393,6 @@ class Fleet(CacheClient):
 
 def _put_ended(merged: FleetPut, part: RowsPart, put: "Future[PutResult]") -> None:
     merged.ended(part, put.result())
-
-
-def _get_ended(merged: FleetGet, part: RowsPart, got: "Future[GetResult]") -> None:
-    merged.ended(part, got.result())
 
 
 def _at(items: Sequence[T], indices: Sequence[int]) -> list[T]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from remote_server.client.cache_client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
-from remote_server.client.lookup_breaker import LATE_IN_A_ROW
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.fleet.lookup import FleetLookup, Part
 from remote_server.fleet.server import FleetServer, roomier
@@ -217,8 +216,7 @@ def test_a_server_that_comes_back_is_waited_for_though_its_lookups_were_late(
     client: Any = SimpleNamespace(ready=True, epoch="first")
     server = FleetServer("kvferry-0", client, lambda: 100.0)
     assert server.can_be_looked_up()
-    for _ in range(LATE_IN_A_ROW):
-        server.lookups.ended(in_time=False, sent_s=0.0)
+    server.lookups.ended(in_time=False, sent_s=0.0)
     assert server.can_be_looked_up() and server.lookups.paused
     client.__dict__.update(change)
     assert server.can_be_looked_up() == client.ready
