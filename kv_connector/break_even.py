@@ -4,6 +4,7 @@ store, and of the engine."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
 
@@ -12,22 +13,35 @@ from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
 PROBE_EVERY = 16
 PROBE_AFTER_S = 10.0
 
+# The time between two probes, in times of what one may cost: 3 % where computing takes minutes.
+PROBE_COSTS = 30
 
-def worth_loading(
+
+class Costs(NamedTuple):
+    """In seconds, as far as they are known."""
+
+    takes_s: float
+    computes_s: float
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether loading is at least as fast as computing."""
+        return self.takes_s <= self.computes_s
+
+
+def costs_of(
     num_bytes: int, num_tokens: int, link: LinkSpeed, engine: EngineSpeed, *, round_trips: int
-) -> bool:
-    """Whether loading `num_bytes` is at least as fast as computing `num_tokens`.
+) -> Costs:
+    """Of loading `num_bytes`, and of computing `num_tokens`.
 
-    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. What is unknown
-    takes no time: only a fetch can measure it.
+    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. Loading takes no
+    time as far as it is unknown, and computing for ever: only a fetch can measure it.
     """
-    computes_s = engine.compute_s(Chunk(num_tokens))
-    if computes_s is None:
-        return True
     takes_s = round_trips * (link.round_trip_s or 0.0)
     if link.bytes_per_s is not None:
         takes_s += num_bytes / link.bytes_per_s if link.bytes_per_s else inf
-    return takes_s <= computes_s
+    computes_s = engine.compute_s(Chunk(num_tokens))
+    return Costs(takes_s, inf if computes_s is None else computes_s)
 
 
 @dataclass
@@ -38,13 +52,16 @@ class Probes:
     _declined: int = 0
     _last_probe_s: float | None = None
 
-    def is_due(self) -> bool:
+    def is_due(self, costs: Costs) -> bool:
         """Whether this one is to be fetched. To be called once for each."""
         now_s = self.clock()
         if self._last_probe_s is None:
             self._last_probe_s = now_s
         self._declined += 1
-        if self._declined < PROBE_EVERY and now_s - self._last_probe_s < PROBE_AFTER_S:
+        since_s = now_s - self._last_probe_s
+        if self._declined < PROBE_EVERY and since_s < PROBE_AFTER_S:
+            return False
+        if since_s < PROBE_COSTS * min(costs):
             return False
         self._declined, self._last_probe_s = 0, now_s
         return True
@@ -74,32 +91,21 @@ class BreakEven:
 
     def admits(self, num_bytes: int, num_tokens: int, *, round_trips: int) -> bool:
         """Whether to fetch this prefix: fetching is faster, or a probe is due."""
-        speeds = self.link, self.engine
-        return (
-            not self.enabled
-            or worth_loading(num_bytes, num_tokens, *speeds, round_trips=round_trips)
-            or self._probes.is_due()
-        )
+        costs = costs_of(num_bytes, num_tokens, self.link, self.engine, round_trips=round_trips)
+        return not self.enabled or costs.is_worth or self._probes.is_due(costs)
 
     def admits_bucket(self, num_bytes: int, num_tokens: int) -> bool:
         """The same for blocks in the server's object store, which a lookup has found."""
-        speeds = self.bucket, self.engine
-        return (
-            not self.enabled
-            or worth_loading(num_bytes, num_tokens, *speeds, round_trips=1)
-            or self._bucket_probes.is_due()
-        )
+        costs = costs_of(num_bytes, num_tokens, self.bucket, self.engine, round_trips=1)
+        return not self.enabled or costs.is_worth or self._bucket_probes.is_due(costs)
 
     def admits_server(
         self, name: str, num_bytes: int, num_tokens: int, *, round_trips: int
     ) -> bool:
         """The same for blocks on one of several servers."""
         link, probes = self._server(name)
-        return (
-            not self.enabled
-            or worth_loading(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
-            or probes.is_due()
-        )
+        costs = costs_of(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
+        return not self.enabled or costs.is_worth or probes.is_due(costs)
 
     def seconds_from(self, name: str, num_bytes: int) -> float:
         """How long `num_bytes` take from one of several servers; 0 if that is not known."""

@@ -213,8 +213,14 @@ class Lookups:
 
     def budget_left_s(self, request_id: str) -> float:
         """How long the request may still wait in vain; without a limit if it is gone."""
-        wait = self._waits.get(request_id)
-        return math.inf if wait is None else min(wait.vain_s, wait.budget_s - wait.owed_s)
+        if (wait := self._waits.get(request_id)) is None:
+            return math.inf
+        return wait.vain_s - max(0.0, wait.owed_s - self._patience.reply_s(wait.computes_s))
+
+    def load_was_silent(self, key: bytes, seconds: float) -> None:
+        """Nothing came for a load of `key` for so long: the server may be silent."""
+        self.breaker.was_late(self._clock() - seconds)
+        self._queries.probe_key, self._queries.probe_s = key, seconds
 
     def bucket_share(self, request_id: str, keys: Collection[bytes]) -> float:
         """The share of `keys` that the server had in its object store only, by its replies to this

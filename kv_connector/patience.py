@@ -67,5 +67,7 @@ class Patience:
 
     def reply_s(self, compute_s: float = PRIOR_COMPUTE_S) -> float:
         """How long it waits for a reply before that wait begins to be in vain: as long as a reply
-        takes. Break-even decides whether that is worth it."""
-        return min(self.link.reply_s or 0.0, compute_s)
+        takes. 0 where a lookup and a load would take longer than computing by their replies alone:
+        of such a server nothing is expected."""
+        reply_s = self.link.reply_s or 0.0
+        return reply_s if 2 * reply_s < compute_s else 0.0

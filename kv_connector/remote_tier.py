@@ -105,7 +105,6 @@ class RemoteTier(SecondaryTierManager):
             raise ConfigError("RemoteTier: set 'server', the cache server's tcp://host:port")
         self.locality = Locality.REMOTE
         self._config = config
-        self._clock = clock
         self.counters = TierCounters()
         self._rows = PoolRows(primary_kv_view, offloading_spec)
         if self._rows.block_bytes > MAX_FRAME_BYTES:
@@ -318,8 +317,8 @@ class RemoteTier(SecondaryTierManager):
     def _learn_from(self, ended: Ended) -> None:
         if ended.lost:
             self.lookups.load_failed(ended.lost)
-        if ended.silent_s and not self._client.places_by_run:
-            self.lookups.breaker.was_late(self._clock() - ended.silent_s)
+        if ended.silent_s and ended.lost and not self._client.places_by_run:
+            self.lookups.load_was_silent(ended.lost[0], ended.silent_s)
         result = ended.result
         if result.transfer_time is not None:
             duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION

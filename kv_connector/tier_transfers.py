@@ -24,7 +24,7 @@ from kv_connector import guarded, kept_from_engine, metrics
 from kv_connector.config import RemoteConfig, prefetches
 from kv_connector.hints import hint_in
 from kv_connector.metrics import TierCounters
-from kv_connector.patience import Patience
+from kv_connector.patience import LEAST_FLOOR_S, Patience
 from kv_connector.pool_rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
 from kv_connector.speeds import LinkSpeed
 from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
@@ -184,7 +184,7 @@ class Transfers:
         start = self.rows.start_of([places.get(key, NOWHERE)[0] for key in job.keys])
         computes_s = self.patience.compute_s(num_tokens, start)
         stall_s = min(self.patience.wait_s(computes_s), budget_left_s)
-        stall_s = max(stall_s, self.patience.floor_s) + self.patience.reply_s(computes_s)
+        stall_s = max(stall_s, LEAST_FLOOR_S) + self.patience.reply_s(computes_s)
         if bucket_share:
             num_bytes = bucket_share * len(job.keys) * self.rows.block_bytes
             bytes_per_s = self.bucket.bytes_per_s

@@ -8,7 +8,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, worth_loading
+from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, costs_of
 from kv_connector.config import PREFETCH_KEY
 from kv_connector.speeds import (
     KEPT_SAMPLES,
@@ -55,7 +55,7 @@ def test_what_is_worth_loading(
         SimpleNamespace(bytes_per_s=link, round_trip_s=round_trip),
         SimpleNamespace(compute_s=lambda chunk: chunk.tokens / prefill if prefill else None),
     )
-    assert worth is worth_loading(num_bytes, num_tokens, *speeds, round_trips=round_trips)
+    assert worth is costs_of(num_bytes, num_tokens, *speeds, round_trips=round_trips).is_worth
 
 
 def gate(
@@ -99,6 +99,7 @@ def test_a_link_that_recovers_is_believed_after_a_few_probes_and_one_that_does_n
     still = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
     admitted = 0
     for _ in range(10 * PROBE_EVERY):
+        clock.now += 0.1  # a probe may cost 16 ms, and the time between two of them is 1.6 s
         if still.admits(MiB, 16, round_trips=2):
             still.link.load_took(1000, 1.0)
             admitted += 1

@@ -52,6 +52,13 @@ def test_a_load_for_which_nothing_comes_is_silence_too(engine: Engine):
     engine.finished()
     assert ask(engine, "next") == ["MISS"] * 2
     assert engine.counted(metrics.MISSED_BLOCKS, "lookup_paused") == 2
+    asked = num_asked(engine)
+    engine.clock.now += FIRST_PAUSE_S
+    engine.step()
+    assert num_asked(engine) == asked + 1, "and a probe ends it"
+    engine.client.last("lookup").found(KeyState.READABLE)
+    engine.step()
+    assert ask(engine, "after") == ["RETRY"] * 2
 
 
 def test_a_load_that_its_caller_cancels_is_no_silence(engine: Engine):
