@@ -48,7 +48,7 @@ class Patience:
         not be used."""
         trip_s = self.link.reply_s
         trips_s = MOST_FLOOR_S if trip_s is None else ROUND_TRIPS * trip_s
-        step_s = min(SHARE_OF_A_STEP * (self.engine.step_s or 0.0), LONGEST_STEP_S)
+        step_s = min(SHARE_OF_A_STEP * self.engine.step_s, LONGEST_STEP_S)
         return max(LEAST_FLOOR_S, min(trips_s, MOST_FLOOR_S), step_s)
 
     @property

@@ -122,6 +122,7 @@ class EngineSpeed:
     _step_s: Recent = field(default_factory=Recent)
     _under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
     _last_end_s: float = float("-inf")
+    _is_busy: bool = False
     _queued: float = 0.0
     """Work of the prompts that the engine has begun and not finished."""
 
@@ -139,6 +140,7 @@ class EngineSpeed:
             self._under_way.clear()
         self._under_way.append((tokens, self._work(chunks), now_s))
         self._queued = self._work(unfinished)
+        self._is_busy = bool(chunks) or others > 0
 
     def step_ended(self, now_s: float) -> None:
         """The oldest step in flight ended. A pipelined step began when the one before it ended."""
@@ -155,10 +157,9 @@ class EngineSpeed:
         return sum(work_of(chunk, self.even_at) for chunk in chunks)
 
     @property
-    def step_s(self) -> float | None:
-        """Includes steps that computed nothing: an engine that only waits for a server takes short
-        steps."""
-        return self._step_s.value
+    def step_s(self) -> float:
+        """How long a step takes now. An engine that computes nothing takes none to speak of."""
+        return (self._step_s.value or 0.0) if self._is_busy else 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
