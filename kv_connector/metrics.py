@@ -137,7 +137,7 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         ("reason",),
     ),
     LOOKUPS_PAUSED: OffloadingGaugeMetadata(
-        "1 while the server answers, but lookups always too late, so that requests do not wait."
+        "1 after a late lookup or a load for which nothing came, until a probe is in time."
     ),
     BACKFILL_BLOCKS: OffloadingCounterMetadata(
         "Blocks that the server lacked after an outage, by outcome: `offered` again, or dropped "

@@ -195,7 +195,7 @@ class Fleet(CacheClient):
 
     def _left_s(self, server: FleetServer, wait_s: float, namespace: str, key: bytes) -> float:
         """How long of its `wait_s` a lookup waits for this server, 0 if not at all. One that is
-        silent or always late is probed instead."""
+        late is probed as well."""
         with self._lock:
             if not server.can_be_looked_up():
                 return 0.0
