@@ -89,23 +89,36 @@ class BreakEven:
         self.bucket = self.link.beyond()
         self._probes, self._bucket_probes = Probes(self.clock), Probes(self.clock)
 
-    def admits(self, num_bytes: int, num_tokens: int, *, round_trips: int) -> bool:
-        """Whether to fetch this prefix: fetching is faster, or a probe is due."""
-        costs = costs_of(num_bytes, num_tokens, self.link, self.engine, round_trips=round_trips)
-        return not self.enabled or costs.is_worth or self._probes.is_due(costs)
+    def costs(
+        self, num_bytes: int, num_tokens: int, name: str | None = None, *, round_trips: int
+    ) -> Costs:
+        """Of fetching this prefix from the server, or from one of several."""
+        link = self.link if name is None else self._server(name)[0]
+        return self._costs_over(link, num_bytes, num_tokens, round_trips)
+
+    def _costs_over(
+        self, link: LinkSpeed, num_bytes: int, num_tokens: int, round_trips: int
+    ) -> Costs:
+        if not self.enabled:
+            return Costs(0.0, inf)
+        return costs_of(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
+
+    def is_probe_due(self, costs: Costs, name: str | None = None) -> bool:
+        """Whether a prefix that costs too much is fetched all the same. To be called once for
+        each."""
+        probes = self._probes if name is None else self._server(name)[1]
+        return probes.is_due(costs)
 
     def admits_bucket(self, num_bytes: int, num_tokens: int) -> bool:
-        """The same for blocks in the server's object store, which a lookup has found."""
-        costs = costs_of(num_bytes, num_tokens, self.bucket, self.engine, round_trips=1)
-        return not self.enabled or costs.is_worth or self._bucket_probes.is_due(costs)
+        """Whether to fetch blocks in the server's object store, which a lookup has found: fetching
+        is faster, or a probe is due."""
+        costs = self._costs_over(self.bucket, num_bytes, num_tokens, 1)
+        return costs.is_worth or self._bucket_probes.is_due(costs)
 
-    def admits_server(
-        self, name: str, num_bytes: int, num_tokens: int, *, round_trips: int
-    ) -> bool:
-        """The same for blocks on one of several servers."""
-        link, probes = self._server(name)
-        costs = costs_of(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
-        return not self.enabled or costs.is_worth or probes.is_due(costs)
+    def admits_server(self, name: str, num_bytes: int, num_tokens: int) -> bool:
+        """The same for blocks that one of several servers has."""
+        costs = self.costs(num_bytes, num_tokens, name, round_trips=1)
+        return costs.is_worth or self.is_probe_due(costs, name)
 
     def seconds_from(self, name: str, num_bytes: int) -> float:
         """How long `num_bytes` take from one of several servers; 0 if that is not known."""

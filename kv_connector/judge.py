@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kv_connector.break_even import BreakEven
+from kv_connector.break_even import BreakEven, Costs
 from kv_connector.lookup_state import LookupState, Missed
 from kv_connector.pool_rows import PoolRows
 from remote_server.client import CacheClient
@@ -19,15 +19,34 @@ class Judge(NamedTuple):
     def is_worth(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
         """Whether to fetch `keys`, with so many round trips still to be made. Of several servers
         `without_slow` judges each, so only a query to none but slow ones is not worth it here."""
-        if wait.prefetch:
+        if wait.prefetch or wait.is_probe or (self.client.places_by_run and round_trips == 1):
             return True
-        size = self._size_of(keys)
-        if not self.client.places_by_run:
-            return self.break_even.admits(*size, round_trips=round_trips)
-        return round_trips == 1 or any(
-            self.break_even.admits_server(name, *size, round_trips=round_trips)
-            for name in self.client.names
-        )
+        costs = self._costs(len(keys), round_trips)
+        return any(cost.is_worth for _, cost in costs) or self._is_probe(wait, costs)
+
+    def declines(self, wait: LookupState) -> bool:
+        """Whether nothing of this prompt is worth fetching, however few of its blocks the levels
+        above lack: then the engine loses no step to a query. Decided once."""
+        if not wait.weighed and wait.prompt_tokens and not wait.prefetch:
+            wait.weighed = True
+            whole = self._costs(self.rows.rows_of(wait.prompt_tokens), 2)
+            # Costs grow in a straight line with the number of rows.
+            some_are_worth = any(cost.is_worth for _, cost in whole + self._costs(1, 2))
+            wait.declined = not some_are_worth and not self._is_probe(wait, whole)
+        return wait.declined
+
+    def _costs(self, num_rows: int, round_trips: int) -> list[tuple[str | None, Costs]]:
+        """Of so many rows from the server, or from each of several."""
+        size = self._size(num_rows)
+        names = self.client.names if self.client.places_by_run else (None,)
+        return [
+            (name, self.break_even.costs(*size, name, round_trips=round_trips)) for name in names
+        ]
+
+    def _is_probe(self, wait: LookupState, costs: list[tuple[str | None, Costs]]) -> bool:
+        """Whether the request is to measure a server again that was too slow."""
+        wait.is_probe = any(self.break_even.is_probe_due(cost, name) for name, cost in costs)
+        return wait.is_probe
 
     def without_slow(self, wait: LookupState, readable: list[bytes]) -> list[bytes]:
         """`readable` without the blocks that are in the server's object store, and without those
@@ -42,7 +61,7 @@ class Judge(NamedTuple):
                 readable = wait.readable()
         if self.client.places_by_run:
             readable = self._in_prefix(wait, readable)
-            if not wait.judged and not wait.prefetch:
+            if not (wait.judged or wait.prefetch or wait.is_probe):
                 readable = self._of_fast_servers(wait, readable)
         return readable
 
@@ -65,7 +84,7 @@ class Judge(NamedTuple):
             undecided.discard(server)
             num_bytes = self._size_of(by_server[server])[0]
             name = name_of(names, server)
-            if not self.break_even.admits_server(name, num_bytes, num_tokens, round_trips=1):
+            if not self.break_even.admits_server(name, num_bytes, num_tokens):
                 wait.give_up(by_server[server], Missed.BREAK_EVEN)
                 readable = self._in_prefix(wait, wait.readable())
         return readable
@@ -85,7 +104,10 @@ class Judge(NamedTuple):
 
     def _size_of(self, keys: list[bytes]) -> tuple[int, int]:
         """In bytes and in tokens."""
-        return len(keys) * self.rows.block_bytes, self.rows.tokens_of(len(keys))
+        return self._size(len(keys))
+
+    def _size(self, num_rows: int) -> tuple[int, int]:
+        return num_rows * self.rows.block_bytes, self.rows.tokens_of(num_rows)
 
 
 def name_of(names: tuple[str, ...], number: int) -> str:

@@ -95,6 +95,12 @@ class LookupState:
     first_step: int = 0
     queried: bool = False
     """Whether a query was sent, so that break-even has accepted its wait."""
+    weighed: bool = False
+    """Whether break-even was applied to its whole prompt."""
+    declined: bool = False
+    """Whether nothing of it is worth fetching."""
+    is_probe: bool = False
+    """Whether it is fetched although that is too slow, to measure the server again."""
     judged: bool = False
     """Whether break-even was applied to the blocks that the replies found."""
     bucket_judged: bool = False
@@ -334,6 +340,7 @@ class LookupState:
         self.generation += 1
         self.queries, self._owed_since_s = 0, None
         self.queried = self.judged = self.bucket_judged = self.held = False
+        self.weighed = self.declined = self.is_probe = False
         self.in_bucket = set()
         self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None

@@ -307,6 +307,8 @@ class Lookups:
             wait.refusal = Missed.UNAVAILABLE
         elif not wait.queried and not self.breaker.left_s(wait.budget_s):
             wait.refusal = Missed.LOOKUP_PAUSED
+        elif not wait.queried and self._judge.declines(wait):
+            wait.refusal = Missed.BREAK_EVEN
         else:
             self.engine_waits = True
             if readable := wait.readable():

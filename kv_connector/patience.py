@@ -1,5 +1,5 @@
-"""How long a request waits for a level below the engine: one rule for lookups, loads, the pool's
-rows and the bucket.
+"""The wait of a request for a level below the engine: one rule for lookups, loads, the pool's rows
+and the bucket.
 
 A request that waits for `w` seconds and then computes after all has lost `w` of the time that
 computing takes, `C`. So it waits at most for a share of `C`,

@@ -184,6 +184,10 @@ class PoolRows:
         """Prompt tokens whose blocks these rows hold."""
         return num_rows * self._tokens_per_row // self._rows_per_stretch
 
+    def rows_of(self, num_tokens: int) -> int:
+        """Rows that hold so many tokens of a prompt, at least one."""
+        return max(1, num_tokens * self._rows_per_stretch // self._tokens_per_row)
+
     def start_of(self, ends: Sequence[int | None]) -> int:
         """The token of a prompt at which rows begin whose tokens end at `ends`; 0 if not known."""
         first = min((end for end in ends if end is not None), default=0)

@@ -1,7 +1,7 @@
 """Patience: what does waiting for the cache cost, against an oracle that knows how long it takes?
 
 Prompts that the server holds, in virtual time: the tier decides, and models of the engine, the
-server and the link take as long as they are told. Nothing else runs, so the figures depend on the
+server and the link have the times that are given. Nothing else runs, so the figures depend on the
 commit alone.
 """
 
@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from benchmarks.harness import options, plot, table
@@ -24,6 +24,7 @@ BLOCKS = 64
 BLOCK_BYTES = 2 * MiB
 COMPUTE_S = (0.05, 0.2, 1.0, 5.0, 30.0, 120.0)
 LINK_MB_S = (10, 100, 1000, 3000)
+ANSWERS_MS = (0, 50)
 QUICK_S = 0.0002
 """The delay of a server that is idle and near."""
 
@@ -75,6 +76,8 @@ class Cell(NamedTuple):
     scene: str
     compute_s: float
     link_mb_s: float
+    answers_ms: float
+    """What the answers of other requests add to each step."""
 
 
 class Outcome(NamedTuple):
@@ -94,11 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     record = Record.begin(MODULE, argv)
     cells = [
-        Cell(policy, scene, compute_s, link)
+        Cell(policy, scene, compute_s, link, answers_ms)
         for policy in arguments.policies
         for scene in arguments.scenes
         for compute_s in arguments.compute_s
         for link in arguments.link_mb_s
+        for answers_ms in arguments.answers_ms
     ]
     found: dict[Cell, Outcome] = {}
     with Runner(1, 0) as runner:
@@ -122,16 +126,16 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
     """Serve prompts one after the other. Raises `Skipped` without vLLM."""
     try:
         from benchmarks.simulated.modelled_client import Link
-        from benchmarks.simulated.virtual_engine import IDLE_S, Compute, engine_of
+        from benchmarks.simulated.virtual_engine import Compute, engine_of
     except ImportError as error:
         raise Skipped(f"no vLLM: {error}") from None
 
     scene = SCENES[cell.scene]
     block_s = BLOCK_BYTES / (cell.link_mb_s * 1e6)
     link = Link(scene.delay_s, block_s, scene.jitter, [*_pauses(scene)])
-    compute = Compute(cell.compute_s, prior=PRIOR)
+    compute = Compute(cell.compute_s, prior=PRIOR, answers_s=cell.answers_ms / 1000)
     if cell.policy == NEVER:
-        return _never(cell, num_prompts, link)
+        return _never(cell, num_prompts, link, compute)
     settings = {"patience": 1000, "max_wait_ms": 600_000, "break_even": False}
     outcome = Outcome([], 0.0, 0.0)
     regrets, in_vain, outage_s = outcome.regrets, 0, 0.0
@@ -148,7 +152,7 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
                 link.pauses = [(engine.client.now + begins_s, inf)]
             plain = deepcopy(link)  # with the delays that come
             served = engine.serve()
-            best_s, best_blocks = oracle(plain, served.began_s, cell.compute_s, IDLE_S)
+            best_s, best_blocks = oracle(plain, served.began_s, compute)
             if scene.freezes_at is None:
                 regrets.append(served.ttft_s / best_s)
                 in_vain += max(0, best_blocks - served.blocks_loaded)
@@ -159,28 +163,34 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
     return Outcome(regrets, in_vain / (num_prompts * BLOCKS), outage_s)
 
 
-def oracle(link: Any, began_s: float, compute_s: float, step_s: float) -> tuple[float, int]:
-    """The shortest time to the first token of a prompt, and the blocks that are loaded for it. What
-    it loads takes three steps of the engine: to look up, to load and to be admitted."""
-    asked_s = link.reply_at(began_s)
-    best = compute_s, 0
-    if asked_s < inf:
-        for number, at in enumerate(link.arrivals(asked_s, BLOCKS), 1):
-            takes_s = at - began_s + 3 * step_s + compute_s * (1 - number / BLOCKS)
-            best = min(best, (takes_s, number))
+def oracle(link: Any, began_s: float, compute: Any) -> tuple[float, int]:
+    """The shortest time to the first token of a prompt, and the blocks that are loaded for it. A
+    reply, and the last block of a load, are used when the step ends in which they come."""
+    step_s = compute.step_s
+    best = compute.rest_s(0, BLOCKS), 0
+    if (reply_at := link.reply_at(began_s)) < inf:
+        asked_at = began_s + _whole_steps(reply_at - began_s, step_s)
+        for number, at in enumerate(link.arrivals(asked_at, BLOCKS), 1):
+            if at < inf:
+                loaded_s = _whole_steps(at - began_s, step_s)
+                best = min(best, (loaded_s + compute.rest_s(number, BLOCKS), number))
     return best
 
 
-def _never(cell: Cell, num_prompts: int, link: Any) -> Outcome:
+def _whole_steps(seconds: float, step_s: float) -> float:
+    return ceil(seconds / step_s - 1e-9) * step_s
+
+
+def _never(cell: Cell, num_prompts: int, link: Any, compute: Any) -> Outcome:
     if SCENES[cell.scene].freezes_at is not None:
         return Outcome([], 0.0, 0.0)
     regrets, in_vain, now = [], 0, 0.0
     num_prompts = 1 if SCENES[cell.scene].is_first else num_prompts
     for _ in range(num_prompts):
-        best_s, blocks = oracle(link, now, cell.compute_s, 0.001)
-        regrets.append(cell.compute_s / best_s)
+        best_s, blocks = oracle(link, now, compute)
+        regrets.append(compute.rest_s(0, BLOCKS) / best_s)
         in_vain += blocks
-        now += cell.compute_s
+        now += compute.rest_s(0, BLOCKS)
     return Outcome(regrets, in_vain / (num_prompts * BLOCKS), 0.0)
 
 
@@ -292,6 +302,8 @@ def _parser() -> argparse.ArgumentParser:
         help="times to compute a prompt (default: %(default)s)")  # fmt: skip
     add("--link-mb-s", type=options.several(float), default=[*LINK_MB_S], metavar="SPEEDS",
         help="speeds of links, in MB/s (default: %(default)s)")  # fmt: skip
+    add("--answers-ms", type=options.several(float), default=[*ANSWERS_MS], metavar="TIMES",
+        help="ms of each step for answers of other requests (default: %(default)s)")  # fmt: skip
     add("--prompts", type=options.positive, default=100, metavar="NUMBER",
         help="of each engine (default: %(default)s)")  # fmt: skip
     add("--json", type=options.result, metavar="FILE", help="write the record to this file")

@@ -1,7 +1,7 @@
 """A client of a server and a link that are models, in virtual time.
 
-It is a `CacheClient` for a tier: replies and blocks come when the model says so, and the waits of
-gets are those of the real client's queue. `advance` moves the time on, and ends what is due.
+It is a `CacheClient` for a tier: replies and blocks come at the times of the model, and the waits
+of gets are those of the real client's queue. `advance` moves the time on, and ends what is due.
 """
 
 import heapq
@@ -181,7 +181,7 @@ class ModelledClient:
         """Every namespace is welcome."""
 
     def register(self, view: memoryview, fd: int) -> None:
-        """The rows are written by nobody."""
+        """The bytes of rows do not matter here."""
 
     def touch(self, namespace: str, keys: Sequence[bytes], **_: Any) -> None:
         """Every block stays."""

@@ -1,5 +1,5 @@
 """An engine in virtual time, around the real tier: it serves one prompt after another, and takes as
-long as a model of its speed says. What the tier decides is real; no second passes."""
+long as a model of its speed does. What the tier decides is real; no second passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +21,8 @@ CHUNK_BLOCKS = 16
 IDLE_S = 0.001
 """The length of a step that computes nothing: vLLM sleeps as long."""
 
+OTHERS = 32
+"""Tokens of answers in a step of a busy engine."""
 
 STEPS_TO_REACT = 3
 """Steps after something has ended in which the tier uses it and sends what follows."""
@@ -34,12 +36,24 @@ class Compute(NamedTuple):
     """See `kv_connector.speeds.work_of`."""
     prior: float = 1.0
     """The prior of the engine's speed, relative to its speed."""
+    answers_s: float = 0.0
+    """What the answers of other requests add to each step."""
 
     def seconds_of(self, first: int, end: int, num_blocks: int) -> float:
         """For these blocks of a prompt of so many."""
         chunk = Chunk((end - first) * BLOCK_TOKENS, first * BLOCK_TOKENS)
         whole = work_of(Chunk(num_blocks * BLOCK_TOKENS), self.even_at)
         return self.seconds * work_of(chunk, self.even_at) / whole
+
+    @property
+    def step_s(self) -> float:
+        """The length of a step that computes no prompt."""
+        return max(IDLE_S, self.answers_s)
+
+    def rest_s(self, first: int, num_blocks: int) -> float:
+        """For the rest of a prompt of so many blocks, and what is computed beside it."""
+        steps = -(-(num_blocks - first) // CHUNK_BLOCKS)
+        return self.seconds_of(first, num_blocks, num_blocks) + steps * self.answers_s
 
 
 class Served(NamedTuple):
@@ -86,7 +100,7 @@ class VirtualEngine:
             self._step([chunk], self.compute.seconds_of(first, end, num_blocks), admitted)
             first = end
         served = Served(began_s, self.client.now - began_s, found)
-        self._step([], IDLE_S, [name] if found == num_blocks else [])
+        self._step([], 0.0, [name] if found == num_blocks else [])
         self.pool.finish(prompt)
         return served
 
@@ -106,20 +120,16 @@ class VirtualEngine:
         else:
             self._num_ended, self._idle_steps = client.num_ended, 0
         if self._idle_steps > STEPS_TO_REACT and client.next_at < inf:
-            client.now = max(client.now, client.next_at - IDLE_S)
-        self._step([], IDLE_S)
-
-    def rest(self, seconds: float) -> None:
-        """Nothing is asked of the engine. It takes the steps that the tier wants."""
-        until = self.client.now + seconds
-        while self.client.now < until:
-            self._step([], min(0.1, until - self.client.now))
+            step_s = self.compute.step_s
+            steps = max(0.0, client.next_at - client.now) // step_s
+            client.now += steps * step_s
+        self._step([], 0.0)
 
     def _step(self, chunks: list[Chunk], seconds: float, admitted: list[str] = []) -> None:  # noqa: B006
-        engine = self.tier.break_even.engine
-        engine.step_began(chunks, self.client.now)
+        engine, answers_s = self.tier.break_even.engine, self.compute.answers_s
+        engine.step_began(chunks, self.client.now, others=OTHERS if answers_s else 0)
         self.pool.step(admitted)
-        self.client.advance(self.client.now + seconds)
+        self.client.advance(self.client.now + max(IDLE_S, seconds + answers_s))
         engine.step_ended(self.client.now)
 
 

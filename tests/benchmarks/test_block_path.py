@@ -13,12 +13,12 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "lookup, tcp": Bound(27, 5, 1),
+    "lookup, tcp": Bound(29, 5, 1),
     "put, tcp": Bound(42, 7, 1),
-    "get, tcp": Bound(45, 8, 1),
-    "lookup, shm": Bound(27, 5, 1),
+    "get, tcp": Bound(46, 8, 1),
+    "lookup, shm": Bound(29, 5, 1),
     "put, shm": Bound(47, 5, 1),
-    "get, shm": Bound(46, 5, 2),
+    "get, shm": Bound(48, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release."""
 

@@ -8,7 +8,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, costs_of
+from kv_connector.break_even import PROBE_AFTER_S, PROBE_COSTS, PROBE_EVERY, BreakEven, costs_of
 from kv_connector.config import PREFETCH_KEY
 from kv_connector.speeds import (
     KEPT_SAMPLES,
@@ -72,35 +72,40 @@ def gate(
     return gate
 
 
+def admits(gate: BreakEven, num_bytes: int, num_tokens: int) -> bool:
+    costs = gate.costs(num_bytes, num_tokens, round_trips=2)
+    return costs.is_worth or gate.is_probe_due(costs)
+
+
 def test_while_it_declines_the_first_one_after_a_while_is_fetched_all_the_same():
     clock = Clock()
     slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
-    assert not slow.admits(MiB, 16, round_trips=2)
+    assert not admits(slow, MiB, 16)
     clock.now += PROBE_AFTER_S - 0.1
-    assert not slow.admits(MiB, 16, round_trips=2)
+    assert not admits(slow, MiB, 16)
     clock.now += 0.1
-    assert slow.admits(MiB, 16, round_trips=2)
-    assert not slow.admits(MiB, 16, round_trips=2), "one, and then it waits again"
+    assert admits(slow, MiB, 16)
+    assert not admits(slow, MiB, 16), "one, and then it waits again"
 
 
 def test_a_link_that_recovers_is_believed_after_a_few_probes_and_one_that_does_not_is_not():
     clock = Clock()
     slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
-    assert not slow.admits(MiB, 16, round_trips=2)
+    assert not admits(slow, MiB, 16)
     probes = 0
     while slow.link.bytes_per_s < 100 * MiB:
         clock.now += PROBE_AFTER_S
-        assert slow.admits(MiB, 16, round_trips=2)
+        assert admits(slow, MiB, 16)
         slow.link.load_took(MiB, 0.005)
         probes += 1
     assert probes == LEAST_SAMPLES
-    assert all(slow.admits(MiB, 16, round_trips=2) for _ in range(100))
+    assert all(admits(slow, MiB, 16) for _ in range(100))
 
     still = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
     admitted = 0
     for _ in range(10 * PROBE_EVERY):
         clock.now += 0.1  # a probe may cost 16 ms, and the time between two of them is 1.6 s
-        if still.admits(MiB, 16, round_trips=2):
+        if admits(still, MiB, 16):
             still.link.load_took(1000, 1.0)
             admitted += 1
     assert admitted == 10
@@ -118,7 +123,7 @@ def test_one_stall_and_one_slow_step_decide_nothing():
 
 def test_the_gate_can_be_turned_off():
     off = gate(Clock(), bytes_per_s=1000, tokens_per_s=1000, enabled=False)
-    assert all(off.admits(MiB, 16, round_trips=2) for _ in range(PROBE_EVERY))
+    assert off.costs(MiB, 16, round_trips=2).is_worth
 
 
 # ── what is measured ─────────────────────────────────────────────────────────────────────
@@ -211,6 +216,27 @@ def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engin
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert engine.client.count("lookup") == asked
     assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
+
+
+def test_a_whole_prompt_that_is_slower_to_load_costs_the_engine_no_step(engine: Engine):
+    """32 tokens a block: 32 ms to compute, 100 ms to load."""
+    measured(engine, load_s=0.1)
+    context, keys = engine.request("r", 8)
+    engine.tier.prompt_is("r", 8 * 32)
+    assert engine.lookup(context, keys) == ["MISS"] * 8
+    assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
+
+
+def test_a_probe_is_loaded_and_not_only_looked_up(engine: Engine):
+    measured(engine, load_s=0.1)
+    for _ in range(2):  # the first one begins the time between probes
+        engine.clock.now += PROBE_COSTS
+        context, keys = engine.request("probe", 8)
+        engine.tier.prompt_is("probe", 8 * 32)
+        engine.lookup(context, keys)
+        engine.step()
+    engine.client.last("lookup").found(*[READABLE] * 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
 
 
 def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: Engine):
