@@ -233,6 +233,8 @@ class KVFerryConnector(OffloadingConnector):
             if self._introduction is not None and self._introduction.pool_is_wrong:
                 keep_to_engine(request)
         super().on_new_request(request)
+        with guarded(self, "_arrived"):
+            self._resets.weights.arrived(request.request_id)
         with guarded(self, "_prompt_is"):
             if self._remote is not None:
                 self._remote.prompt_is(request.request_id, request.num_tokens)
@@ -245,14 +247,19 @@ class KVFerryConnector(OffloadingConnector):
             # Without news the result is the same, and needs no walk over a long prompt's keys.
             if self._remote is not None and self._remote.still_waits(request.request_id):
                 return None, False
-        may_use_pool = False
+        may_use_pool = are_sampled = False
         with guarded(self, "_begin"):
-            self._resets.kept_back.begin(request, num_computed_tokens)
+            self._resets.begin_request(request, num_computed_tokens)
+            are_sampled = self._resets.weights.are_sampled(request.request_id)
             may_use_pool = not self._resets.due
         if not may_use_pool:
             with guarded(self, "_shut_out"):
                 shut_out(self.scheduler._req_status[request.request_id])
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens and may_use_pool and not are_sampled:
+            tokens, is_async = None, False
+            with guarded(self, "_await_sample"):
+                self._resets.weights.await_sample(request.request_id)
         if tokens is None:
             self._deferred(request, num_computed_tokens)
         else:
@@ -312,7 +319,7 @@ class KVFerryConnector(OffloadingConnector):
             self._resets.kept_back.scheduled(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         with guarded(self, "_finished"):
-            self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
+            self._resets.finished(scheduler_output.finished_req_ids or ())
         with guarded(self, "_maybe_log"):
             totals = self._remote.counters.totals() if self._remote is not None else None
             if (line := self._traffic.line(totals)) is not None:

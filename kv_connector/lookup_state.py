@@ -48,6 +48,11 @@ FOR_NOW = frozenset(
 # a budget that ends before the second would decline every block that is being written.
 LOOKUPS_TO_USE_A_REPLY = 2
 
+# The client ends a query when the budget is spent, and its reply has what those of several servers
+# hold that answered in time. The request must not give up before, and on a busy host the end comes
+# late.
+UNTIL_A_QUERY_ENDS_S = 0.25
+
 # A row that was loaded for a request may be evicted from the pool before the engine can admit the
 # request. Without a limit on loads, two prompts could evict each other's rows for ever.
 MOST_LOADS_OF_A_KEY = 4
@@ -194,10 +199,11 @@ class LookupState:
 
     def is_out_of_time(self, now_s: float) -> bool:
         """Whether the request has waited for replies for its whole budget."""
-        owed_s = self.owed_s
+        owed_s, budget_s = self.owed_s, self.budget_s
         if self.queries and self._owed_since_s is not None:
             owed_s += now_s - self._owed_since_s
-        return owed_s > self.budget_s and self.lookup_steps > LOOKUPS_TO_USE_A_REPLY
+            budget_s += UNTIL_A_QUERY_ENDS_S
+        return owed_s > budget_s and self.lookup_steps > LOOKUPS_TO_USE_A_REPLY
 
     def deferred(self, now_s: float) -> None:
         """The engine cannot admit the request in this step, because of the tier."""

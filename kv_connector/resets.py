@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from kv_connector import metrics
-from kv_connector.introduction import WeightEpochs, WorkerReport
+from kv_connector.introduction import WorkerReport
+from kv_connector.weight_epochs import WeightEpochs
 from kv_connector.weight_watch import Adapters, AdapterState
 
 if TYPE_CHECKING:
@@ -121,8 +122,10 @@ class OldKV:
         self._hits.pop(request_id, None)
 
 
-# A request's reason besides the state of its adapter: it holds KV from before a reset.
+# A request's reasons besides the state of its adapter: it holds KV from before a reset; a worker
+# reports no samples of its weights any more.
 OLD_KV = "old_kv"
+WEIGHTS_UNKNOWN = "weights_unknown"
 
 Limits = tuple[int | None, int | None]
 
@@ -265,7 +268,7 @@ class Resets:
         self._scheduler = scheduler
         self._remote = remote
         self._flush = ResetFlush()
-        self._weights = WeightEpochs(scheduler.config.num_workers)
+        self.weights = WeightEpochs(scheduler.config.num_workers)
         self._awake = False
         self.kept_back = KeptBack(scheduler, self._count)
         self.due = False
@@ -302,7 +305,7 @@ class Resets:
                 blocks,
                 requests,
             )
-        self._weights.reset(self._remote.weight_epoch if self._remote is not None else None)
+        self.weights.reset(self._remote.weight_epoch if self._remote is not None else None)
         self._name()
 
     # ── what the workers report ──────────────────────────────────────────────────────────
@@ -314,7 +317,7 @@ class Resets:
 
     def on_reports(self, reports: Iterable[WorkerReport]) -> None:
         """Take the workers' new reports of their weights."""
-        changed = [report.rank for report in reports if self._weights.on_report(report)]
+        changed = [report.rank for report in reports if self.weights.on_report(report)]
         if changed:
             self.due = True
             logger.warning(
@@ -331,10 +334,24 @@ class Resets:
         """Give the epoch to the tier, or let the tier wait for it."""
         if self._remote is None:
             return
-        if self._weights.undecided:
+        if self.weights.undecided:
             self._remote.await_epoch()
         else:
-            self._remote.settle_epoch(self._weights.epoch)
+            self._remote.settle_epoch(self.weights.epoch)
+
+    # ── a request ────────────────────────────────────────────────────────────────────────
+
+    def begin_request(self, request: "Request", engine_tokens: int) -> None:
+        """The engine looks this request up, with `engine_tokens` from its own cache."""
+        self.kept_back.begin(request, engine_tokens)
+        if self.weights.waits_too_long(request.request_id):
+            self.kept_back.keep(request.request_id, WEIGHTS_UNKNOWN)
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended, and their last stores were submitted or dropped."""
+        self.kept_back.finished(request_ids)
+        for request_id in request_ids:
+            self.weights.finished(request_id)
 
     # ── when the weights may be touched ──────────────────────────────────────────────────
 
@@ -346,4 +363,4 @@ class Resets:
         """For the workers of a step that computes `num_tokens`: the number of the newest sample
         of their weights. None where vLLM may be asleep, with unmapped weights."""
         awake, self._awake = self._awake or num_tokens > 0, False
-        return self._weights.sample_request if awake else None
+        return self.weights.request_of_step() if awake else None

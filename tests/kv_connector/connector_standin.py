@@ -59,6 +59,7 @@ class Connector:
         made._remote = self.engine.tier
         made.connector_scheduler.config.num_workers = 2
         made._resets = Resets(made.scheduler, self.engine.tier)
+        made._resets.weights.on_report(WorkerReport(0, facts={}))  # they are not watched
         made._watch, made._sample_request = None, None
         made._reports, made._reporter = Reports(2), Reporter(0)
         made._introduction = Introduction(self.engine.tier, made._reports, "m", {}, [])

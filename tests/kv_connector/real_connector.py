@@ -27,6 +27,7 @@ from vllm.v1.request import Request
 
 from kv_connector import remote_tier
 from kv_connector.connector import KVFerryConnector
+from kv_connector.introduction import WorkerReport
 from remote_server.protocol import KeyState
 
 BLOCK = 32
@@ -102,6 +103,7 @@ def real_connector(
     patch.setattr("kv_connector.spec.check_pool_is_there", lambda *_: None)
     patch.setattr("kv_connector.spec.FerrySpec._take_marks", lambda *_: None)
     connector = KVFerryConnector(config, KVConnectorRole.SCHEDULER, cache)
+    connector._resets.weights.on_report(WorkerReport(0, facts={}))  # they are not watched
     try:
         yield connector
     finally:

@@ -124,7 +124,7 @@ class ScriptedClient:
     ) -> "Future[Any]":
         reply = self._ask("lookup", namespace, keys, anchors=anchors)
         self.asked[-1].on_late, self.asked[-1].chain = on_late, chain
-        self.asked[-1].hint = hint
+        self.asked[-1].hint, self.asked[-1].timeout_s = hint, timeout_s
         return reply
 
     def get(

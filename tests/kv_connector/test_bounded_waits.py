@@ -6,6 +6,7 @@ from tiered_engine import TieredEngine
 
 from kv_connector import metrics
 from kv_connector.config import PREFETCH_KEY
+from kv_connector.lookup_state import UNTIL_A_QUERY_ENDS_S
 from kv_connector.patience import PRIOR_COMPUTE_S
 from kv_connector.tier_transfers import OVERDUE_AFTER_CHECKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
@@ -67,10 +68,11 @@ def test_a_promotion_that_fails_is_a_miss_for_all_who_waited_and_asked(engine: T
 
 def test_a_lookup_that_is_never_answered_is_a_miss_when_the_budget_is_spent(engine: TieredEngine):
     context, keys = engine.request("r", range(3))
-    for _ in range(3):
+    for seconds in (0.0, PRIOR_WAIT_S, UNTIL_A_QUERY_ENDS_S):
+        engine.clock.now += seconds
         assert engine.lookup(context, keys) == ["RETRY"] * 3
         engine.step()
-        engine.clock.now += 0.4 * PRIOR_WAIT_S
+    engine.clock.now += 0.01
     assert engine.lookup(context, keys) == ["MISS"] * 3
     assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
     assert not engine.manager.has_pending_work()

@@ -52,6 +52,28 @@ def test_a_change_without_a_reset_empties_the_pool_and_begins_an_epoch(engine: M
     assert engine.totals()["kvferry_weight_changes", ""] == 1
 
 
+@pytest.mark.parametrize("server", [None, "tcp://127.0.0.1:1"])
+def test_whoever_changes_the_weights_and_then_asks_gets_no_block_of_the_old_ones(
+    make: Make, monkeypatch: pytest.MonkeyPatch, server: str | None
+):
+    """The engine's own cache is reset, as by vLLM's default, and no second has passed."""
+    monkeypatch.setattr(weight_watch, "PERIOD_S", 3600.0)
+    engine = make(server=server)
+    used(engine, "one", PROMPT)
+    assert used(engine, "again", PROMPT) == right(1, PROMPT), "of the pool"
+    engine.load(2)
+    assert used(engine, "two", PROMPT) == right(2, PROMPT)
+
+
+def test_a_request_whose_worker_samples_no_weights_any_more_is_computed(
+    engine: ModellessEngine, monkeypatch: pytest.MonkeyPatch
+):
+    assert used(engine, "one", PROMPT) == right(1, PROMPT)
+    monkeypatch.setattr(weight_watch.WeightWatch, "step", lambda *_: None)
+    assert used(engine, "two", PROMPT) == right(1, PROMPT)
+    assert engine.totals()["kvferry_kept_back_requests", "weights_unknown"] == 1
+
+
 def test_the_pool_alone_is_emptied_too(make: Make):
     engine = make(server=None)
     used(engine, "one", PROMPT)

@@ -1,6 +1,7 @@
 """An epoch has the name of its weights as soon as all workers have answered, and not before."""
 
-from kv_connector.introduction import MOST_REMEMBERED, WeightEpochs, WorkerReport
+from kv_connector.introduction import WorkerReport
+from kv_connector.weight_epochs import MOST_REMEMBERED, MOST_STEPS_FOR_A_SAMPLE, WeightEpochs
 
 
 def told(rank: int, weights: str, look: int, at_start: str = "start") -> WorkerReport:
@@ -84,3 +85,70 @@ def test_so_many_weights_are_remembered_and_those_of_the_start_always():
     epochs.reset("last")
     hear(epochs, told(0, "start", 3 * MOST_REMEMBERED))
     assert epochs.epoch is None
+
+
+# ── hits of a request ────────────────────────────────────────────────────────────────────────
+
+
+def started() -> WeightEpochs:
+    """Two workers, whose sample of the start is known."""
+    epochs = WeightEpochs(2)
+    hear(epochs, told(0, "start", 0), told(1, "start", 0))
+    return epochs
+
+
+def test_a_request_may_hit_once_every_worker_has_sampled_its_weights_after_it_came():
+    epochs = started()
+    epochs.arrived("r")
+    assert not epochs.are_sampled("r")
+    epochs.await_sample("r")
+    number = epochs.request_of_step()
+    hear(epochs, told(0, "start", number))
+    assert not epochs.are_sampled("r")
+    hear(epochs, told(1, "start", number))
+    assert epochs.are_sampled("r")
+    epochs.arrived("later")
+    assert not epochs.are_sampled("later")
+
+
+def test_requests_of_one_step_share_a_sample_and_one_that_finds_nothing_needs_none():
+    epochs = started()
+    for name in "abc":
+        epochs.arrived(name)
+    assert epochs.request_of_step() == 0
+    for _ in range(3):
+        epochs.await_sample("a")
+        epochs.await_sample("b")
+        assert epochs.request_of_step() == 1
+
+
+def test_a_sample_of_before_a_reset_is_none_of_a_request_that_came_before_it():
+    epochs = started()
+    epochs.arrived("r")
+    epochs.await_sample("r")
+    before = epochs.request_of_step()
+    epochs.reset("random")
+    hear(epochs, told(0, "start", before), told(1, "start", before))
+    assert not epochs.are_sampled("r")
+    now = epochs.request_of_step()
+    hear(epochs, told(0, "start", now), told(1, "start", now))
+    assert epochs.are_sampled("r")
+
+
+def test_no_request_waits_for_a_sample_for_ever():
+    epochs = started()
+    epochs.arrived("r")
+    for _ in range(MOST_STEPS_FOR_A_SAMPLE):
+        epochs.await_sample("r")
+    assert not epochs.waits_too_long("r")
+    epochs.await_sample("r")
+    assert epochs.waits_too_long("r")
+    epochs.finished("r")
+    assert not epochs.waits_too_long("r")
+
+
+def test_where_weights_are_not_watched_no_request_waits():
+    epochs = WeightEpochs(2)
+    hear(epochs, WorkerReport(0, facts={}))
+    epochs.arrived("r")
+    assert epochs.are_sampled("r")

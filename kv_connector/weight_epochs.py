@@ -1,0 +1,118 @@
+"""The weights that the workers run on, by their samples: which epoch they are, and whether a block
+may be a hit for a request.
+
+An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random. A
+block of pool or server is a hit for a request once every worker has sampled its weights after the
+request arrived, and they are those of the epoch: whoever changes the weights and then asks gets no
+KV of the old ones, with or without a reset.
+"""
+
+from kv_connector.introduction import WorkerReport
+
+# Besides the weights at start.
+MOST_REMEMBERED = 64
+
+MOST_STEPS_FOR_A_SAMPLE = 32
+"""Steps that a request waits for a sample. The next step has it, or with steps in flight one of
+the next few; on a GPU it is read one step later. A worker that cannot sample its weights any more
+reports none, and then the request is computed."""
+
+Weights = tuple[str, ...]
+
+
+class WeightEpochs:
+    """Digests by rank, epochs by digests, and the requests that wait for a sample. Only the
+    scheduler thread uses it."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self._at_start: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        """Digests of the last samples since the last reset, by rank."""
+        self._answered: dict[int, int] = {}
+        """The numbers of their requests."""
+        self._epochs: dict[Weights, str | None] = {}
+        self._not_watched = False
+        self._since = 0
+        """The number of the first sample after the last reset; 0 before any."""
+        self._is_wanted = False
+        self._arrived: dict[str, int] = {}
+        """The number of the newest sample that was requested before, by request."""
+        self._steps: dict[str, int] = {}
+        """Steps in which a request has waited for a sample."""
+        self.sample_request = 0
+        """The number of the newest sample that the workers are to take."""
+        self.epoch: str | None = None
+
+    def reset(self, epoch: str | None) -> None:
+        """The pool was emptied, and `epoch` begins, with unknown weights."""
+        self.epoch = epoch
+        self.sample_request += 1
+        self._since = self.sample_request
+        self._answers, self._answered = {}, {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the epoch may still change, because workers have yet to report a sample."""
+        return bool(self._since) and not self._not_watched and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        return len(self._answers) == len(self._ranks)
+
+    def on_report(self, report: WorkerReport) -> bool:
+        """Take a worker's new report. Returns whether its weights have changed without a reset."""
+        if not report.weights_at_start:
+            self._not_watched = self._not_watched or report.facts is not None
+            return False
+        self._at_start.setdefault(report.rank, report.weights_at_start)
+        if report.sample_request < self._since:
+            return False  # a sample from before the reset
+        expected = self._at_start[report.rank] if not self._since else None
+        before = self._answers.get(report.rank, expected)
+        self._answers[report.rank] = report.weights
+        self._answered[report.rank] = report.sample_request
+        changed = before is not None and before != report.weights
+        if self._is_answered and not changed:
+            self._decide()
+        return changed
+
+    def _decide(self) -> None:
+        if len(self._at_start) == len(self._ranks):
+            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
+        weights = tuple(self._answers[rank] for rank in self._ranks)
+        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
+            del self._epochs[list(self._epochs)[1]]
+        self.epoch = self._epochs.setdefault(weights, self.epoch)
+
+    # ── hits of a request ────────────────────────────────────────────────────────────────
+
+    def arrived(self, request_id: str) -> None:
+        """The engine has a new request."""
+        self._arrived[request_id] = self.sample_request
+
+    def finished(self, request_id: str) -> None:
+        self._arrived.pop(request_id, None)
+        self._steps.pop(request_id, None)
+
+    def are_sampled(self, request_id: str) -> bool:
+        """Whether every worker has sampled its weights after this request arrived. Always where
+        they are not watched: there only a reset begins an epoch."""
+        if self._not_watched:
+            return True
+        after = self._arrived.get(request_id, self.sample_request)
+        return self._is_answered and min(self._answered.values()) > after
+
+    def await_sample(self, request_id: str) -> None:
+        """The request has found blocks, and waits a step for a sample."""
+        self._is_wanted |= self.sample_request <= self._arrived.get(request_id, -1)
+        self._steps[request_id] = self._steps.get(request_id, 0) + 1
+
+    def waits_too_long(self, request_id: str) -> bool:
+        return self._steps.get(request_id, 0) > MOST_STEPS_FOR_A_SAMPLE
+
+    def request_of_step(self) -> int:
+        """The number of the newest sample for the workers of a step."""
+        self.sample_request += self._is_wanted
+        self._is_wanted = False
+        return self.sample_request
