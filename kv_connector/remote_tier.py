@@ -46,6 +46,7 @@ from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from kv_connector.server_watch import ServerWatch
 from kv_connector.tier_transfers import UNAVAILABLE, Transfers
 from kv_connector.transfer_ends import Ended
+from kv_connector.weight_epochs import WeightEpochs
 from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES
@@ -144,6 +145,16 @@ class RemoteTier(SecondaryTierManager):
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
 
+    def weights_are(self, weights: WeightEpochs) -> None:
+        """The samples of the workers' weights. Blocks are stored once these confirm them."""
+        self._transfers.weights = weights
+
+    @property
+    def awaits_sample(self) -> bool:
+        """Whether blocks wait for a sample of the weights to be stored. They were computed after
+        the last reset, so the engine has not been put to sleep since."""
+        return bool(self._transfers.num_unconfirmed)
+
     def windows_are(self, windows: Mapping[int, int]) -> None:
         """The windows of the model's groups, by their numbers."""
         self._rows.windows = windows
@@ -222,6 +233,7 @@ class RemoteTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's open keys to the server, one query per prompt, and touches."""
         self.lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
+        self._transfers.send_confirmed()
         keys = self._recency.take_batch()
         if keys and self._namespace is not None and self._client.ready:
             self.counters.count(metrics.TOUCHED_BLOCKS, len(keys))
@@ -357,7 +369,7 @@ class RemoteTier(SecondaryTierManager):
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should go on stepping: for reports of its workers, or
         for backfill. Both end by themselves; see `Introduction` and `Backfill`."""
-        if self.lookups.workers_missing:
+        if self.lookups.workers_missing or self._transfers.num_unconfirmed:
             return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps

@@ -269,6 +269,8 @@ class Resets:
         self._remote = remote
         self._flush = ResetFlush()
         self.weights = WeightEpochs(scheduler.config.num_workers)
+        if remote is not None:
+            remote.weights_are(self.weights)
         self._awake = False
         self.kept_back = KeptBack(scheduler, self._count)
         self.due = False
@@ -363,4 +365,5 @@ class Resets:
         """For the workers of a step that computes `num_tokens`: the number of the newest sample
         of their weights. None where vLLM may be asleep, with unmapped weights."""
         awake, self._awake = self._awake or num_tokens > 0, False
+        awake = awake or (self._remote is not None and self._remote.awaits_sample)
         return self.weights.request_of_step() if awake else None

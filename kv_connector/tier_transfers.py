@@ -28,9 +28,10 @@ from kv_connector.patience import LEAST_FLOOR_S, Patience
 from kv_connector.pool_rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
 from kv_connector.speeds import LinkSpeed
 from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
+from kv_connector.weight_epochs import MOST_STEPS_FOR_A_SAMPLE, WeightEpochs
 from remote_server.client import CacheClient, GetOutcome, GetResult, PutResult
 from remote_server.errors import Stalled
-from remote_server.protocol import Declined, Found, KeyState, PutOutcome, select
+from remote_server.protocol import Declined, Found, Hint, KeyState, PutOutcome, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
@@ -61,6 +62,16 @@ class LoadLimits(NamedTuple):
     worth_s: float
 
 
+class Unconfirmed(NamedTuple):
+    """A store whose blocks may be of other weights than their name, until every worker has sampled
+    its weights after they were computed."""
+
+    after: int
+    """The number of the newest sample that was requested before."""
+    put: PutJob
+    send: Callable[[], None]
+
+
 @dataclass
 class _Open:
     """The scheduler thread's record of a job that has not ended."""
@@ -89,6 +100,11 @@ class Transfers:
     bucket: LinkSpeed
     """The speed of the server's object store."""
     clock: Callable[[], float]
+    weights: WeightEpochs | None = None
+    """The samples of the workers' weights. None for a bare tier, which has none: it stores at
+    once."""
+    _unconfirmed: deque[Unconfirmed] = field(default_factory=deque)
+    _steps_unconfirmed: int = 0
     _ended: deque[Ended] = field(default_factory=deque)
     _load_has_ended: bool = False
     """Whether a load ended since `take_ended`. Set after its end can be taken."""
@@ -276,16 +292,56 @@ class Transfers:
             chain, anchors = self.rows.chain_at(keys, places), self._anchors(keys, places)
             rows = job.chunk_ids[:room]
             put = PutJob(begun, namespace, keys, rows, chain, anchors, self.clock(), hot=hot)
-            if lacked or hot:
-                self._put(put)
-                return
             hint = hint_in(job.req_context.kv_transfer_params)
-            found = self.client.lookup(
-                namespace, keys, timeout_s=timeout_s, chain=chain, anchors=anchors, hint=hint
-            )
-            found.add_done_callback(partial(self._put_absent, put))
+            send = partial(self._put, put) if lacked or hot else partial(self._look_up, put, hint)
+            if self.weights is None or self.weights.confirms(self.weights.sample_request):
+                send()
+                return
+            opened.ends_by_s = inf
+            self._unconfirmed.append(Unconfirmed(self.weights.sample_request, put, send))
+            self.weights.await_sample_of_stores()
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
+
+    @property
+    def num_unconfirmed(self) -> int:
+        """Stores that wait for a sample of the weights."""
+        return len(self._unconfirmed)
+
+    def send_confirmed(self) -> None:
+        """A step ends: send the stores whose blocks are known to be of the weights of their name.
+        After `MOST_STEPS_FOR_A_SAMPLE` steps without a sample the stores that wait are declined."""
+        if not self._unconfirmed or self.weights is None:
+            self._steps_unconfirmed = 0
+            return
+        self._steps_unconfirmed += 1
+        while self._unconfirmed and self.weights.confirms(self._unconfirmed[0].after):
+            _, put, send = self._unconfirmed.popleft()
+            self._steps_unconfirmed = 0
+            try:
+                self._open[put.job_id].ends_by_s = (
+                    self.clock() + 2 * self.config.put_timeout_ms / 1000
+                )
+                send()
+            except Exception:
+                self._end_by_bug("submit_store", put.job_id)
+        if self._steps_unconfirmed > MOST_STEPS_FOR_A_SAMPLE:
+            self._decline_unconfirmed("weights_unknown")
+        elif self._unconfirmed:
+            self.weights.await_sample_of_stores()
+
+    def _decline_unconfirmed(self, reason: str) -> None:
+        while self._unconfirmed:
+            put = self._unconfirmed.popleft().put
+            self.counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
+            self._end(put.ended(failed(put.job_id), (), put.keys))
+
+    def _look_up(self, put: PutJob, hint: Hint | None) -> None:
+        found = self.client.lookup(
+            put.namespace, put.keys, timeout_s=self.config.put_timeout_ms / 1000, chain=put.chain,
+            anchors=put.anchors, hint=hint,
+        )  # fmt: skip
+        found.add_done_callback(partial(self._put_absent, put))
 
     def _put_absent(self, put: PutJob, reply: "Future[Found]") -> None:
         """The lookup ended: put the absent blocks. Blocks that exist, or that another engine is
@@ -389,6 +445,7 @@ class Transfers:
             self.counters.count(metrics.HOOK_ERRORS, label="overdue")
             self._closer = Thread(target=self.client.close, name="kvferry-closer", daemon=True)
             self._closer.start()
+        self._unconfirmed.clear()
         if self.client.closed:
             # After jobs that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
@@ -409,6 +466,7 @@ class Transfers:
         """End every job, within `timeout_s`; False when some have not ended by then."""
         self._draining = True
         try:
+            self._decline_unconfirmed("draining")
             return self.client.cancel_all(timeout_s)
         finally:
             self._draining = False

@@ -1,10 +1,11 @@
-"""The weights that the workers run on, by their samples: which epoch they are, and whether a block
-may be a hit for a request.
+"""The weights that the workers run on, by their samples: which epoch they are, whether a block may
+be a hit for a request, and whether it may be stored on the server.
 
 An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random. A
 block of pool or server is a hit for a request once every worker has sampled its weights after the
 request arrived, and they are those of the epoch: whoever changes the weights and then asks gets no
-KV of the old ones, with or without a reset.
+KV of the old ones, with or without a reset. A block is stored on the server once they have sampled
+their weights after it was computed: other engines get no KV of the new ones under the old name.
 """
 
 from kv_connector.introduction import WorkerReport
@@ -35,6 +36,8 @@ class WeightEpochs:
         self._not_watched = False
         self._since = 0
         """The number of the first sample after the last reset; 0 before any."""
+        self._have_changed = False
+        """Since the last reset, which follows a change at once, or when the pool can be emptied."""
         self._is_wanted = False
         self._arrived: dict[str, int] = {}
         """The number of the newest sample that was requested before, by request."""
@@ -49,7 +52,7 @@ class WeightEpochs:
         self.epoch = epoch
         self.sample_request += 1
         self._since = self.sample_request
-        self._answers, self._answered = {}, {}
+        self._answers, self._answered, self._have_changed = {}, {}, False
 
     @property
     def undecided(self) -> bool:
@@ -73,6 +76,7 @@ class WeightEpochs:
         self._answers[report.rank] = report.weights
         self._answered[report.rank] = report.sample_request
         changed = before is not None and before != report.weights
+        self._have_changed |= changed
         if self._is_answered and not changed:
             self._decide()
         return changed
@@ -96,17 +100,27 @@ class WeightEpochs:
         self._steps.pop(request_id, None)
 
     def are_sampled(self, request_id: str) -> bool:
-        """Whether every worker has sampled its weights after this request arrived. Always where
-        they are not watched: there only a reset begins an epoch."""
-        if self._not_watched:
-            return True
-        after = self._arrived.get(request_id, self.sample_request)
-        return self._is_answered and min(self._answered.values()) > after
+        """Whether every worker has sampled its weights after this request arrived."""
+        return self.confirms(self._arrived.get(request_id, self.sample_request))
 
     def await_sample(self, request_id: str) -> None:
         """The request has found blocks, and waits a step for a sample."""
         self._is_wanted |= self.sample_request <= self._arrived.get(request_id, -1)
         self._steps[request_id] = self._steps.get(request_id, 0) + 1
+
+    def confirms(self, after: int) -> bool:
+        """Whether every worker has taken a sample that was requested after this number, and has
+        had no other weights since the last reset. Always where weights are not watched."""
+        if self._not_watched:
+            return True
+        are_known = self._is_answered and not self._have_changed
+        return are_known and min(self._answered.values()) > after
+
+    def await_sample_of_stores(self) -> None:
+        """Blocks are to be stored on the server. One sample is under way for them at a time: so
+        engines that store in each step sample in every second one."""
+        if self._is_answered and min(self._answered.values()) >= self.sample_request:
+            self._is_wanted = True
 
     def waits_too_long(self, request_id: str) -> bool:
         return self._steps.get(request_id, 0) > MOST_STEPS_FOR_A_SAMPLE

@@ -21,10 +21,9 @@ class Updated(Engine):
     def scale_norms(self, factor: float) -> None:
         self.do("/collective_rpc", {"method": "scale_norms", "args": [str(factor)]})
 
-    def until_noticed(self, changes: int) -> None:
-        noticed = "kvferry_weight_changes_total"
-        self.until(lambda: self.metric(noticed) >= changes, "the change is noticed")
-        self.forget()
+    def changes(self) -> float:
+        """Changes of the weights that no reset announced, so far."""
+        return self.metric("kvferry_weight_changes_total")
 
 
 def with_other_weights(model: Path, folder: Path) -> Path:
@@ -60,32 +59,34 @@ def test_weights_that_sleep_change_are_loaded_and_come_back(
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
 
-        # In place, and not reported.
+        # In place, and not reported. vLLM's default reset empties its own cache, and the pool has
+        # the prompt of the old weights.
         engine.scale_norms(0.5)
-        engine.until_noticed(1)
+        engine.reset_prefix_cache(timeout_s=30)
         other, tokens = engine.ask_from(PROMPT)
-        assert tokens == NOTHING
+        assert tokens == NOTHING and engine.changes() == 1
         assert not other.agrees_with(cold), "the weights do not matter to this prompt"
         engine.settle()
 
         # Taken back: the blocks of the start are found on the server under their old name.
         engine.scale_norms(2)
-        engine.until_noticed(2)
+        engine.reset_prefix_cache(timeout_s=30)
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
+        assert engine.changes() == 2
 
         # The same other weights from files: their blocks are found, too.
         path = str(with_other_weights(model, tmp_path / "other"))
         rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         engine.do("/collective_rpc", rpc)
-        engine.until_noticed(3)
+        engine.reset_prefix_cache(timeout_s=30)
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(other)
 
-        # With a reset no second is to be waited for.
+        # A reset that includes the connector begins an epoch before any sample.
         engine.scale_norms(2)
         engine.reset_prefix_cache(timeout_s=30, external=True)
         answer, tokens = engine.ask_from(PROMPT)
         assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
-        assert engine.metric("kvferry_weight_changes_total") == 3
+        assert engine.changes() == 3
         assert engine.metric("kvferry_hook_errors_total") == 0

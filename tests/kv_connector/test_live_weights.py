@@ -65,6 +65,45 @@ def test_whoever_changes_the_weights_and_then_asks_gets_no_block_of_the_old_ones
     assert used(engine, "two", PROMPT) == right(2, PROMPT)
 
 
+def put(engine: ModellessEngine, tokens: list[int]) -> set[str]:
+    """The namespaces in which blocks of this prompt were put."""
+    keys = {*engine.keys_of(tokens)}
+    puts = [asked for asked in engine.client.asked if asked.operation == "put"]
+    return {asked.namespace for asked in puts if not keys.isdisjoint(asked.keys)}
+
+
+def settle(engine: ModellessEngine) -> None:
+    """Step until no block waits to be stored."""
+    while engine.connector._remote.awaits_sample:  # type: ignore[union-attr]
+        engine.step()
+
+
+def test_what_new_weights_compute_is_not_stored_under_the_name_of_the_old_ones(
+    engine: ModellessEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(weight_watch, "PERIOD_S", 3600.0)
+    used(engine, "one", PROMPT)
+    settle(engine)
+    before = namespace(engine)
+    assert put(engine, PROMPT) == {before}
+    engine.load(2)
+    used(engine, "two", ELSE)
+    settle(engine)
+    assert before not in put(engine, ELSE)
+
+
+def test_what_no_sample_confirms_is_declined_and_keeps_no_row(
+    engine: ModellessEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(weight_watch.WeightWatch, "step", lambda *_: None)
+    used(engine, "one", PROMPT)
+    settle(engine)
+    engine.step()
+    assert not put(engine, PROMPT)
+    assert engine.totals()["kvferry_declined_blocks", "weights_unknown"] == 4
+    assert not engine.connector._remote._transfers.num_pinned_rows  # type: ignore[union-attr]
+
+
 def test_a_request_whose_worker_samples_no_weights_any_more_is_computed(
     engine: ModellessEngine, monkeypatch: pytest.MonkeyPatch
 ):
@@ -128,12 +167,13 @@ def test_a_request_waits_until_the_server_has_welcomed_the_name_that_is_right_ag
 def test_weights_are_touched_in_steps_only_that_the_engine_is_awake_in(engine: ModellessEngine):
     """A step that computes nothing may be one of an engine that sleeps."""
     used(engine, "one", PROMPT)
+    settle(engine)
     look = lambda: engine.schedule().kv_connector_metadata.sample_request  # type: ignore[union-attr]  # noqa: E731
     assert look() is None
     engine.reset()
     assert look() is None
     engine.add("two", PROMPT)
-    assert look() == 1, "a request is looked up"
+    assert (look() or 0) > 0, "a request is looked up"
 
 
 def test_a_pool_that_cannot_be_emptied_at_once_is_used_by_nobody_until_it_is(
