@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
 
-# While prefixes are declined, every `PROBE_EVERY`th is fetched all the same, and the first after
-# `PROBE_AFTER_S`. Five such probes can turn the median around.
-PROBE_EVERY = 16
-PROBE_AFTER_S = 10.0
-
-# The time between two probes, in times of what one may cost: 3 % where computing takes minutes.
-PROBE_COSTS = 30
+# While prefixes are declined, one is fetched all the same after a pause of so many times of what
+# that costs: probes cost 1 % at most. Five of them can turn the median around. A load that falls
+# behind is ended, so one costs its replies, this time and this share of the shorter way.
+PROBE_COSTS = 100
+COST_S, COST_SHARE = 0.1, 0.2
 
 
 class Costs(NamedTuple):
@@ -22,6 +20,14 @@ class Costs(NamedTuple):
 
     takes_s: float
     computes_s: float
+    replies_s: float = 0.0
+    """Of the first, the time that replies take."""
+
+    @property
+    def probe_pause_s(self) -> float:
+        """How long no such prefix is fetched to measure again."""
+        shorter_s = min(self.takes_s, self.computes_s)
+        return PROBE_COSTS * (COST_S + self.replies_s + COST_SHARE * shorter_s)
 
     @property
     def is_worth(self) -> bool:
@@ -37,11 +43,11 @@ def costs_of(
     `round_trips` is the number still to be made: 2 before the lookup, 1 after it. Loading takes no
     time as far as it is unknown, and computing for ever: only a fetch can measure it.
     """
-    takes_s = round_trips * (link.round_trip_s or 0.0)
+    takes_s = replies_s = round_trips * (link.round_trip_s or 0.0)
     if link.bytes_per_s is not None:
         takes_s += num_bytes / link.bytes_per_s if link.bytes_per_s else inf
     computes_s = engine.compute_s(Chunk(num_tokens))
-    return Costs(takes_s, inf if computes_s is None else computes_s)
+    return Costs(takes_s, inf if computes_s is None else computes_s, replies_s)
 
 
 @dataclass
@@ -49,21 +55,16 @@ class Probes:
     """Which of the prefixes that break-even declines are fetched all the same, to measure again."""
 
     clock: Callable[[], float]
-    _declined: int = 0
     _last_probe_s: float | None = None
 
     def is_due(self, costs: Costs) -> bool:
-        """Whether this one is to be fetched. To be called once for each."""
+        """Whether this one is to be fetched."""
         now_s = self.clock()
         if self._last_probe_s is None:
             self._last_probe_s = now_s
-        self._declined += 1
-        since_s = now_s - self._last_probe_s
-        if self._declined < PROBE_EVERY and since_s < PROBE_AFTER_S:
+        if now_s - self._last_probe_s < costs.probe_pause_s:
             return False
-        if since_s < PROBE_COSTS * min(costs):
-            return False
-        self._declined, self._last_probe_s = 0, now_s
+        self._last_probe_s = now_s
         return True
 
 
@@ -104,8 +105,8 @@ class BreakEven:
         return costs_of(num_bytes, num_tokens, link, self.engine, round_trips=round_trips)
 
     def is_probe_due(self, costs: Costs, name: str | None = None) -> bool:
-        """Whether a prefix that costs too much is fetched all the same. To be called once for
-        each."""
+        """Whether a prefix that costs too much is fetched all the same. To be called once for each
+        such prefix."""
         probes = self._probes if name is None else self._server(name)[1]
         return probes.is_due(costs)
 

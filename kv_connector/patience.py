@@ -69,5 +69,7 @@ class Patience:
         """How long it waits for a reply before that wait begins to be in vain: as long as a reply
         takes. 0 where a lookup and a load would take longer than computing by their replies alone:
         of such a server nothing is expected."""
-        reply_s = self.link.reply_s or 0.0
-        return reply_s if 2 * reply_s < compute_s else 0.0
+        usual_s, reply_s = self.link.usual_reply_s, self.link.reply_s
+        if usual_s is None or reply_s is None or 2 * usual_s >= compute_s:
+            return 0.0
+        return reply_s

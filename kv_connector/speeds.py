@@ -42,6 +42,14 @@ class Recent:
         """The same from the first value on, for decisions that a factor of two does not harm."""
         return median(self._samples) if self._samples else None
 
+    @property
+    def high(self) -> float | None:
+        """Most values are below this one, from the first value on: the largest but for one, which
+        may be an exception."""
+        if len(self._samples) < LEAST_SAMPLES:
+            return max(self._samples, default=None)
+        return sorted(self._samples)[-2]
+
 
 @dataclass
 class LinkSpeed:
@@ -81,9 +89,14 @@ class LinkSpeed:
         return self._round_trip_s.value
 
     @property
-    def reply_s(self) -> float | None:
+    def usual_reply_s(self) -> float | None:
         """How long a reply takes, from the first one on."""
         return self._round_trip_s.so_far
+
+    @property
+    def reply_s(self) -> float | None:
+        """How long most replies take, from the first one on."""
+        return self._round_trip_s.high
 
 
 EVEN_AT_HIDDEN_SIZES = 6

@@ -8,7 +8,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import PROBE_AFTER_S, PROBE_COSTS, PROBE_EVERY, BreakEven, costs_of
+from kv_connector.break_even import PROBE_COSTS, BreakEven, costs_of
 from kv_connector.config import PREFETCH_KEY
 from kv_connector.speeds import (
     KEPT_SAMPLES,
@@ -81,9 +81,10 @@ def test_while_it_declines_the_first_one_after_a_while_is_fetched_all_the_same()
     clock = Clock()
     slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
     assert not admits(slow, MiB, 16)
-    clock.now += PROBE_AFTER_S - 0.1
+    pause_s = slow.costs(MiB, 16, round_trips=2).probe_pause_s
+    clock.now += pause_s - 0.1
     assert not admits(slow, MiB, 16)
-    clock.now += 0.1
+    clock.now += 0.2
     assert admits(slow, MiB, 16)
     assert not admits(slow, MiB, 16), "one, and then it waits again"
 
@@ -94,7 +95,7 @@ def test_a_link_that_recovers_is_believed_after_a_few_probes_and_one_that_does_n
     assert not admits(slow, MiB, 16)
     probes = 0
     while slow.link.bytes_per_s < 100 * MiB:
-        clock.now += PROBE_AFTER_S
+        clock.now += 1.01 * slow.costs(MiB, 16, round_trips=2).probe_pause_s
         assert admits(slow, MiB, 16)
         slow.link.load_took(MiB, 0.005)
         probes += 1
@@ -103,12 +104,14 @@ def test_a_link_that_recovers_is_believed_after_a_few_probes_and_one_that_does_n
 
     still = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
     admitted = 0
-    for _ in range(10 * PROBE_EVERY):
-        clock.now += 0.1  # a probe may cost 16 ms, and the time between two of them is 1.6 s
+    pause_s = still.costs(MiB, 16, round_trips=2).probe_pause_s
+    assert not admits(still, MiB, 16)
+    for _ in range(100):
+        clock.now += pause_s / 10
         if admits(still, MiB, 16):
             still.link.load_took(1000, 1.0)
             admitted += 1
-    assert admitted == 10
+    assert admitted == pytest.approx(10, abs=1)
 
 
 def test_one_stall_and_one_slow_step_decide_nothing():

@@ -10,6 +10,7 @@ from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 
 from kv_connector import weight_watch
+from kv_connector.weight_epochs import MOST_STEPS_FOR_A_SAMPLE
 from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))
@@ -97,8 +98,7 @@ def test_what_no_sample_confirms_is_declined_and_keeps_no_row(
 ):
     monkeypatch.setattr(weight_watch.WeightWatch, "step", lambda *_: None)
     used(engine, "one", PROMPT)
-    settle(engine)
-    engine.step()
+    engine.step(2 * MOST_STEPS_FOR_A_SAMPLE)
     assert not put(engine, PROMPT)
     assert engine.totals()["kvferry_declined_blocks", "weights_unknown"] >= 4
     assert not engine.connector._remote._transfers.num_pinned_rows  # type: ignore[union-attr]
