@@ -3,9 +3,10 @@ be a hit for a request, and whether it may be stored on the server.
 
 An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random. A
 block of pool or server is a hit for a request once every worker has sampled its weights after the
-request arrived, and they are those of the epoch: whoever changes the weights and then asks gets no
-KV of the old ones, with or without a reset. A block is stored on the server once they have sampled
-their weights after it was computed: other engines get no KV of the new ones under the old name.
+request arrived, and they are those of the epoch: a client that changes the weights and then asks
+gets no KV of the old ones, with or without a reset. A block is stored on the server once they have
+sampled their weights after it was computed: other engines get no KV of the new ones under the old
+name.
 """
 
 from kv_connector.introduction import WorkerReport

@@ -304,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
         help="speeds of links, in MB/s (default: %(default)s)")  # fmt: skip
     add("--answers-ms", type=options.several(float), default=[*ANSWERS_MS], metavar="TIMES",
         help="ms of each step for answers of other requests (default: %(default)s)")  # fmt: skip
-    add("--prompts", type=options.positive, default=100, metavar="NUMBER",
+    add("--prompts", type=options.positive, default=150, metavar="NUMBER",
         help="of each engine (default: %(default)s)")  # fmt: skip
     add("--json", type=options.result, metavar="FILE", help="write the record to this file")
     add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
