@@ -82,11 +82,13 @@ class Chart:
 
 
 def bars(
-    title: str, unit: str, groups: Sequence[str], series: Series, mark: float | None = None
-) -> Chart:
+    title: str, unit: str, groups: Sequence[str], series: Series, mark: float | None = None, *,
+    log: bool = False,
+) -> Chart:  # fmt: skip
     """Grouped bars: for each of `groups`, one bar per series. None leaves a gap.
 
-    `mark` draws a dashed line across, for a wall or a goal.
+    `mark` draws a dashed line across, for a wall or a goal. With `log` bars begin below 1, and ten
+    times as much is one length.
     """
 
     def draw(axes: Any) -> None:
@@ -106,6 +108,9 @@ def bars(
         axes.set_xlim(-0.6, max(1, len(groups)) - 0.4)
         axes.grid(visible=False, axis="x")
         _finish(axes, title, unit, mark, bool(series))
+        if log:
+            axes.set_yscale("log")
+            axes.set_ylim(bottom=0.8)
 
     longest = max((len(word) for each in groups for word in each.split()), default=0)
     needed = (longest + 1) / _CHARACTERS_PER_INCH

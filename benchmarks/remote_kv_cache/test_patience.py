@@ -158,8 +158,8 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
                 in_vain += max(0, best_blocks - served.blocks_loaded)
             elif number >= PROMPTS_BEFORE_AN_OUTAGE:
                 outage_s += served.ttft_s - best_s
-            if cell.policy == ALWAYS and scene.freezes_at is not None:
-                break  # each of them waits as long as the first
+                if cell.policy == ALWAYS:
+                    break  # each of them waits as long as the first
     return Outcome(regrets, in_vain / (num_prompts * BLOCKS), outage_s)
 
 
@@ -286,7 +286,8 @@ def _chart(record: Record) -> plot.Chart:
     series: dict[str, list[float | None]] = {
         policy: [each.get(scene) for scene in scenes] for policy, each in p99.items()
     }
-    return plot.lines("time to first token, 99th percentile", "x oracle", scenes, series, mark=1.0)
+    title = "time to first token, 99th percentile"
+    return plot.bars(title, "times the oracle's", scenes, series, mark=1.0, log=True)
 
 
 def _parser() -> argparse.ArgumentParser:
