@@ -21,6 +21,7 @@ from remote_server.cli import (
     ask_stats,
     client_of,
     connected,
+    doctor_engine,
     print_lines,
 )
 from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
@@ -64,6 +65,7 @@ def add(commands: Any) -> None:
     )
     add_servers(parser)
     add_flags(parser)
+    doctor_engine.add_flags(parser)
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
@@ -71,6 +73,7 @@ def add(commands: Any) -> None:
 def run(flags: argparse.Namespace) -> int:
     findings = list(host_findings())
     findings += [Finding("bucket", *found) for found in of_settings(flags)]
+    findings += [Finding("engine", *found) for found in doctor_engine.of_engines(flags)]
     servers = servers_of(flags)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         ask = partial(_asked, flags.timeout_s)
