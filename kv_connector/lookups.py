@@ -21,7 +21,8 @@ from kv_connector.judge import Judge
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.metrics import TierCounters
 from kv_connector.patience import Patience
-from kv_connector.pool_rows import PoolRoom, PoolRows, Room
+from kv_connector.pool_room import PoolRoom, Room
+from kv_connector.pool_rows import PoolRows
 from kv_connector.queries import Queries
 from kv_connector.run_anchors import RunAnchors, run_anchors
 from kv_connector.why import why
@@ -352,8 +353,9 @@ class Lookups:
             wait.give_up(readable, Missed.EVICTED_AGAIN)
         else:
             room = self._room.take(
-                request_id, len(readable), now_s=now_s, step=self._step, wait_s=wait.budget_s
-            )
+                request_id, len(readable), now_s=now_s, step=self._step, wait_s=wait.budget_s,
+                is_slow=not wait.in_bucket.isdisjoint(readable),
+            )  # fmt: skip
             wait.may_load = room is Room.GRANTED
             if room is Room.NEVER:
                 wait.give_up(readable, Missed.POOL_BUSY)

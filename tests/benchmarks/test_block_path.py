@@ -13,10 +13,10 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "lookup, tcp": Bound(29, 5, 1),
+    "lookup, tcp": Bound(30, 5, 1),
     "put, tcp": Bound(42, 7, 1),
     "get, tcp": Bound(46, 8, 1),
-    "lookup, shm": Bound(29, 5, 1),
+    "lookup, shm": Bound(30, 5, 1),
     "put, shm": Bound(47, 5, 1),
     "get, shm": Bound(48, 5, 2),
 }

@@ -2,7 +2,7 @@
 
 from unittest.mock import MagicMock
 
-from kv_connector.pool_rows import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
+from kv_connector.pool_room import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
 
 GRANTED, WAIT, NEVER = Room
 
@@ -16,8 +16,11 @@ class Pool(PoolRoom):
         super().__init__(MagicMock())
         self.most_rows, self._wait_s = rows, wait_s
 
-    def ask(self, name: str, rows: int, *, step: int, now_s: float = 0.0) -> Room:
-        return self.take(name, rows, now_s=now_s, step=step, wait_s=self._wait_s)
+    def ask(
+        self, name: str, rows: int, *, step: int, now_s: float = 0.0, is_slow: bool = False
+    ) -> Room:
+        wait_s = self._wait_s
+        return self.take(name, rows, now_s=now_s, step=step, wait_s=wait_s, is_slow=is_slow)
 
 
 def take(room: Pool, *requests: tuple[str, int], step: int, now_s: float = 0.0) -> list[Room]:
@@ -38,6 +41,24 @@ def test_a_long_prompt_is_not_overtaken_by_short_ones_behind_it():
     assert take(room, ("long", 25), ("short", 1), step=1) == [WAIT, WAIT]
     room.release("a")
     assert take(room, ("long", 25), ("short", 1), step=2) == [GRANTED, GRANTED]
+
+
+def test_prompts_that_wait_for_a_slow_store_never_keep_out_one_that_does_not():
+    room = Pool(30, 1)
+    slow = [room.ask(name, 8, step=0, is_slow=True) for name in ("a", "b", "c")]
+    assert slow == [GRANTED, WAIT, WAIT], "half of the rows"
+    assert take(room, ("quick", 10), ("another", 12), step=0) == [GRANTED, GRANTED]
+    room.release("a")
+    assert [room.ask(name, 8, step=1, is_slow=True) for name in ("b", "c")] == [GRANTED, WAIT]
+    assert take(room, ("huge", 31), step=1) == [WAIT]
+
+
+def test_a_prompt_of_a_slow_store_that_is_larger_than_its_share_is_alone_there():
+    room = Pool(30, 1)
+    assert room.ask("large", 20, step=0, is_slow=True) is GRANTED
+    assert room.ask("next", 1, step=0, is_slow=True) is WAIT
+    room.finished("large")
+    assert room.ask("next", 1, step=1, is_slow=True) is GRANTED
 
 
 def test_a_prompt_alone_always_has_room():
