@@ -6,6 +6,7 @@ milliseconds.
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -84,14 +85,19 @@ class ByHand:
         return turns
 
     def take_in(self, num_messages: int) -> None:
-        """Receive so many messages, which may arrive late. No queued request has a step
-        meanwhile."""
+        """Receive so many messages, which may arrive late."""
         until = self._num_taken + num_messages
+        with self.no_step():
+            while self._num_taken < until:
+                self.turn()
+        assert self._num_taken == until
+
+    @contextmanager
+    def no_step(self) -> Iterator[None]:
+        """No queued request has a step in the block, however long what it waits for takes."""
         serving = self.server._serving
         serve, serving.serve = serving.serve, lambda: False  # type: ignore[method-assign]
-        while self._num_taken < until:
-            self.turn()
-        assert self._num_taken == until
+        yield
         serving.serve = serve  # type: ignore[method-assign]
         self._more = bool(serving.num_waiting)
 
@@ -258,8 +264,9 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
     assert by_hand.server._serving.num_waiting == 4
     leaving.socket.close()
     own.term()
-    while by_hand.server._auth.num_connections > 1:
-        by_hand.turn()
+    with by_hand.no_step():
+        while by_hand.server._auth.num_connections > 1:
+            by_hand.turn()
     by_hand.turn()
     store = by_hand.server.store
     assert (by_hand.server._serving.num_waiting, by_hand.server._serving.num_bytes) == (0, 0)
