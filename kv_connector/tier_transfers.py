@@ -47,8 +47,9 @@ OVERDUE_AFTER_CHECKS = 10
 # Limit on a load that no request waits for, so that a client's bug cannot keep its rows for ever.
 LONGEST_PREFETCH_S = 600.0
 
-# Time to the first byte of a block in the server's object store, before it was measured.
-BUCKET_PRIOR_S = 1.0
+# Time to the first byte of a block in the server's object store, before it was measured, and no
+# longer than computing takes: a busy host needed 1.7 s to read four packs.
+BUCKET_PRIOR_S = 3.0
 
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
@@ -204,7 +205,8 @@ class Transfers:
         if bucket_share:
             num_bytes = bucket_share * len(job.keys) * self.rows.block_bytes
             bytes_per_s = self.bucket.bytes_per_s
-            stall_s += num_bytes / bytes_per_s if bytes_per_s else BUCKET_PRIOR_S
+            prior_s = min(BUCKET_PRIOR_S, computes_s)
+            stall_s += num_bytes / bytes_per_s if bytes_per_s else prior_s
         return LoadLimits(stall_s, computes_s + stall_s, computes_s)
 
     def _on_got(

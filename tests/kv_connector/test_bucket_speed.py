@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from kv_connector import metrics
 from kv_connector.break_even import PROBE_COSTS
 from kv_connector.config import PREFETCH_KEY
-from kv_connector.speeds import LEAST_SAMPLES
+from kv_connector.speeds import LEAST_SAMPLES, Chunk
 from kv_connector.tier_transfers import BUCKET_PRIOR_S
 from remote_server.protocol import KeyState
 
@@ -122,12 +122,26 @@ def test_a_load_beside_one_from_the_bucket_does_not_measure_the_link(engine: Eng
     assert len(link._bytes_per_s._samples) == samples
 
 
-def test_a_load_from_the_bucket_may_be_silent_for_as_long_as_it_may_take(engine: Engine):
+def test_a_load_from_a_bucket_that_is_not_measured_may_be_silent_while_computing_takes(
+    engine: Engine,
+):
     load(engine, "memory", 0.01)
     stall_s = engine.client.last("get").stall_s
     load(engine, "bucket", 0.01, 0, 2)
-    assert stall_s < 1.0 < engine.client.last("get").stall_s
-    assert engine.client.last("get").stall_s == pytest.approx(stall_s + BUCKET_PRIOR_S)
+    asked = engine.client.last("get")
+    assert asked.stall_s == pytest.approx(stall_s + asked.worth_s)
+
+
+def test_no_load_from_a_bucket_that_is_not_measured_is_silent_for_longer_than_its_prior():
+    engine = Engine()
+    for _ in range(LEAST_SAMPLES):
+        engine.tier.break_even.engine.step_began([Chunk(1000)], engine.clock.now)
+        engine.clock.now += 1000.0
+        engine.tier.break_even.engine.step_ended(engine.clock.now)
+    load(engine, "bucket", 0.01, 0, 2)
+    asked = engine.client.last("get")
+    assert asked.worth_s > 10 * BUCKET_PRIOR_S
+    assert BUCKET_PRIOR_S < asked.stall_s < BUCKET_PRIOR_S + 0.2 * asked.worth_s
 
 
 def test_blocks_that_turn_up_in_the_bucket_later_are_judged_then(engine: Engine):
