@@ -219,14 +219,13 @@ class Transfers:
             for outcome, number in Counter(got.outcomes).items():
                 self.counters.count(metrics.LOADED_BLOCKS, number, label=outcome.value)
             self.counters.count(metrics.LOADED_BYTES, got.bytes)
-            took_s = self.clock() - started_s
+            ended_s = self.clock()
             logger.debug(
-                "load %d: %d of %d blocks in %.3f s%s", job_id, len(got.landed), len(keys), took_s,
-                f"; {got.error}" if got.error else "",
+                "load %d: %d of %d blocks in %.3f s%s", job_id, len(got.landed), len(keys),
+                ended_s - started_s, f"; {got.error}" if got.error else "",
             )  # fmt: skip
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
-            ended_s = self.clock()
             link_s = ended_s - max(started_s, self._last_load_ended_s)
             parts = self._parts.ended(got.parts, self.client.names, started_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
@@ -275,9 +274,7 @@ class Transfers:
         copies that exist.
         """
         try:
-            timeout_s = self.config.put_timeout_ms / 1000
-            self._open[job.job_id] = opened = _Open(is_load=False)
-            opened.ends_by_s = self.clock() + 2 * timeout_s
+            self._open[job.job_id] = _Open(is_load=False)
             keys = list(job.keys)
             room = 0 if declined else min(len(keys), self.rows_free_for_puts())
             self.counters.count(
@@ -297,13 +294,21 @@ class Transfers:
             hint = hint_in(job.req_context.kv_transfer_params)
             send = partial(self._put, put) if lacked or hot else partial(self._look_up, put, hint)
             if self.weights is None or self.weights.confirms(self.weights.sample_request):
-                send()
+                self._send(put, send)
                 return
-            opened.ends_by_s = inf
             self._unconfirmed.append(Unconfirmed(self.weights.sample_request, put, send))
             self.weights.await_sample_of_stores()
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
+
+    @property
+    def _put_timeout_s(self) -> float:
+        return self.config.put_timeout_ms / 1000
+
+    def _send(self, put: PutJob, send: Callable[[], None]) -> None:
+        """The time of the job begins: a lookup and a put, each within its limit."""
+        self._open[put.job_id].ends_by_s = self.clock() + 2 * self._put_timeout_s
+        send()
 
     @property
     def num_unconfirmed(self) -> int:
@@ -321,10 +326,7 @@ class Transfers:
             _, put, send = self._unconfirmed.popleft()
             self._steps_unconfirmed = 0
             try:
-                self._open[put.job_id].ends_by_s = (
-                    self.clock() + 2 * self.config.put_timeout_ms / 1000
-                )
-                send()
+                self._send(put, send)
             except Exception:
                 self._end_by_bug("submit_store", put.job_id)
         if self._steps_unconfirmed > MOST_STEPS_FOR_A_SAMPLE:
@@ -340,7 +342,7 @@ class Transfers:
 
     def _look_up(self, put: PutJob, hint: Hint | None) -> None:
         found = self.client.lookup(
-            put.namespace, put.keys, timeout_s=self.config.put_timeout_ms / 1000, chain=put.chain,
+            put.namespace, put.keys, timeout_s=self._put_timeout_s, chain=put.chain,
             anchors=put.anchors, hint=hint,
         )  # fmt: skip
         found.add_done_callback(partial(self._put_absent, put))
@@ -372,10 +374,9 @@ class Transfers:
             self._end_by_bug("submit_store", put.job_id)
 
     def _put(self, put: PutJob) -> None:
-        rows, timeout_s = self.rows.at(put.rows), self.config.put_timeout_ms / 1000
         stored = self.client.put(
-            put.namespace, put.keys, rows, timeout_s=timeout_s, chain=put.chain,
-            anchors=put.anchors, hot=put.hot,
+            put.namespace, put.keys, self.rows.at(put.rows), timeout_s=self._put_timeout_s,
+            chain=put.chain, anchors=put.anchors, hot=put.hot,
         )  # fmt: skip
         stored.add_done_callback(partial(self._on_stored, put))
 

@@ -10,6 +10,7 @@ name.
 """
 
 from kv_connector.introduction import WorkerReport
+from kv_connector.weight_watch import Known
 
 # Besides the weights at start.
 MOST_REMEMBERED = 64
@@ -29,10 +30,8 @@ class WeightEpochs:
     def __init__(self, num_workers: int) -> None:
         self._ranks = range(num_workers)
         self._at_start: dict[int, str] = {}
-        self._answers: dict[int, str] = {}
-        """Digests of the last samples since the last reset, by rank."""
-        self._answered: dict[int, int] = {}
-        """The numbers of their requests."""
+        self._samples: dict[int, Known] = {}
+        """The last sample of each worker since the last reset, by rank."""
         self._epochs: dict[Weights, str | None] = {}
         self._not_watched = False
         self._since = 0
@@ -53,7 +52,7 @@ class WeightEpochs:
         self.epoch = epoch
         self.sample_request += 1
         self._since = self.sample_request
-        self._answers, self._answered, self._have_changed = {}, {}, False
+        self._samples, self._have_changed = {}, False
 
     @property
     def undecided(self) -> bool:
@@ -62,7 +61,13 @@ class WeightEpochs:
 
     @property
     def _is_answered(self) -> bool:
-        return len(self._answers) == len(self._ranks)
+        return len(self._samples) == len(self._ranks)
+
+    @property
+    def _newest_of_all(self) -> int:
+        """The number of the newest sample that every worker has taken; -1 before the first."""
+        taken = (sample.sample_request for sample in self._samples.values())
+        return min(taken) if self._is_answered else -1
 
     def on_report(self, report: WorkerReport) -> bool:
         """Take a worker's new report. Returns whether its weights have changed without a reset."""
@@ -73,9 +78,9 @@ class WeightEpochs:
         if report.sample_request < self._since:
             return False  # a sample from before the reset
         expected = self._at_start[report.rank] if not self._since else None
-        before = self._answers.get(report.rank, expected)
-        self._answers[report.rank] = report.weights
-        self._answered[report.rank] = report.sample_request
+        sample = self._samples.get(report.rank)
+        before = expected if sample is None else sample.digest
+        self._samples[report.rank] = Known(report.weights, report.sample_request)
         changed = before is not None and before != report.weights
         self._have_changed |= changed
         if self._is_answered and not changed:
@@ -85,7 +90,7 @@ class WeightEpochs:
     def _decide(self) -> None:
         if len(self._at_start) == len(self._ranks):
             self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
-        weights = tuple(self._answers[rank] for rank in self._ranks)
+        weights = tuple(self._samples[rank].digest for rank in self._ranks)
         if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
             del self._epochs[list(self._epochs)[1]]
         self.epoch = self._epochs.setdefault(weights, self.epoch)
@@ -114,13 +119,12 @@ class WeightEpochs:
         had no other weights since the last reset. Always where weights are not watched."""
         if self._not_watched:
             return True
-        are_known = self._is_answered and not self._have_changed
-        return are_known and min(self._answered.values()) > after
+        return not self._have_changed and self._newest_of_all > after
 
     def await_sample_of_stores(self) -> None:
         """Blocks are to be stored on the server. One sample is under way for them at a time: so
         engines that store in each step sample in every second one."""
-        if self._is_answered and min(self._answered.values()) >= self.sample_request:
+        if self._newest_of_all >= self.sample_request:
             self._is_wanted = True
 
     def waits_too_long(self, request_id: str) -> bool:

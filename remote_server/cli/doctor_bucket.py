@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from remote_server.cli.bucket import is_no_bucket, reason
+from remote_server.cli.doctor_fleet import Found
 from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
 from remote_server.store.bucket.objects import Failure, Objects
 from remote_server.store.bucket.probe import Probed, probe
-
-Found = tuple[str, str]
-"""A verdict, as in `Finding`, and its text."""
 
 _EFFECTS = {
     "list": "packs are found one by one, and no sweep removes any",

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPException
 
-Found = tuple[str, str]
-"""A verdict, as in `Finding`, and its text."""
+from remote_server.cli.doctor_fleet import Found
 
 SLOW = (
     "lookup_late", "lookup_paused", "budget_spent", "pool_busy", "bucket_slow", "late", "slow"

@@ -89,22 +89,29 @@ def _whole_again(scene: Scene) -> Iterator[None]:
     scene.server.thaw()
 
 
+def asked_over(scene: Scene, seed: int, *, loads_s: float, computes_s: float) -> tuple[int, float]:
+    """Tokens that come from the server, and the seconds that the request waits, where loading and
+    computing take so long. The answer is right."""
+    expected = scene.hold(seed)
+    scene.engine.computes_in(computes_s)
+    scene.takes(loads_s)
+    answer, from_server, waited_s = scene.asked(seed)
+    print(
+        f"\n{loads_s:g} s for what is computed in {computes_s:g}: {from_server} of {WHOLE} tokens, "
+        f"{waited_s:.2f} s"
+    )
+    assert answer.agrees_with(expected)
+    return from_server, waited_s
+
+
 def test_a_load_that_takes_long_and_is_faster_than_computing_is_waited_for(scene: Scene):
-    expected = scene.hold(1)
-    scene.engine.computes_in(20)
-    scene.takes(8)
-    answer, from_server, waited_s = scene.asked(1)
-    print(f"\n8 s for what is computed in 20: {from_server} of {WHOLE} tokens, {waited_s:.2f} s")
-    assert from_server == WHOLE and answer.agrees_with(expected)
+    from_server, _ = asked_over(scene, 1, loads_s=8, computes_s=20)
+    assert from_server == WHOLE
 
 
 def test_a_load_that_is_slower_than_computing_is_given_up_soon(scene: Scene):
-    expected = scene.hold(2)
-    scene.engine.computes_in(4)
-    scene.takes(8)
-    answer, from_server, waited_s = scene.asked(2)
-    print(f"\n8 s for what is computed in 4: {from_server} of {WHOLE} tokens, {waited_s:.2f} s")
-    assert from_server < WHOLE / 4 and answer.agrees_with(expected)
+    from_server, waited_s = asked_over(scene, 2, loads_s=8, computes_s=4)
+    assert from_server < WHOLE / 4
     assert waited_s < 2, "and not the 8"
 
 
