@@ -121,9 +121,10 @@ class BreakEven:
         costs = self.costs(num_bytes, num_tokens, name, round_trips=1)
         return costs.is_worth or self.is_probe_due(costs, name)
 
-    def seconds_from(self, name: str, num_bytes: int) -> float:
-        """How long `num_bytes` take from one of several servers; 0 if that is not known."""
-        bytes_per_s = self._server(name)[0].bytes_per_s
+    def seconds_from(self, name: str | None, num_bytes: int) -> float:
+        """How long `num_bytes` take from the server, or from one of several; 0 if that is not
+        known."""
+        bytes_per_s = (self.link if name is None else self._server(name)[0]).bytes_per_s
         return 0.0 if bytes_per_s is None else num_bytes / max(bytes_per_s, 1.0)
 
     def server_speed(self, name: str) -> float | None:

@@ -1,5 +1,6 @@
 """Break-even, applied to the lookups of a request: the blocks that are worth fetching."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from kv_connector.break_even import BreakEven, Costs
@@ -7,6 +8,9 @@ from kv_connector.lookup_state import LookupState, Missed
 from kv_connector.pool_rows import PoolRows
 from remote_server.client import CacheClient
 from remote_server.protocol import KeyState
+
+# Most loads are over long before, and those behind them do not notice.
+LONG_LOAD_S = 1.0
 
 
 class Judge(NamedTuple):
@@ -64,6 +68,22 @@ class Judge(NamedTuple):
             if not (wait.judged or wait.prefetch or wait.is_probe):
                 readable = self._of_fast_servers(wait, readable)
         return readable
+
+    def is_slow(self, wait: LookupState, readable: list[bytes]) -> bool:
+        """Whether the load of `readable` keeps its rows for long: blocks are in the server's object
+        store, or one server needs more than `LONG_LOAD_S` for its share."""
+        if not wait.in_bucket.isdisjoint(readable):
+            return True
+        shares: Counter[str | None] = Counter()
+        if self.client.places_by_run:
+            names = self.client.names
+            shares.update(name_of(names, self.client.server_of(key)) for key in readable)
+        else:
+            shares[None] = len(readable)
+        return any(
+            self.break_even.seconds_from(name, self._size(num_rows)[0]) > LONG_LOAD_S
+            for name, num_rows in shares.items()
+        )
 
     def _of_fast_servers(self, wait: LookupState, readable: list[bytes]) -> list[bytes]:
         """The servers send at the same time, so the share of each is compared with computing all of

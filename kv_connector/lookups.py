@@ -354,7 +354,7 @@ class Lookups:
         else:
             room = self._room.take(
                 request_id, len(readable), now_s=now_s, step=self._step, wait_s=wait.budget_s,
-                is_slow=not wait.in_bucket.isdisjoint(readable),
+                is_slow=self._judge.is_slow(wait, readable),
             )  # fmt: skip
             wait.may_load = room is Room.GRANTED
             if room is Room.NEVER:

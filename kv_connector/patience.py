@@ -62,8 +62,13 @@ class Patience:
         return PRIOR_COMPUTE_S if compute_s is None else compute_s
 
     def wait_s(self, compute_s: float = PRIOR_COMPUTE_S) -> float:
-        """How long a request may wait in vain, in all, for what it would compute in `compute_s`."""
-        return max(self.floor_s, min(self.config.patience * compute_s, self.longest_s))
+        """How long a request may wait in vain, in all, for what it would compute in `compute_s`.
+        The end of a wait shows at the end of a step, so as many steps as fit in are waited for."""
+        wait_s = min(self.config.patience * compute_s, self.longest_s)
+        step_s = min(self.engine.step_s, LONGEST_STEP_S)
+        if step_s > 0:
+            wait_s = (wait_s // step_s - 1 + SHARE_OF_A_STEP) * step_s
+        return max(self.floor_s, wait_s)
 
     def reply_s(self, compute_s: float = PRIOR_COMPUTE_S) -> float:
         """How long it waits for a reply before that wait begins to be in vain: as long as a reply

@@ -5,8 +5,8 @@ from enum import Enum, auto
 
 from kv_connector.pool_rows import PoolRows
 
-# Of these rows, those that loads from a slow store may hold: the server's bucket answers in tenths
-# of a second, and prompts that wait for it would keep out those whose blocks are in its memory.
+# Of these rows, those that slow loads may hold: the server's bucket answers in tenths of a second,
+# a slow link takes seconds, and prompts that wait for them would keep out those that load at once.
 SLOW_SHARE = 0.5
 
 # Lookups without progress before a request gives up. An admitted prompt releases its room only
@@ -37,8 +37,7 @@ class PoolRoom:
     """Rows reserved for loads of requests, first come, first served.
 
     While a request waits, later ones of the same step wait too. Otherwise short prompts could
-    starve a long one. Loads from a slow store have a share of the rows, and only each other wait
-    for them.
+    starve a long one. Slow loads have a share of the rows, and only each other wait for them.
     """
 
     def __init__(self, rows: PoolRows) -> None:
@@ -48,7 +47,7 @@ class PoolRoom:
         self._releases = 0
         self._full_in_step = self._slow_full_in_step = -1
         self._slow: set[str] = set()
-        """Of the requests that hold rows, those whose blocks come from a slow store."""
+        """Of the requests that hold rows, those whose loads are slow."""
         self._resumed: set[str] = set()
         """Preempted requests. vLLM does not report when they are scheduled again, so they reserve
         no room."""
@@ -68,7 +67,7 @@ class PoolRoom:
         is_slow: bool = False,
     ) -> Room:  # fmt: skip
         """Reserve `rows` rows in all for this request, including those it holds, which waits at
-        most `wait_s` while none becomes free. `is_slow`: of blocks from a slow store. A request
+        most `wait_s` while none becomes free. `is_slow`: its load holds them for long. A request
         alone always gets room."""
         if request_id in self._resumed:
             return Room.GRANTED

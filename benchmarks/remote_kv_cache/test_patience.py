@@ -126,14 +126,14 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
     """Serve prompts one after the other. Raises `Skipped` without vLLM."""
     try:
         from benchmarks.simulated.modelled_client import Link
-        from benchmarks.simulated.virtual_engine import Compute, engine_of
+        from benchmarks.simulated.virtual_engine import engine_of
     except ImportError as error:
         raise Skipped(f"no vLLM: {error}") from None
 
     scene = SCENES[cell.scene]
     block_s = BLOCK_BYTES / (cell.link_mb_s * 1e6)
     link = Link(scene.delay_s, block_s, scene.jitter, [*_pauses(scene)])
-    compute = Compute(cell.compute_s, prior=PRIOR, answers_s=cell.answers_ms / 1000)
+    compute = _compute_of(cell)
     if cell.policy == NEVER:
         return _never(cell, num_prompts, link, compute)
     settings = {"patience": 1000, "max_wait_ms": 600_000, "break_even": False}
@@ -161,6 +161,12 @@ def outcome_of(cell: Cell, num_prompts: int) -> Outcome:
                 if cell.policy == ALWAYS:
                     break  # each of them waits as long as the first
     return Outcome(regrets, in_vain / (num_prompts * BLOCKS), outage_s)
+
+
+def _compute_of(cell: Cell) -> Any:
+    from benchmarks.simulated.virtual_engine import Compute
+
+    return Compute(cell.compute_s, prior=PRIOR, answers_s=cell.answers_ms / 1000)
 
 
 def oracle(link: Any, began_s: float, compute: Any) -> tuple[float, int]:
@@ -236,7 +242,10 @@ def figures_of(found: dict[Cell, Outcome]) -> list[Figure]:
     for (policy, scene), cells in groups.items():
         name = f"{policy}: {scene}"
         if scene in OUTAGES:
-            shares = [found[cell].outage_s / max(1.0, cell.compute_s) for cell in cells]
+            shares = [
+                found[cell].outage_s / max(1.0, _compute_of(cell).rest_s(0, BLOCKS))
+                for cell in cells
+            ]
             values = {"share of a prompt, %": 100 * max(shares)}
             figures.append(Figure(name, "of max(prompt, 1 s)", values))
             continue

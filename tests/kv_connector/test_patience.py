@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from scripted_client import TOKENS_PER_BLOCK, Engine
+from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Engine
 from test_break_even import steps
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
@@ -79,6 +79,22 @@ def test_no_wait_is_shorter_than_most_of_a_step_of_up_to_a_second(step_s: float,
     assert floor_s <= LONGEST_STEP_S
     steps(speed, *[[]] * (KEPT_SAMPLES // 2 + 1), step_s=0.002)
     assert patience(speed).floor_s == MOST_FLOOR_S, "an engine that only waits is soon impatient"
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "wait_s"), [(0.3, 0.1), (1.2, 0.12), (1.6, 0.16), (30.0, 3.0)]
+)
+def test_a_wait_of_a_busy_engine_ends_with_the_last_step_that_its_share_has(
+    compute_s: float, wait_s: float
+):
+    """Its end shows at the end of a step, so one more step would be beyond the share."""
+    speed, step_s = EngineSpeed(), 0.05
+    steps(speed, *[[1]] * LEAST_SAMPLES, step_s=step_s)
+    link = LinkSpeed()
+    link.lookup_took(0.0001)
+    ends_s = patience(speed, link).wait_s(compute_s)
+    assert wait_s - 1.5 * step_s < ends_s <= wait_s
+    assert -(-ends_s // step_s) * step_s <= wait_s
 
 
 # ── the time to compute ──────────────────────────────────────────────────────────────────
@@ -163,6 +179,18 @@ def test_a_server_that_is_slow_and_alive_is_waited_for_once_that_is_known(engine
         asked.found(*[READABLE] * 10)
         found = engine.lookup(context, keys)
     assert found == ["HIT"] * 10
+
+
+def test_prompts_over_a_slow_link_hold_half_of_the_room_for_loads(engine: Engine):
+    """Of 30 rows. A row of theirs takes a quarter of a second; to compute it takes a third."""
+    slow_engine(engine, 96)
+    for _ in range(LEAST_SAMPLES):
+        engine.tier.break_even.link.load_took(4 * BLOCK_BYTES, 1.0)
+    found = {
+        name: engine.lookup(*engine.ask(name, num_blocks, *[READABLE] * num_blocks))
+        for name, num_blocks in (("long", 10), ("next", 10), ("short", 3))
+    }
+    assert found == {"long": ["HIT"] * 10, "next": ["RETRY"] * 10, "short": ["HIT"] * 3}
 
 
 @pytest.mark.parametrize(("replies_s", "in_vain_s"), [(0.001, 0.499), (0.5, 0.0)])

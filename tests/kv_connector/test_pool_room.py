@@ -43,7 +43,7 @@ def test_a_long_prompt_is_not_overtaken_by_short_ones_behind_it():
     assert take(room, ("long", 25), ("short", 1), step=2) == [GRANTED, GRANTED]
 
 
-def test_prompts_that_wait_for_a_slow_store_never_keep_out_one_that_does_not():
+def test_prompts_whose_loads_are_slow_never_keep_out_one_that_does_not():
     room = Pool(30, 1)
     slow = [room.ask(name, 8, step=0, is_slow=True) for name in ("a", "b", "c")]
     assert slow == [GRANTED, WAIT, WAIT], "half of the rows"
@@ -53,7 +53,7 @@ def test_prompts_that_wait_for_a_slow_store_never_keep_out_one_that_does_not():
     assert take(room, ("huge", 31), step=1) == [WAIT]
 
 
-def test_a_prompt_of_a_slow_store_that_is_larger_than_its_share_is_alone_there():
+def test_a_slow_prompt_that_is_larger_than_its_share_is_alone_there():
     room = Pool(30, 1)
     assert room.ask("large", 20, step=0, is_slow=True) is GRANTED
     assert room.ask("next", 1, step=0, is_slow=True) is WAIT
