@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from examples import tiny_model
-from examples.engine import Completion, EngineError, VllmServer
+from examples.engine import Completion, EngineError, VllmServer, tokens_by_level
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
 from examples.progress import one_interrupt, step
 from remote_server.client import ClientConfig, RemoteClient
@@ -45,6 +45,11 @@ TIERS = ("disk", "bucket")
 FLEET = 4
 LEVELS = {"computed": "computed", "engine": "engine", "pool": "CPU pool", "server": "server"}
 
+WHY = {
+    "kvferry_missed_blocks_total": ("missed:", "reason"),
+    "kvferry_loaded_blocks_total": ("loaded:", "outcome"),
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -57,6 +62,8 @@ class Row:
     served_blocks: int  # the server's count of blocks sent for this case
     from_tiers: dict[str, int]  # those of them that only its disk had, or its bucket
     expected_from_tiers: dict[str, int]
+    not_used: str
+    """Why blocks were not taken from the server, as the engine counts it."""
 
     def wrong(self, cold: "Row") -> list[str]:
         """All differences of this row from the expected values."""
@@ -80,6 +87,8 @@ class Row:
                     f"{self.case}: {self.from_tiers[tier]} blocks from the server's {tier}, "
                     f"expected {self.expected_from_tiers[tier]}"
                 )
+        if found and self.not_used:
+            found.append(f"{self.case}: not used, by the engine's counters: {self.not_used}")
         return found
 
 
@@ -225,13 +234,14 @@ class Demo:
         tier: str = "memory",
     ) -> None:
         """Send the prompt. Of the server's tokens all come from this `tier`."""
-        before = engine.cached_by_level()
+        before = engine.metrics()
         # An engine's own test block, at its start, has been sent as well.
         handed_out = self._handed_out(case)
         with step(case):
             answer = engine.complete(self._prompt, ANSWER_TOKENS)
-        after = engine.cached_by_level()
-        tokens = {level: after[level] - before[level] for level in before}
+        after = engine.metrics()
+        levels_before, levels = tokens_by_level(before), tokens_by_level(after)
+        tokens = {level: levels[level] - levels_before[level] for level in levels}
         tokens["computed"] = answer.prompt_tokens - sum(tokens.values())
         cached = {"engine": engine_tokens, "pool": pool_tokens, "server": server_tokens}
         expected = cached | {"computed": len(self._prompt) - sum(cached.values())}
@@ -241,6 +251,7 @@ class Demo:
             Row(
                 case, answer, tokens, expected, served["get_hit"],
                 {each: served[f"{each}_promoted"] for each in TIERS}, from_tier,
+                not_used(before, after),
             )
         )  # fmt: skip
 
@@ -271,6 +282,19 @@ class Demo:
             if time.monotonic() > deadline:
                 raise StartFailed(f"{name} holds {blocks} of {count} blocks after 30 s")
             time.sleep(0.05)
+
+
+def not_used(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """What of these metrics has grown: misses by reason, and loads that were no hits."""
+    grown: Counter[str] = Counter()
+    for sample, value in after.items():
+        name, _, labels = sample.partition("{")
+        if name in WHY and (count := int(value - before.get(sample, 0))):
+            kind, key = WHY[name]
+            label = labels.partition(f'{key}="')[2].partition('"')[0]
+            if label != "hit":
+                grown[f"blocks {kind} {label}"] += count
+    return ", ".join(f"{count} {what}" for what, count in sorted(grown.items()))
 
 
 @contextmanager

@@ -67,7 +67,6 @@ from kv_connector.spec import (
     refuse_incomplete_rows,
     refuse_without_shared_pool,
 )
-from kv_connector.speeds import EVEN_AT_HIDDEN_SIZES
 from kv_connector.weight_watch import WeightWatch, watch_of_caller
 from remote_server.errors import ConfigError
 
@@ -138,9 +137,14 @@ class KVFerryConnector(OffloadingConnector):
             self._remote = tiers[0]
             with guarded(self, "_windows"):
                 tiers[0].windows_are(windows_of(self.scheduler.config.kv_group_configs))
-            with guarded(self, "_even_at"):
-                hidden = self._vllm_config.model_config.get_hidden_size()
-                tiers[0].break_even.engine.even_at = EVEN_AT_HIDDEN_SIZES * hidden
+            with guarded(self, "_expect_speed"):
+                config, model = self._vllm_config, self._vllm_config.model_config
+                tiers[0].break_even.engine.expect(
+                    model.get_hidden_size(),
+                    model.get_total_num_hidden_layers(),
+                    config.device_config.device_type,
+                    config.parallel_config.world_size,
+                )
             self._introduction = self._introduce(tiers[0])
 
     def _introduce(self, remote: RemoteTier) -> Introduction:

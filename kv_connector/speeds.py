@@ -99,9 +99,19 @@ class LinkSpeed:
         return self._round_trip_s.high
 
 
+# A token takes two operations for each of about 12 * hidden**2 weights of a layer, and
+# four * hidden for each token that it attends to.
 EVEN_AT_HIDDEN_SIZES = 6
-"""`EngineSpeed.even_at` in hidden sizes of a dense model. A token takes two operations for each of
-about 12 * hidden**2 weights of a layer, and four * hidden for each token that it attends to."""
+"""`EngineSpeed.even_at` in hidden sizes of a dense model."""
+OPERATIONS_OF_A_LAYER = 24
+"""For one token, in squares of the hidden size."""
+
+PRIOR_OPERATIONS_PER_S = {"cpu": 1e11}
+"""By vLLM's type of device: of a few cores."""
+PRIOR_OF_ACCELERATORS = 1e14
+"""A third of what dense models reach on large ones, and more than small ones do."""
+LEAST_PRIOR_S = {"cpu": 3.0}
+"""Other programs on the same cores make an engine many times slower."""
 
 
 class Chunk(NamedTuple):
@@ -129,7 +139,10 @@ class EngineSpeed:
     even_at: float = inf
     """See `work_of`; infinite where the model is not known."""
     prior_work_per_s: float | None = None
-    """Taken for its speed until it is measured; None where the model is not known."""
+    """Taken for its speed until it is measured; None where the model is not known. A wrong one is
+    harmless: it sets the wait of one prompt, as a share of the time."""
+    least_prior_s: float = 0.0
+    """The shortest time that is expected by it."""
     _tokens_per_s: Recent = field(default_factory=Recent)
     _work_per_s: Recent = field(default_factory=Recent)
     _step_s: Recent = field(default_factory=Recent)
@@ -138,6 +151,14 @@ class EngineSpeed:
     _is_busy: bool = False
     _queued: float = 0.0
     """Work of the prompts that the engine has begun and not finished."""
+
+    def expect(self, hidden_size: int, num_layers: int, device: str, num_workers: int) -> None:
+        """Set what is known of a model's speed before it computes. `device` is vLLM's type."""
+        operations = OPERATIONS_OF_A_LAYER * num_layers * hidden_size**2
+        per_s = PRIOR_OPERATIONS_PER_S.get(device, PRIOR_OF_ACCELERATORS)
+        self.even_at = EVEN_AT_HIDDEN_SIZES * hidden_size
+        self.prior_work_per_s = per_s * num_workers / operations
+        self.least_prior_s = LEAST_PRIOR_S.get(device, 0.0)
 
     def step_began(
         self, chunks: Iterable[Chunk], now_s: float, *, others: int = 0,
@@ -181,6 +202,9 @@ class EngineSpeed:
     def compute_s(self, chunk: Chunk) -> float | None:
         """How long computing these tokens takes, behind the prompts that the engine has begun.
         None where nothing is known of its speed."""
-        if not (work_per_s := self._work_per_s.so_far or self.prior_work_per_s):
+        work = self._queued + self._work([chunk])
+        if work_per_s := self._work_per_s.so_far:
+            return work / work_per_s
+        if not self.prior_work_per_s:
             return None
-        return (self._queued + self._work([chunk])) / work_per_s
+        return max(self.least_prior_s, work / self.prior_work_per_s)

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from modelless_engine import Make
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Engine
 from test_break_even import steps
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
+from examples.tiny_model import PRESETS
 from kv_connector import lookups
 from kv_connector.config import RemoteConfig
 from kv_connector.patience import (
@@ -52,6 +54,36 @@ def test_a_request_waits_for_a_share_of_what_computing_takes(compute_s: float, w
 def test_before_the_engine_has_computed_anything_the_prior_holds():
     assert patience().compute_s(10_000) == PRIOR_COMPUTE_S
     assert patience().wait_s() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "tokens", "least_s", "most_s"),
+    [
+        ("cuda", 1, 1_000, 0.05, 0.5),
+        ("cuda", 4, 8_000, 0.1, 1.5),
+        ("cuda", 1, 100_000, 20, 200),
+        ("cpu", 1, 10, 3, 3),
+        ("cpu", 1, 1_000, 30, 500),
+    ],
+)
+def test_before_that_a_model_of_known_size_is_taken_for_about_as_fast_as_its_device(
+    device: str, workers: int, tokens: int, least_s: float, most_s: float
+):
+    """A model of 8 billion weights. What it has computed once counts instead."""
+    speed = EngineSpeed()
+    speed.expect(hidden_size=4096, num_layers=32, device=device, num_workers=workers)
+    assert least_s <= patience(speed).compute_s(tokens) <= most_s
+    steps(speed, [1000], step_s=1.0)
+    assert 1.0 <= patience(speed).compute_s(1000) < 1.05
+
+
+def test_an_engine_takes_its_model_for_so_fast(make: Make):
+    connector = make().connector
+    assert connector._remote is not None
+    speed, as_expected = connector._remote.break_even.engine, EngineSpeed()
+    as_expected.expect(PRESETS["small"].hidden_size, PRESETS["small"].layers, "cpu", 1)
+    assert speed == as_expected
+    assert not connector._remote.counters.totals()
 
 
 def test_share_and_upper_limit_are_settings():
