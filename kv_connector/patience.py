@@ -19,8 +19,8 @@ from kv_connector.config import RemoteConfig
 from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
 
 PRIOR_COMPUTE_S = 3.0
-"""Taken for the time to compute a prompt before the engine has computed any. It errs to waiting:
-0.3 s are lost at most once, on a GPU, and seconds are saved on a CPU."""
+"""Taken for the time to compute a prompt where neither the engine's speed nor its model is known.
+It errs to waiting: 0.3 s are lost at most once, and seconds may be saved."""
 
 # The floor is so many round trips, within these limits: the reply comes behind those of others, and
 # the threads of a busy host wait for a core.
