@@ -132,6 +132,16 @@ def work_of(chunk: Chunk, even_at: float) -> float:
     return chunk.tokens + attended / even_at
 
 
+class _Step(NamedTuple):
+    """One that is under way."""
+
+    tokens: int
+    """Of prompts; 0 where they do not measure the engine's speed."""
+    work: float
+    planned_s: float
+    has_prompts: bool
+
+
 @dataclass
 class EngineSpeed:
     """Duration of the engine's recent steps, and prompt tokens computed a second."""
@@ -145,10 +155,14 @@ class EngineSpeed:
     """The shortest time that is expected by it."""
     _tokens_per_s: Recent = field(default_factory=Recent)
     _work_per_s: Recent = field(default_factory=Recent)
-    _step_s: Recent = field(default_factory=Recent)
-    _under_way: deque[tuple[int, float, float]] = field(default_factory=deque)
+    _prompt_step_s: Recent = field(default_factory=Recent)
+    """Of steps with tokens of prompts, which may be many times as long as those without."""
+    _answer_step_s: Recent = field(default_factory=Recent)
+    _under_way: deque[_Step] = field(default_factory=deque)
     _last_end_s: float = float("-inf")
     _is_busy: bool = False
+    _has_prompts: bool = False
+    """Whether the last step had tokens of prompts, or the next one has."""
     _queued: float = 0.0
     """Work of the prompts that the engine has begun and not finished."""
 
@@ -172,19 +186,20 @@ class EngineSpeed:
             tokens = 0
         if len(self._under_way) == MOST_STEPS_UNDER_WAY:
             self._under_way.clear()
-        self._under_way.append((tokens, self._work(chunks), now_s))
+        self._under_way.append(_Step(tokens, self._work(chunks), now_s, bool(chunks)))
         self._queued = self._work(unfinished)
         self._is_busy = bool(chunks) or others > 0
+        self._has_prompts = bool(chunks) or self._queued > 0
 
     def step_ended(self, now_s: float) -> None:
         """The oldest step in flight ended. A pipelined step began when the one before it ended."""
         if self._under_way:
-            tokens, work, planned_s = self._under_way.popleft()
-            took_s = now_s - max(planned_s, self._last_end_s)
-            self._step_s.add(took_s)
-            if tokens and took_s > 0:
-                self._tokens_per_s.add(tokens / took_s)
-                self._work_per_s.add(work / took_s)
+            step = self._under_way.popleft()
+            took_s = now_s - max(step.planned_s, self._last_end_s)
+            (self._prompt_step_s if step.has_prompts else self._answer_step_s).add(took_s)
+            if step.tokens and took_s > 0:
+                self._tokens_per_s.add(step.tokens / took_s)
+                self._work_per_s.add(step.work / took_s)
         self._last_end_s = now_s
 
     def _work(self, chunks: Iterable[Chunk]) -> float:
@@ -193,7 +208,11 @@ class EngineSpeed:
     @property
     def step_s(self) -> float:
         """How long a step takes now. An engine that computes nothing takes none to speak of."""
-        return (self._step_s.value or 0.0) if self._is_busy else 0.0
+        if not self._is_busy:
+            return 0.0
+        kinds = self._answer_step_s, self._prompt_step_s
+        now, other = reversed(kinds) if self._has_prompts else kinds
+        return now.so_far or other.value or 0.0
 
     @property
     def tokens_per_s(self) -> float | None:

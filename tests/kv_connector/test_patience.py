@@ -129,6 +129,17 @@ def test_a_wait_of_a_busy_engine_ends_with_the_last_step_that_its_share_has(
     assert -(-ends_s // step_s) * step_s <= wait_s
 
 
+def test_the_long_steps_of_prompts_lengthen_no_wait_between_prompts():
+    speed = EngineSpeed()
+    steps(speed, *[[512]] * KEPT_SAMPLES, step_s=0.8)
+    assert patience(speed).floor_s == pytest.approx(0.64), "the next step may have a prompt too"
+    speed.step_began([], 100.0, others=32)
+    speed.step_ended(100.05)
+    assert patience(speed).floor_s == MOST_FLOOR_S
+    speed.step_began([], 101.0, others=32, unfinished=[Chunk(1)])
+    assert patience(speed).floor_s == pytest.approx(0.64)
+
+
 # ── the time to compute ──────────────────────────────────────────────────────────────────
 
 
