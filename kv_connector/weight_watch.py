@@ -126,6 +126,11 @@ class WeightSampler:
     def begin(self) -> None:
         """Sample the parameters as they are after the work submitted so far. Raises `ValueError`
         where none can be read."""
+        # vLLM's classes of parameters intercept each access to a tensor, in Python: twice the time.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._gather()
+
+    def _gather(self) -> None:
         layout, places = hashlib.blake2b(digest_size=16), dict[str, _Place]()
         found: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for model in self._models():

@@ -49,6 +49,24 @@ def test_every_parameter_counts(name: str, how: Callable[[torch.Tensor], Any]):
         assert digest(model) != before
 
 
+def test_a_sample_calls_no_code_of_a_parameters_own_class():
+    """vLLM's classes intercept each access to a tensor, in Python."""
+    calls = []
+
+    class Intercepting(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: Any, *rest: Any) -> Any:
+            calls.append(func)
+            return super().__torch_function__(func, *rest)
+
+    model, plain = torch.nn.Module(), torch.nn.Module()
+    model.wide = Intercepting(torch.ones(300, 200), requires_grad=False)
+    plain.wide = torch.nn.Parameter(torch.ones(300, 200), requires_grad=False)
+    calls.clear()
+    assert digest(model) == digest(plain)
+    assert not calls
+
+
 def test_the_names_shapes_and_types_of_parameters_count():
     model, other = Model(), Model()
     other.wide = parameter(200, 300)
