@@ -28,10 +28,10 @@ _PACKS = {
     "renewed": "renewed",
     "renew_failed": "renew_failed",
 }
-_HEADERS = ("read", "absent", "damaged", "version", "codec", "declined")
+_HEADERS = ("read", "absent", "damaged", "version", "codec", "too_large", "declined")
 _ROWS = (
     "demoted", "written", "read", "read_failed", "read_late", "read_stuck", "promoted",
-    "promote_failed", "promote_no_slot", "lost", "removed", "cleared", "expired",
+    "promote_failed", "promote_no_slot", "promote_misfit", "lost", "removed", "cleared", "expired",
 )  # fmt: skip
 _EVENTS = ("pauses", "lookups_refused", "listed", "sweeps")
 

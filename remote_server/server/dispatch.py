@@ -30,7 +30,7 @@ from remote_server.server.streams import Stream
 from remote_server.store.gets import KeyStates
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
-from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, to_end
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, Guard, Steps, to_end
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,15 @@ class Handlers:
         bucket: Callable[[], protocol.BucketStats | None] = lambda: None,
         name: str = "",
         lanes: ServerLanes | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
         empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
         `server_counters` are shown beside those of `store`. `later` queues the remaining
         steps of a request that waited for the disk; without it they run at once. `bucket` is
-        called for the state of the bucket. `name` is the server's."""
+        called for the state of the bucket. `name` is the server's. `guard` counts the requests that
+        fail by a fault of the server."""
+        self._guard = guard or Guard()
         self._bucket = bucket
         self._clock = clock
         self._arrived = 0.0
@@ -176,7 +179,7 @@ class Handlers:
         elif isinstance(error, RemoteProtocolError):
             refusal = RequestRefused(ErrorCode.BAD_MESSAGE, str(error))
         else:  # one request must never end the server for all others
-            log.error("a request failed inside the server", exc_info=error)
+            self._guard.request_failed(error)
             refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
         self._answer_refusal(client, request_id, refusal)
 

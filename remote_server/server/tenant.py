@@ -33,6 +33,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.bucket.drain import PackWalk
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket
 from remote_server.store.bucket.sweep import Limits
+from remote_server.store.bucket.transfers import Largest
 from remote_server.store.bucket.writer import PacksBelow, PackWriter
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
@@ -101,7 +102,8 @@ class Tenant:
         if disk is not None:
             below.append(Below(disk, self._admission(server_config, disk)))
         if bucket is not None:
-            self.bucket = self._open_bucket(server_config, bucket, wake)
+            largest = Largest(tier.slabs.slab_bytes, server_config.pack)
+            self.bucket = self._open_bucket(server_config, bucket, wake, largest)
             rate = math.ceil(server_config.bucket_write_rate / bucket.num_tenants)
             budget = WriteBudget(rate, 0, 0, clock)
             below.append(PacksBelow(self.bucket.tier, Admit(server_config.bucket_admit), budget))
@@ -121,7 +123,7 @@ class Tenant:
             self.local.secret if self.local is not None else b"",
             tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
-            bucket=self._bucket_stats, name=server_config.name, lanes=lanes,
+            bucket=self._bucket_stats, name=server_config.name, lanes=lanes, guard=guard,
         )  # fmt: skip
 
     @property
@@ -303,14 +305,15 @@ class Tenant:
             self.disk.close()
 
     def _open_bucket(
-        self, server_config: ServerConfig, bucket: SharedBucket, wake: Callable[[], None]
-    ) -> OpenBucket:
+        self, server_config: ServerConfig, bucket: SharedBucket, wake: Callable[[], None],
+        largest: Largest,
+    ) -> OpenBucket:  # fmt: skip
         ages = [age_s for age_s in (server_config.bucket_days * 86_400, self.config.ttl_s) if age_s]
         num_bytes = math.ceil(server_config.bucket_bytes / bucket.num_tenants)
         limits = Limits(num_bytes, min(ages, default=0.0), can_renew=not self.config.ttl_s)
         return OpenBucket(
             bucket, MeteredObjects(bucket.objects, self._bucket_calls), self.config.name,
-            server_config.pack, server_config.pack_compress, limits, wake, self._guard,
+            largest, server_config.pack_compress, limits, wake, self._guard,
             self._clock,
         )  # fmt: skip
 

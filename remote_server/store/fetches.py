@@ -198,7 +198,7 @@ class Fetches:
         memory has no room for all of them."""
         below.recency.flush()
         tier = below.tier
-        sources = [block for block in tier.pin_all(namespace, [*to_read]) if block is not None]
+        sources = self._fitting(below, tier.pin_all(namespace, [*to_read]))
         num_read = 0
         for together in tier.together(sources) if sources else ():
             begun = self._begin(below, namespace, together)
@@ -212,13 +212,22 @@ class Fetches:
         self._counters[below]["promote_no_slot"] += (len(sources) - num_read) * final
         return num_read == len(sources)
 
+    def _fitting(self, below: WayDown, blocks: Sequence[Any]) -> list[Any]:
+        """Those of `blocks` that this server can hold; the others are unpinned and counted."""
+        found = [block for block in blocks if block is not None]
+        fitting = [block for block in found if self._tier_stack.fits(block)]
+        if len(fitting) < len(found):
+            below.tier.unpin_all({*found}.difference(fitting))
+            self._counters[below]["promote_misfit"] += len(found) - len(fitting)
+        return fitting
+
     def _begin(
         self, below: WayDown, namespace: str, together: Together[Any]
     ) -> list[tuple[Block, Any]]:
         """A slot of memory for each block that is wanted, as far as there is room, and then for
         those that come with them. Blocks without a slot are unpinned."""
         tier = below.tier
-        more = self._not_here(namespace, together.more)
+        more = self._not_here(namespace, [*filter(self._tier_stack.fits, together.more)])
         if len(more) < len(together.more):
             tier.unpin_all({*together.more}.difference(more))
         sources = [*together.wanted, *more]
@@ -251,8 +260,40 @@ class Fetches:
         ]  # fmt: skip
 
     def _landed(self, below: WayDown, targets: list[Block], results: list[bool]) -> None:
-        counters = self._counters[below]
+        """A tier's read has ended. Whatever fails here, each fetch that waits for it goes on."""
         namespace = targets[0].namespace
+        readings = [self._reading.pop((namespace, target.key), None) for target in targets]
+        waiting = [
+            (target.key, *waiter)
+            for target, reading in zip(targets, readings, strict=True)
+            for waiter in (reading.waiters if reading is not None else ())
+        ]
+        blocks: Sequence[Block | None] = [None] * len(waiting)
+        try:
+            self._publish(below, targets, results, readings)
+            # All are pinned before the first is handed over: it may make room for other blocks.
+            blocks = self._memory.pin_all(namespace, [key for key, _, _ in waiting])
+        except BaseException:
+            for target in targets:
+                if target.state is BlockState.WRITING:
+                    self._memory.fail_put(target)
+            raise
+        finally:
+            for (_, fetch, place), block in zip(waiting, blocks, strict=True):
+                came = partial(self._came, fetch, place, below.tier.name, block)
+                self._guard.run("a get that read a tier", came, None)
+        here_now = [block for block in targets if block.state is BlockState.READABLE]
+        for faster in self._below[: self._below.index(below)]:
+            faster.published(here_now)
+
+    def _publish(
+        self,
+        below: WayDown,
+        targets: Sequence[Block],
+        results: Sequence[bool],
+        readings: Sequence[Reading | None],
+    ) -> None:
+        counters = self._counters[below]
         published = []
         for target, good in zip(targets, results, strict=True):
             if good:
@@ -262,20 +303,10 @@ class Fetches:
             counters["promoted" if good else "promote_failed"] += 1
         # Where a forced put has published a newer block, the target is detached and stays so.
         self._memory.complete_puts(published)
-        waiting: list[tuple[bytes, Fetch, int]] = []
-        for target in targets:
-            reading = self._reading.pop((namespace, target.key))
-            waiting += [(target.key, *waiter) for waiter in reading.waiters]
-            if reading.hit_comes_later and target.state is BlockState.READABLE:
-                self._hits.brought(namespace, target.key, reading.tier)
-        # All are pinned before the first is handed over: it may make room for other blocks.
-        blocks = self._memory.pin_all(namespace, [key for key, _, _ in waiting])
-        for (_, fetch, place), block in zip(waiting, blocks, strict=True):
-            came = partial(self._came, fetch, place, below.tier.name, block)
-            self._guard.run("a get that read a tier", came, None)
-        here_now = [block for block in targets if block.state is BlockState.READABLE]
-        for faster in self._below[: self._below.index(below)]:
-            faster.published(here_now)
+        for target, reading in zip(targets, readings, strict=True):
+            is_readable = target.state is BlockState.READABLE
+            if reading is not None and reading.hit_comes_later and is_readable:
+                self._hits.brought(target.namespace, target.key, reading.tier)
 
 
 class Part(NamedTuple):

@@ -98,13 +98,17 @@ class MemoryTier(BlockBytes):
         *,
         may_refuse: bool = False,
     ) -> list[Block]:
-        """A slot for each of the first keys, as many as there is room for now, after evictions. The
-        namespace has blocks of at most `block_bytes`. `chain` has the stretches of all keys. With
-        `may_refuse` there is no room for those that rank below all that would be evicted.
+        """A slot for each of the first keys, as many as there is room for now, after evictions;
+        none for blocks that no slab can hold. The namespace has blocks of at most `block_bytes`.
+        `chain` has the stretches of all keys. With `may_refuse` there is no room for those that
+        rank below all that would be evicted.
 
         The caller fills `view(block)` of each, and ends it once, with `complete_puts` or
         `fail_put`. Until then readers see the previous copy, or nothing.
         """
+        if not self.slabs.can_hold(block_bytes):
+            self.refused = False
+            return []
         size_class = self.slabs.size_class(block_bytes)
         if self._namespace_bytes:
             quota = self._namespace_bytes // size_class.slot_bytes

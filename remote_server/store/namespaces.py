@@ -135,6 +135,7 @@ class Namespaces:
             self._evict_one()
         self.forget(name)
         self.known[name] = info.after(known)
+        self._tier_stack.declared[name] = info.block_bytes
         self._used[name] = None
         self._texts[name] = self.known[name].text_bytes
         self.text_bytes += self._texts[name]
@@ -146,6 +147,7 @@ class Namespaces:
         self.text_bytes -= self._texts.pop(name, 0)
         self._used.pop(name, None)
         self.known.pop(name, None)
+        self._tier_stack.declared.pop(name, None)
 
     def stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
         """Those declared, and those below memory that no client has declared since the start;

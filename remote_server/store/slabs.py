@@ -195,9 +195,15 @@ class Slabs:
         self.classes: dict[int, SizeClass] = {}
         self.used_bytes = 0
 
+    def can_hold(self, block_bytes: int) -> bool:
+        """Whether a slab has a slot for a block of that size."""
+        return slot_bytes_for(block_bytes) <= self.slab_bytes
+
     def size_class(self, block_bytes: int) -> SizeClass:
-        """The class of blocks of that size. It is in `classes` only while it has slabs, so that
-        unused sizes take no memory."""
+        """The class of blocks of that size, which a slab must be able to hold. It is in `classes`
+        only while it has slabs, so that unused sizes take no memory."""
+        if not self.can_hold(block_bytes):
+            raise ValueError(f"no slab of {self.slab_bytes} bytes holds {block_bytes}")
         slot_bytes = slot_bytes_for(block_bytes)
         return self.classes.get(slot_bytes) or SizeClass(slot_bytes, self._make_policy())
 

@@ -1,22 +1,27 @@
 """The tier stack: memory, which serves all requests, above a list of tiers that hold copies; what
 they hold together, and how it changes. `fetches.py` reads blocks up into memory."""
 
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
+from remote_server.plain_text import plain
 from remote_server.protocol import UNKNOWN, BlockCopy, Hint, KeyState, Stretch, TierShare
 from remote_server.store.bucket.packs import Group
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
+from remote_server.store.slabs import Block, memory_for_block
+from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.write_behind import WayDown
+from remote_server.values import format_bytes
+
+log = logging.getLogger(__name__)
 
 Packs = Sequence[tuple[WayDown, Sequence[Group]]]
 """Of one lookup, for each tier below memory."""
 
-COUNTERS = ("promoted", "promote_no_slot", "promote_failed", "lost")
+COUNTERS = ("promoted", "promote_no_slot", "promote_failed", "promote_misfit", "lost")
 """Of each tier below memory, beside those of its write-behind and its own."""
 
 MAX_BROUGHT = 1 << 16
@@ -64,6 +69,22 @@ class TierStack:
         """Of each way down. Counted by `Fetches`."""
         self._ttl_s = ttl_s
         self._sweep_at = clock()
+        self.declared: dict[str, int] = {}
+        """The `block_bytes` of each namespace that is declared. Set by `Namespaces`."""
+        self._too_large: set[str] = set()
+        """Namespaces that were found with blocks too large for this server, which may have less
+        memory than the one that wrote them."""
+        for tier in self.tiers:
+            for name, block_bytes in tier.namespaces().items():
+                if not memory.slabs.can_hold(block_bytes):
+                    self._too_large.add(name)
+                    log.warning(
+                        "%s: blocks of %s have %s, and no slab holds more than %s: they are misses "
+                        "until --memory is %s",
+                        tier.name, plain(name), format_bytes(block_bytes),
+                        format_bytes(memory.slabs.slab_bytes),
+                        format_bytes(memory_for_block(block_bytes)),
+                    )  # fmt: skip
         self.window_bytes = max((tier.window_bytes for tier in self.tiers), default=0)
         """What is read ahead of a get's sending: enough to keep the slowest tier busy."""
 
@@ -78,6 +99,20 @@ class TierStack:
         return sum(each.num_waiting for each in self.below)
 
     # ── state ────────────────────────────────────────────────────────────────────────────
+
+    def fits(self, block: TierBlock) -> bool:
+        """Whether this server can hold `block`, which was found below memory, and its namespace may
+        have it. Another server wrote it, or wrote what pretends to be it."""
+        block_bytes = self.declared.get(block.namespace, block.block_bytes)
+        is_of_size = block.length <= block.block_bytes == block_bytes
+        return is_of_size and self.memory.slabs.can_hold(block_bytes)
+
+    def _usable(self, namespace: str) -> Sequence[Tier[Any]]:
+        """The tiers that may have blocks of `namespace` that this server can hold."""
+        if namespace not in self._too_large:
+            return self.tiers
+        can_hold = self.memory.slabs.can_hold
+        return [tier for tier in self.tiers if can_hold(tier.namespaces().get(namespace, 0))]
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The best of the tiers' states of each key, one byte each."""
@@ -126,19 +161,26 @@ class TierStack:
 
     def _near_and_all(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, bytes]:
         """The best states without those across a network, and with them."""
-        near = [tier.lookup_all for tier in self.tiers if not tier.is_remote]
-        remote = [tier.lookup_all for tier in self.tiers if tier.is_remote]
+        tiers = self._usable(namespace)
+        near = [tier.lookup_all for tier in tiers if not tier.is_remote]
+        remote = [tier.lookup_all for tier in tiers if tier.is_remote]
         states = best(self.memory.lookup_all(namespace, keys), near, namespace, keys)
         return states, best(states, remote, namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find is ABSENT, so it is stored."""
-        below = [tier.known_states for tier in self.tiers]
+        below = [tier.known_states for tier in self._usable(namespace)]
         return best(self.memory.lookup_all(namespace, keys), below, namespace, keys)
 
     def states_below(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same without memory."""
-        return best(bytes(len(keys)), [t.lookup_all for t in self.tiers], namespace, keys)
+        tiers = self._usable(namespace)
+        if len(tiers) < len(self.tiers):
+            for each in self.below:
+                if each.tier not in tiers:
+                    states = each.tier.known_states(namespace, keys)
+                    self.counters_of[each]["promote_misfit"] += states.count(KeyState.READABLE)
+        return best(bytes(len(keys)), [tier.lookup_all for tier in tiers], namespace, keys)
 
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""

@@ -7,7 +7,7 @@ from functools import partial
 from remote_server.store.bucket.names import KnownNames
 from remote_server.store.bucket.objects import Failure, Objects
 from remote_server.store.bucket.packs import Group, object_name
-from remote_server.store.bucket.transfers import ReadHeader, read_header
+from remote_server.store.bucket.transfers import Largest, ReadHeader, read_header
 from remote_server.store.disk.pool import Job, Pool, Priority
 
 # Headers of packs that are not known by name which one lookup has read: of the first it names.
@@ -47,8 +47,10 @@ class HeaderReads:
         pending: Pending,
         counters: Counter[str],
         on_read: Callable[[str, bytes, ReadHeader], None],
+        largest: Largest,
     ) -> None:
-        """`on_read` gets the namespace, the key that names the pack, and the result."""
+        """Packs above the `largest` are not used. `on_read` gets the namespace, the key that names
+        the pack, and the result."""
         self._objects = objects
         self._pool = pool
         self._tenant = tenant
@@ -56,6 +58,7 @@ class HeaderReads:
         self._pending = pending
         self._counters = counters
         self._on_read = on_read
+        self._largest = largest
         self._reading: set[tuple[str, bytes]] = set()
 
     def read(self, namespace: str, groups: Iterable[Group]) -> None:
@@ -79,7 +82,7 @@ class HeaderReads:
         rows = group.keys if is_known else []
         self._pending.add(namespace, rows)
         path = object_name(self._tenant, namespace, group.name)
-        work = partial(read_header, self._objects, path, namespace, group.name)
+        work = partial(read_header, self._objects, path, namespace, group.name, self._largest)
         finish = partial(self._ended, namespace, group.name, rows)
         self._pool.submit(Job(Priority.READ, lambda _: work(), finish))
         return True

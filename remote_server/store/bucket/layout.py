@@ -124,10 +124,18 @@ def decode_header(data: bytes | memoryview, namespace: str, key: bytes) -> PackH
         raise PackDamaged(f"its header is unreadable: {error}") from error
     if header.namespace != namespace or header.rows[-1].key != key:
         raise PackDamaged("it is not the pack of its name")
+    _check_rows(header)
     if version == PLAIN:
         return PackHeader(header.namespace, header.block_bytes, header.rows)
     _check_compressed(header)
     return header
+
+
+def _check_rows(header: PackHeader) -> None:
+    if len({row.key for row in header.rows}) < len(header.rows):
+        raise PackDamaged("its header names a key twice")
+    if max(row.length for row in header.rows) > header.block_bytes:
+        raise PackDamaged("a row of it is longer than a block")
 
 
 def _check_compressed(header: PackHeader) -> None:

@@ -11,6 +11,7 @@ from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
 from remote_server.store.bucket.reads import NUM_READERS
 from remote_server.store.bucket.sweep import CLOCK, Limits, Swept, one_round, sweep
 from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.bucket.transfers import Largest
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
 from remote_server.turns import Guard
 
@@ -64,15 +65,15 @@ class OpenBucket:
         shared: SharedBucket,
         objects: Objects,
         tenant: str,
-        pack_bytes: int,
+        largest: Largest,
         compress: str,
         limits: Limits,
         wake: Callable[[], None],
         guard: Guard,
         clock: Callable[[], float],
     ) -> None:
-        """Lists the tenant's packs in the background. `wake` is called when `tier.finish_jobs` has
-        work."""
+        """Lists the tenant's packs in the background. None above the `largest` is used. `wake` is
+        called when `tier.finish_jobs` has work."""
         self._objects = objects
         self._prefix = tenant_prefix(tenant)
         self._limits = limits
@@ -84,7 +85,8 @@ class OpenBucket:
         self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
         self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
         self.tier = BucketTier(
-            objects, self.pool, tenant, budget=limits.num_bytes, pack_bytes=pack_bytes,
+            objects, self.pool, tenant, budget=limits.num_bytes,
+            pack_bytes=largest.pack_bytes, block_bytes=largest.block_bytes,
             clock=clock, readers=self.readers, compress=compress,
             renew_age_s=limits.max_age_s if limits.can_renew else 0.0,
         )  # fmt: skip

@@ -24,7 +24,7 @@ from remote_server.store.bucket.reads import PackReads
 from remote_server.store.bucket.removals import Removals
 from remote_server.store.bucket.renewals import Renewals
 from remote_server.store.bucket.sweep import Swept
-from remote_server.store.bucket.transfers import ReadHeader
+from remote_server.store.bucket.transfers import Largest, ReadHeader
 from remote_server.store.bucket.writes import PackWrites
 from remote_server.store.disk.layout import padded
 from remote_server.store.disk.pool import Pool
@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 COUNTERS = (
     *reads.COUNTERS, *renewals.COUNTERS,
     "packs_written", "packs_existed", "headers_read", "headers_absent",
-    "headers_damaged", "headers_declined", "headers_version", "headers_codec", "written",
-    "written_bytes", "written_plain_bytes", "write_io_error", "write_cleared", "dropped_absent",
-    "removed", "cleared", "expired", "declined_busy", "declined_unavailable", "pauses", "listed",
-    "sweeps", "swept_packs", "evicted", *(f"failed_{failure}" for failure in Failure),
+    "headers_damaged", "headers_declined", "headers_version", "headers_codec", "headers_too_large",
+    "written", "written_bytes", "written_plain_bytes", "write_io_error", "write_cleared",
+    "dropped_absent", "removed", "cleared", "expired", "declined_busy", "declined_unavailable",
+    "pauses", "listed", "sweeps", "swept_packs", "evicted",
+    *(f"failed_{failure}" for failure in Failure),
 )  # fmt: skip
 """Always present, from zero. `failed_*` counts calls of the store by the reason of their failure;
 `failed_absent` a pack that was known and is gone."""
@@ -64,12 +65,14 @@ class BucketTier:
         *,
         budget: int = 0,
         pack_bytes: int = 16 << 20,
+        block_bytes: int = 1 << 32,
         renew_age_s: float = 0.0,
         compress: str = "none",
         clock: Callable[[], float] = time.monotonic,
         readers: Pool | None = None,
     ) -> None:
-        """`budget` is what sweeps keep, 0 for none; `renew_age_s` the age at which they remove
+        """`budget` is what sweeps keep, 0 for none; no pack has more than `pack_bytes`, and no row
+        more than `block_bytes`; `renew_age_s` the age at which they remove
         packs that were not renewed. `objects` and `pool` are the caller's, and so are `readers`,
         whose threads read packs: without them `pool` does."""
         self.objects = objects
@@ -95,6 +98,7 @@ class BucketTier:
             self._contents.pending,
             self._counters,
             self._header_read,
+            Largest(block_bytes, pack_bytes),
         )
         self._renewals = Renewals(
             objects, pool, self.store_clock, renew_age_s, self._counters, self._name_of,

@@ -31,6 +31,20 @@ class ReadHeader(NamedTuple):
     """The counter of a pack that only other servers can read."""
 
 
+class Largest(NamedTuple):
+    """What this server can hold."""
+
+    block_bytes: int
+    pack_bytes: int
+    """Of all rows of a pack, before compression; a pack of one row may have more."""
+
+    def check(self, header: layout.PackHeader) -> None:
+        """Raise `PackForeign` for the header of a server that can hold more."""
+        rows, block_bytes = len(header.rows), header.block_bytes
+        if block_bytes > self.block_bytes or (rows > 1 and rows * block_bytes > self.pack_bytes):
+            raise layout.PackForeign("headers_too_large", f"{rows} rows of {block_bytes} bytes")
+
+
 class Want(NamedTuple):
     """A row that a reader waits for. The view is as long as the row."""
 
@@ -48,13 +62,16 @@ class WrittenPack(NamedTuple):
     failure: Failure | None = None
 
 
-def read_header(objects: Objects, name: str, namespace: str, key: bytes) -> ReadHeader:
-    """The header of the pack `name`, checked."""
+def read_header(
+    objects: Objects, name: str, namespace: str, key: bytes, largest: Largest
+) -> ReadHeader:
+    """The header of the pack `name`, checked whole, and against what this server can hold."""
     try:
         head, header = read_start(objects, name, namespace, key, layout.HEADER_READ_BYTES)
         *_, last = layout.offsets_of(header, layout.header_bytes_of(head.data))
-        if last + header.stored_lengths[-1] > head.num_bytes:
-            raise layout.PackDamaged(f"{head.num_bytes} bytes, shorter than its rows")
+        if last + header.stored_lengths[-1] != head.num_bytes:
+            raise layout.PackDamaged(f"{head.num_bytes} bytes, not those of its rows")
+        largest.check(header)
     except BucketError as error:
         if error.failure is Failure.SHORT:
             return ReadHeader(None, damage=str(error))

@@ -1,13 +1,17 @@
 """Guards of the bucket: which pack a name may have, which rows a pack, and which pack leaves."""
 
+from pathlib import Path
+
 import pytest
+from bucket_helpers import folder_url
 from wire_peer import key
 
 from remote_server.protocol import Stretch
 from remote_server.store.bucket import layout
-from remote_server.store.bucket.objects import Listed
+from remote_server.store.bucket.objects import Listed, Objects
 from remote_server.store.bucket.packs import PARTITIONS, joined, object_name
 from remote_server.store.bucket.sweep import Limits, sweep
+from remote_server.store.bucket.transfers import Largest, read_header
 
 
 def test_a_header_counts_only_under_its_namespace_and_its_last_key():
@@ -17,6 +21,41 @@ def test_a_header_counts_only_under_its_namespace_and_its_last_key():
     for namespace, last in (("other", key(1)), ("ns", key(0))):
         with pytest.raises(layout.PackDamaged, match="not the pack of its name"):
             layout.decode_header(encoded, namespace, last)
+
+
+ROW = layout.RowHeader(key(0), 4096, 1, 0, 0)
+OTHER = layout.RowHeader(key(1), 4096, 2, 0, 0)
+LONGER = layout.RowHeader(key(1), 4097, 2, 0, 0)
+
+
+@pytest.mark.parametrize("rows", [[OTHER, OTHER], [OTHER, ROW, OTHER], [ROW, LONGER]])
+def test_a_header_whose_rows_cannot_be_so_is_damaged(rows: list[layout.RowHeader]):
+    encoded = layout.encode_header(layout.PackHeader("ns", 4096, rows))
+    with pytest.raises(layout.PackDamaged, match=r"a key twice|longer than a block"):
+        layout.decode_header(encoded, "ns", key(1))
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "read"),
+    [
+        (layout.PackHeader("ns", 4096, [ROW, OTHER]), 2 * 4096, ("", "")),
+        (layout.PackHeader("ns", 4096, [ROW, OTHER]), 4096, ("damage", "not those of its rows")),
+        (layout.PackHeader("ns", 4096, [ROW, OTHER]), 3 * 4096, ("damage", "not those of its")),
+        (layout.PackHeader("ns", 8192, [OTHER]), 4096, ("foreign", "headers_too_large")),
+        (layout.PackHeader("ns", 4096, [
+            layout.RowHeader(key(n), 4096, n, 0, 0) for n in (5, 6, 7, 8, 1)
+        ]), 5 * 4096, ("foreign", "headers_too_large")),
+    ],
+)  # fmt: skip
+def test_a_pack_is_used_where_its_object_has_its_rows_and_this_server_can_hold_them(
+    header: layout.PackHeader, body: int, read: tuple[str, str], tmp_path: Path
+):
+    objects = Objects(folder_url(tmp_path))
+    objects.put("pack", [layout.encode_header(header), bytes(body)])
+    found = read_header(objects, "pack", "ns", key(1), Largest(4096, 4 * 4096))
+    field, words = read
+    assert (found.header == header) is not bool(field)
+    assert words in getattr(found, field or "damage")
 
 
 def test_stretches_are_joined_where_one_goes_on_and_not_over_a_gap_or_an_overlap():

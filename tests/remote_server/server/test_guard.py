@@ -101,6 +101,20 @@ def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
     assert watched.counters["internal_errors"] == MANY_FAILURES + 1
 
 
+def test_requests_that_fail_often_are_ailing_also_where_others_succeed_between_them(caplog):
+    now = [0.0]
+    watched = Guard(lambda: now[0])
+    for _ in range(MANY_FAILURES):
+        assert watched.ailing == []
+        watched.request_failed(ValueError("x"))
+        watched.run("copying", lambda: 5, 7)
+    assert watched.ailing == [f"{MANY_FAILURES} requests failed within {turns.OFTEN_S:g} s"]
+    assert len(caplog.records) == 1
+    assert watched.counters["internal_errors"] == MANY_FAILURES
+    now[0] += turns.OFTEN_S + 1
+    assert watched.ailing == []
+
+
 def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
     copier = Copier()
     seen: list = []
@@ -245,6 +259,21 @@ async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
         broken.left = 0
         eventually(lambda: server._wakeup.wake() or not server._guard.ailing)
         assert (await ask(admin))[0] == 200
+
+
+async def test_health_tells_of_requests_that_fail_while_others_do_not(ask, context, monkeypatch):
+    with served() as (server, admin):
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        broken = Broken(monkeypatch, server.store.puts, "begin", times=MANY_FAILURES)
+        while broken.left:
+            assert peer.put([1]).code == "internal"
+            assert peer.lookup([1]).prefix == 0
+        assert await ask(admin) == (
+            503, f"{MANY_FAILURES} requests failed within {turns.OFTEN_S:g} s\n"
+        )  # fmt: skip
+        assert peer.put([1]).created == 1
+        assert peer.stats().counters["internal_errors"] == MANY_FAILURES
 
 
 async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypatch, tmp_path):

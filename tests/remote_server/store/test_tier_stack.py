@@ -77,6 +77,20 @@ def test_a_working_set_of_several_memories_is_served_whole_from_both(both):
     assert both.disk.tier.counters()["written"] == 4 * IN_MEMORY, "something was written twice"
 
 
+def test_a_fetch_goes_on_when_what_came_for_it_cannot_be_published(both, monkeypatch):
+    """By a fault of any kind in that step: its blocks are misses, and others are read as before."""
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+
+    def fails(_):
+        raise KeyError("a fault of the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(both.memory, "complete_puts", fails)
+        assert both.fetch(0, 1) == [None, None]
+    assert both.fetch(2) == [data_of(2)]
+
+
 def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp_path):
     first = Both(tmp_path)
     for number in range(8 * 16):
