@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from remote_server.admin.admin import Admin
-from remote_server.errors import ConfigError
+from remote_server.errors import ConfigError, ServerFailed
 from remote_server.garbage import only_new_collected
 from remote_server.native.mover import what_moves
 from remote_server.plain_text import PlainFormatter, plain
@@ -61,6 +61,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
     except ConfigError as error:
         print(plain(f"remote_server: {error}"), file=sys.stderr)
         return 2
+    except ServerFailed as error:
+        print(plain(f"remote_server: {error}"), file=sys.stderr)
+        return 1
     return 0
 
 

@@ -2,6 +2,7 @@
 
     KVFerryError
     ├── ConfigError               an operator must change something; raised at start-up
+    ├── ServerFailed              the server has ended, with exit status 1: start it again
     ├── ProtocolError
     │   ├── LocalProtocolError    this side built an invalid message: a bug on this side
     │   └── RemoteProtocolError   the peer sent an invalid message: answer or drop it, keep serving
@@ -29,6 +30,10 @@ class KVFerryError(Exception):
 
 class ConfigError(KVFerryError):
     """A setting is unknown, malformed or impossible here. Names the setting and the value."""
+
+
+class ServerFailed(KVFerryError):
+    """The server could not go on, and has ended. No block of its disk or bucket is lost."""
 
 
 class ProtocolError(KVFerryError):

@@ -172,7 +172,8 @@ class Entrance:
     """A listening socket, which can be shut while there are no descriptors for connections.
 
     A peer that connects meanwhile gets no answer, retries by TCP's own rules, and gets in when the
-    socket is open again. Owned by one thread.
+    socket is open again. While it is not closed nothing else can listen on its port. Owned by one
+    thread.
     """
 
     def __init__(self, listener: int) -> None:
@@ -223,6 +224,10 @@ class Entrance:
             except OSError as error:
                 log.warning("connections may be kept from the server for good: %s", error)
         return not self.shut
+
+    def duplicate(self) -> int:
+        """Another descriptor of the listening socket; the caller closes it. Raises `OSError`."""
+        return os.dup(self._socket.fileno())
 
     def close(self) -> None:
         self._socket.close()

@@ -134,10 +134,7 @@ class Authenticator:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def unwatch(self) -> None:
-        """Must be called before the ROUTER is closed."""
-        if self._entrance is not None:
-            self._entrance.close()
-            self._entrance = None
+        """Must be called before the ROUTER is closed. The socket that listens stays open."""
         self._poller.unregister(self._monitor)
         self._router.disable_monitor()
         self._monitor.close(0)
@@ -187,6 +184,12 @@ class Authenticator:
         `OSError`."""
         self._read_events()
 
+    def listener(self) -> int:
+        """A descriptor of the socket that listens, for the next ROUTER, which closes it. Raises
+        `OSError`."""
+        assert self._entrance is not None, "nothing was bound"
+        return self._entrance.duplicate()
+
     def handle(self, events: Mapping[object, int]) -> None:
         """Answer handshakes, and record which connections have opened and closed."""
         now = self._clock()
@@ -215,6 +218,8 @@ class Authenticator:
         self.unwatch()
         self._poller.unregister(self._asked)
         self._asked.close(0)
+        if self._entrance is not None:
+            self._entrance.close()
 
     def _read_events(self) -> None:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -230,7 +235,7 @@ class Authenticator:
             elif event == _CLOSED:
                 self._closed(value)
             elif event == _LISTENING:
-                self._entrance = Entrance(value)
+                self._entrance = self._entrance or Entrance(value)
             elif event == _NOT_ACCEPTED:
                 self.counters["accept_failed"] += 1
                 if value in NO_MORE_FILES and self._entrance is not None and not self.is_shut:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import zmq
 
 from remote_server import protocol
-from remote_server.errors import ConfigError, RequestRefused
+from remote_server.errors import ConfigError, RequestRefused, ServerFailed
 from remote_server.process_limits import backlog
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
 from remote_server.server.auth import Authenticator
@@ -90,11 +90,7 @@ TURN_S = 0.001
 HEARTBEAT_INTERVAL_MS = 5_000
 SILENCE_MS = 30_000
 
-BIND_AGAIN_S = 5.0
-
-
-class CannotBind(Exception):
-    """The address that was bound at the start cannot be bound again."""
+LISTEN_AGAIN_S = 5.0
 
 
 def make_router(context: "zmq.Context[zmq.Socket[bytes]]", bind: str) -> "zmq.Socket[bytes]":
@@ -183,7 +179,7 @@ class Intake:
 
     def start_over(self) -> None:
         """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
-        themselves; their requests in flight are lost, blocks are not. Raises `CannotBind`."""
+        themselves; their requests in flight are lost, blocks are not. Raises `ServerFailed`."""
         self._auth.counters["sockets_replaced"] += 1
         self._poller.unregister(self.router)
         self._lanes.forget_all()
@@ -195,7 +191,7 @@ class Intake:
         for tenant in self._tenants.values():
             tenant.start_over(self.router)
         self._poller.register(self.router, zmq.POLLIN)
-        self._bind_again()
+        self._listen_again()
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
@@ -212,15 +208,23 @@ class Intake:
         views = [frame.buffer for frame in frames[1:]]
         return self._serving.take(tenant, client, views, message.refusal)
 
-    def _bind_again(self) -> None:
-        """libzmq's thread closes the address some time after `close` has returned."""
-        deadline = self._clock() + BIND_AGAIN_S
+    def _listen_again(self) -> None:
+        """The socket that listens is one for the server's life: another process could take a port
+        that is free for a moment. Connections that come meanwhile wait there."""
+        deadline = self._clock() + LISTEN_AGAIN_S
         while True:
+            listener = -1
             try:
+                listener = self._auth.listener()
+                self.router.setsockopt(zmq.USE_FD, listener)
                 self.router.bind(self.endpoint)
-            except zmq.ZMQError as error:
+            except (OSError, zmq.ZMQError) as error:
+                # Without descriptors: libzmq's thread closes its own after `close` has returned.
+                if listener >= 0:
+                    os.close(listener)
                 if self._clock() >= deadline:
-                    raise CannotBind(f"{self.endpoint} cannot be bound again: {error}") from error
+                    why = f"{self.endpoint} cannot be listened on again: {error}"
+                    raise ServerFailed(why) from error
                 time.sleep(0.001)
             else:
                 self._auth.bound()

@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 import zmq
 
+from remote_server.errors import ServerFailed
 from remote_server.keys import read_server_keys
 from remote_server.native.moves import Moves
 from remote_server.process_limits import (
@@ -29,7 +30,7 @@ from remote_server.server.config import ServerConfig, TenantConfig, read_tenants
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.identity import fleets_of, server_version
-from remote_server.server.intake import CannotBind, Flooded, Intake, PrivateMemory, make_router
+from remote_server.server.intake import Flooded, Intake, PrivateMemory, make_router
 from remote_server.server.lane_offer import lane_files, offer_lanes
 from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases
@@ -79,6 +80,7 @@ class Server:
         self._leave = threading.Event()
         self._drain_until: float | None = None
         self._signalled = False
+        self._failure: ServerFailed | None = None
         self._thread: threading.Thread | None = None
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
@@ -86,7 +88,8 @@ class Server:
     def run(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until a signal: the first SIGINT or SIGTERM drains, the second ends at once.
 
-        Raises `ConfigError` when it cannot start. Must run on the main thread.
+        Raises `ConfigError` when it cannot start, and `ServerFailed` when it cannot go on. Must run
+        on the main thread.
         """
         self.start()
         try:
@@ -96,6 +99,8 @@ class Server:
             self.serve()
         finally:
             self.stop()
+        if self._failure is not None:
+            raise self._failure
 
     @named_when_missing()
     def start(self) -> None:
@@ -338,11 +343,12 @@ class Server:
             self._start_over("a message has more frames than can be dropped")
 
     def _start_over(self, why: str) -> None:
-        log.error("all connections are closed and the address is bound again: %s", why)
+        log.error("all connections are closed: %s", why)
         try:
             self._intake.start_over()
-        except CannotBind as error:
+        except ServerFailed as error:
             log.error("%s; the server ends", error)
+            self._failure = error
             self.leave()
         self._private_memory.given_back(self._clock())
 

@@ -1,14 +1,23 @@
 """What a server takes of what is sent to it: frames, and what libzmq holds."""
 
+import signal
 import socket
+import threading
+import time
+from contextlib import closing, suppress
+from functools import partialmethod
+from typing import Any
 
 import pytest
 import zmq
 from wire_peer import HandPeer, Peer, key
 
 from remote_server import protocol
+from remote_server.__main__ import main
+from remote_server.errors import ConfigError, ServerFailed
 from remote_server.protocol import Error, Lookup
 from remote_server.server import intake
+from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
@@ -57,6 +66,77 @@ def test_a_message_whose_rest_takes_too_long_costs_the_connections_and_no_block(
     assert newcomer.lookup([1]).states == other.lookup([1]).states == READABLE
     assert newcomer.stats().counters["sockets_replaced"] == 1
     peer.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "lo", "*"])
+def test_no_other_process_can_take_the_port_while_connections_are_closed(
+    host: str, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
+):
+    config = ServerConfig(
+        bind=f"tcp://{host}:*", memory=MiB, populate=False, admin="off", insecure=host == "*"
+    )
+    try:
+        server = Server(config)
+        server.start()
+    except ConfigError:
+        pytest.skip(f"{host} cannot be bound here")
+    port = int(server.endpoint.rpartition(":")[2])
+    taken, make_router = [], intake.make_router
+
+    def make_router_late(*of: Any) -> Any:
+        """Another asks for the port, for as long as libzmq's thread needs to close its sockets."""
+        for _ in range(100):
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with suppress(OSError):
+                    other.bind(("127.0.0.1", port))
+                    other.listen()
+                    taken.append(port)
+            time.sleep(0.001)
+        return make_router(*of)
+
+    monkeypatch.setattr(intake, "make_router", make_router_late)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        address = server.endpoint.replace("0.0.0.0", "127.0.0.1")
+        context.ipv6 = ":" in host
+        with closing(Peer(context, address)) as peer:
+            peer.hello()
+            peer.put([1])
+        for _ in range(3):
+            server.loop_calls.call(lambda: server._start_over("a test")).result(30)
+            with closing(Peer(context, address)) as peer:
+                peer.hello()
+                assert peer.lookup([1]).states == READABLE
+        assert not taken or ":" in host, "IPv6 has ports of its own"
+    finally:
+        server.leave()
+        thread.join()
+        server.stop()
+
+
+def test_a_server_that_cannot_go_on_ends_with_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def start_over(_: Any) -> None:
+        raise ServerFailed("it cannot listen again")
+
+    monkeypatch.setattr(intake.Intake, "start_over", start_over)
+    monkeypatch.setattr(Server, "serve", partialmethod(_fails_once, Server.serve))
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        status = main(["--bind", "tcp://127.0.0.1:*", "--memory", "1MiB", "--admin", "off"])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert status == 1
+    assert "it cannot listen again" in capsys.readouterr().err
+
+
+def _fails_once(server: Server, serve: Any) -> None:
+    server._start_over("a test")
+    serve(server)
 
 
 def test_a_message_without_an_end_costs_the_connections_when_it_has_grown_too_large(
