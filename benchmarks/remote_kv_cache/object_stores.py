@@ -17,7 +17,7 @@ from benchmarks.harness.files import drop_from_cache
 from benchmarks.harness.runner import Skipped
 from examples.processes import LoggedProcess, free_port
 from remote_server.errors import ConfigError
-from remote_server.store.bucket.objects import BucketError, Objects
+from remote_server.store.bucket.objects import BucketError, StoreObjects
 
 TMPFS, DISK, EMULATOR = "tmpfs", "disk", "emulator"
 NAMES = (TMPFS, DISK, EMULATOR)
@@ -85,7 +85,7 @@ def opened(name: str, directory: Path) -> Iterator[Store]:
         url = f"{url.rstrip('/')}/kvferry-{secrets.token_hex(4)}"
         store = Store(name if name in NAMES else urlsplit(url).scheme, url, description)
         try:
-            Objects(url).size_of("probe")
+            StoreObjects(url).size_of("probe")
         except (ConfigError, BucketError) as error:
             raise Skipped(f"{name} cannot be read: {error}") from None
         stack.callback(_empty, store)
@@ -114,6 +114,6 @@ def _empty(store: Store) -> None:
     if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
         return
-    objects = Objects(store.url)
+    objects = StoreObjects(store.url)
     for listed in [*objects.listing("")]:
         objects.remove([each.name for each in listed])

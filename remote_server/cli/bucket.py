@@ -18,7 +18,7 @@ from remote_server.cli.progress import Progress
 from remote_server.errors import KVFerryError
 from remote_server.protocol.codec import ascii_json
 from remote_server.store.bucket import survey
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, Objects, StoreObjects
 from remote_server.store.bucket.survey import PackObject
 from remote_server.values import format_bytes, whole_number
 
@@ -94,7 +94,7 @@ def _count(text: str) -> int:
 
 def _run(act: Callable[[Objects, argparse.Namespace], int], flags: argparse.Namespace) -> int:
     try:
-        return act(Objects(flags.url, make=False), flags)
+        return act(StoreObjects(flags.url, make=False), flags)
     except BucketError as error:
         raise KVFerryError(
             f"{flags.url}: {reason(error.failure, str(error))}; "

@@ -13,7 +13,7 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.store.bucket.objects import Failure, Objects
+from remote_server.store.bucket.objects import Failure, Objects, StoreObjects
 from remote_server.store.bucket.probe import Probed, probe
 
 _EFFECTS = {
@@ -40,7 +40,7 @@ def of_settings(flags: argparse.Namespace) -> Iterator[Found]:
         url = settings.choose(argparse.Namespace(**given), os.environ).config.bucket
         if not url:
             return
-        objects = Objects(url, make=False)
+        objects = StoreObjects(url, make=False)
     except ConfigError as error:
         yield "bad", str(error)
         return

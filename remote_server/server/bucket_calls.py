@@ -3,6 +3,7 @@ them."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from types import TracebackType
 
@@ -112,6 +113,14 @@ class MeteredObjects(Objects):
             data = self._objects.read(name, begin, end, all_of_it=all_of_it)
             call.num_bytes = data.nbytes
         return data
+
+    @contextmanager
+    def reading(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        with ExitStack() as lent:
+            with Call(self._meter, "get") as call:
+                data = lent.enter_context(self._objects.reading(name, begin, end))
+                call.num_bytes = data.nbytes
+            yield data
 
     def read_head(self, name: str, num_bytes: int) -> Head:
         with Call(self._meter, "header") as call:

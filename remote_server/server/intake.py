@@ -1,13 +1,9 @@
-"""The socket's receiving side: bounded messages, each passed to its tenant's queue; and a check of
-the memory that libzmq holds."""
+"""The socket's receiving side: bounded messages, each passed to its tenant's queue."""
 
-import ctypes
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import zmq
@@ -15,13 +11,12 @@ import zmq
 from remote_server import protocol
 from remote_server.errors import ConfigError, RequestRefused, ServerFailed
 from remote_server.process_limits import backlog
-from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
+from remote_server.protocol import ErrorCode
 from remote_server.server.auth import Authenticator
 from remote_server.server.lanes import ServerLanes
 from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.serving import Serving
 from remote_server.server.tenant import Tenant
-from remote_server.values import MiB
 
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE
@@ -257,65 +252,3 @@ class Intake:
 def _is_given(routing_id: bytes) -> bool:
     """Whether libzmq chose the id, rather than the peer."""
     return len(routing_id) == 5 and routing_id[0] == 0
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
-
-# One message of the largest size, which libzmq holds as a whole before any of it is counted; and 64
-# MiB that the interpreter and the allocator keep of a burst.
-SPARE_BYTES = MAX_MESSAGE_BYTES + 64 * MiB
-
-# Of one connection, in libzmq and not received yet: a correct client's unanswered puts.
-BYTES_PER_CONNECTION = 32 * MiB
-
-CHECK_INTERVAL_S = 0.05
-TRIM_SHARE = 10  # the next check waits this many times the duration of a trim
-GIVE_BACK_S = 10.0
-
-
-class PrivateMemory:
-    """Detects that libzmq holds more than any correct use of the server explains.
-
-    libzmq receives a message as a whole, of any number of frames, and shows nothing of it before
-    its last frame. Only the kernel's count shows the memory of unfinished messages.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._at_start = private_bytes()
-        self._check_at = now
-
-    def is_beyond(self, now: float, num_connections: int, accounted: Callable[[], int]) -> bool:
-        """Whether the process has grown by more than its connections and `accounted` explain. The
-        loop calls this in every turn; it checks, and calls `accounted`, at most every
-        `CHECK_INTERVAL_S`."""
-        if now < self._check_at:
-            return False
-        self._check_at = now + CHECK_INTERVAL_S
-        explained = SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + accounted()
-        if private_bytes() - self._at_start <= explained:
-            return False
-        began = time.monotonic()
-        _trim()  # the allocator keeps up to 256 MiB of a burst
-        self._check_at += TRIM_SHARE * (time.monotonic() - began)
-        return private_bytes() - self._at_start > explained
-
-    def given_back(self, now: float) -> None:
-        """The socket that held the memory is closed. Return free memory to the kernel, and check
-        nothing until libzmq's thread has had the time to free it."""
-        _trim()
-        self._check_at = now + GIVE_BACK_S
-
-
-def _trim() -> None:
-    with suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def private_bytes() -> int:
-    """Resident memory of this process without its arenas, shared files. 0 without /proc."""
-    try:
-        _, resident, shared = _STATM.read_text().split()[:3]
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * _PAGE

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -30,19 +30,20 @@ from remote_server.server.config import ServerConfig, TenantConfig, read_tenants
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.identity import fleets_of, server_version
-from remote_server.server.intake import Flooded, Intake, PrivateMemory, make_router
+from remote_server.server.intake import Flooded, Intake, make_router
 from remote_server.server.lane_offer import lane_files, offer_lanes
 from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases
 from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
 from remote_server.server.outgoing import Allowances
+from remote_server.server.private_memory import PrivateMemory
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
 from remote_server.server.tenant_keys import TenantKeys
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
-from remote_server.store.bucket.opening import SharedBucket
+from remote_server.store.bucket.opening import BUCKET_FILES, SharedBucket
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store
@@ -153,6 +154,8 @@ class Server:
         except BaseException:
             for tenant in self.tenants.values():
                 tenant.leave()
+            if self._bucket is not None:
+                self._bucket.leave()
             self._context.destroy(linger=0)
             for tenant in self.tenants.values():
                 tenant.close()
@@ -230,6 +233,8 @@ class Server:
         self._serving.drop_all()
         for tenant in self.tenants.values():
             tenant.leave()
+        if self._bucket is not None:
+            self._bucket.leave()
         self._auth.close()
         # After a drain the last replies are still in libzmq: give it time to send them.
         self._intake.router.close(linger=200 if drained else 0)
@@ -310,7 +315,7 @@ class Server:
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
         handshakes = most_handshakes(self.config.max_connections)
-        own = OWN_FILES + lane_files(self.config)
+        own = OWN_FILES + lane_files(self.config) + (BUCKET_FILES if self.config.bucket else 0)
         return own + each * len(tenants) + sum(segments) + handshakes
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
@@ -375,14 +380,21 @@ class Server:
 
     def _check_periodically(self, idle: bool) -> None:
         now = self._clock()
-        if self._private_memory.is_beyond(now, self._auth.num_connections, self._accounted):
-            self._start_over("ZeroMQ holds more memory than requests explain")
+        num_connections = self._auth.num_connections
+        if why := self._private_memory.why_beyond(now, num_connections, self._accounts):
+            self._start_over(why)
         self._upkeep.run(now, idle=idle)
 
-    def _accounted(self) -> int:
-        """The bytes of private memory that are accounted for."""
-        known = sum(tenant.private_bytes for tenant in self.tenants.values())
-        return known + self._held.num_bytes + self._serving.num_bytes
+    def _accounts(self) -> Mapping[str, int]:
+        """The bytes of private memory that are accounted for, by their use."""
+        known: Counter[str] = Counter()
+        for tenant in self.tenants.values():
+            known.update(tenant.private_bytes)
+        known["replies"] += self._held.num_bytes
+        known["requests"] += self._serving.num_bytes
+        if self._bucket is not None:
+            known.update(self._bucket.room.taken)
+        return known
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._signalled:

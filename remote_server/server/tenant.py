@@ -155,11 +155,19 @@ class Tenant:
         return reading or self.send_queues.in_flight
 
     @property
-    def private_bytes(self) -> int:
-        """Memory beside the arena, replies excluded: index, fingerprints, puts."""
+    def private_bytes(self) -> dict[str, int]:
+        """Memory beside the arena, replies excluded, by its use."""
         rows = sum(tier.blocks for tier in self.store.tier_stats().values())
-        uncopied = self.handlers.uncopied.total
-        return rows * BYTES_PER_BLOCK + self.store.namespaces.text_bytes + uncopied
+        known = {
+            "index": rows * BYTES_PER_BLOCK,
+            "namespaces": self.store.namespaces.text_bytes,
+            "puts": self.handlers.uncopied.total,
+            "eviction": self.learner.num_bytes if self.learner is not None else 0,
+        }
+        for way in self.store.tier_stack.below:
+            if isinstance(way, PackWriter):
+                known["packs"] = way.num_bytes
+        return known
 
     def full_name(self, namespace: str) -> str:
         """`namespace`, made unique among all tenants."""

@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache import object_stores
 from benchmarks.remote_kv_cache.baseline import bucket_cases
 from benchmarks.remote_kv_cache.baseline import test_bucket_speed as bucket_speed
 from benchmarks.store_sweep.__main__ import main as sweep
-from remote_server.store.bucket.objects import Objects
+from remote_server.store.bucket.objects import StoreObjects
 
 pytest.importorskip("obstore", reason="the extra kvferry[bucket] is not installed")
 
@@ -46,7 +46,7 @@ def test_the_objects_of_the_tier_are_as_large_as_those_of_the_bare_calls(tmp_pat
         for way in (bucket_cases.Bare(store, load, 2), bucket_cases.Tier(store, load, 2)):
             way.clear()
             way.write()
-            listed = [one for chunk in Objects(store.url).listing("") for one in chunk]
+            listed = [one for chunk in StoreObjects(store.url).listing("") for one in chunk]
             sizes.append(sorted(one.num_bytes for one in listed))
             way.close()
     assert sizes[0] == sizes[1] == [load.objects.shape[1]] * 4

@@ -8,7 +8,7 @@ import pytest
 from oracle import MEDIUM, content, key
 
 from remote_server.store.bucket import layout
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, Objects, StoreObjects
 from remote_server.store.bucket.packs import parse_name
 from remote_server.store.bucket.sweep import CLOCK
 
@@ -19,7 +19,7 @@ def bucket_of(url: str, environment: Mapping[str, str]) -> Iterator[Objects]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        yield Objects(url)
+        yield StoreObjects(url)
 
 
 def packs_of(objects: Objects) -> dict[str, int]:

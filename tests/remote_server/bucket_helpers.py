@@ -17,7 +17,14 @@ from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.bucket.objects import Body, BucketError, Failure, Head, Listed, Objects
+from remote_server.store.bucket.objects import (
+    Body,
+    BucketError,
+    Failure,
+    Head,
+    Listed,
+    StoreObjects,
+)
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.tier import Written
@@ -28,7 +35,7 @@ class RealBucket:
 
     def __init__(self, url: str = "memory://", objects: Any = None, **options: Any) -> None:
         self.event = threading.Event()
-        self.objects = objects or Objects(url)
+        self.objects = objects or StoreObjects(url)
         self.pool = ThreadPool(self.event.set, num_threads=3)
         self.tier = BucketTier(self.objects, self.pool, **options)
 
@@ -130,7 +137,7 @@ def find_packs(peer: Peer, number: int) -> None:
     peer.stats_once(lambda s: s.counters["bucket_headers_read"] == number)
 
 
-class FaultyObjects(Objects):
+class FaultyObjects(StoreObjects):
     """Objects of a folder, with faults."""
 
     def __init__(self, url: str) -> None:

@@ -65,7 +65,7 @@ def _environment(endpoint: str) -> dict[str, str]:
 
 
 def _given(address: str) -> Iterator[S3]:
-    from remote_server.store.bucket.objects import Objects
+    from remote_server.store.bucket.objects import StoreObjects
 
     parts = urlsplit(address)
     bucket, environment = parts.path.strip("/"), _environment(f"{parts.scheme}://{parts.netloc}")
@@ -75,7 +75,7 @@ def _given(address: str) -> Iterator[S3]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        objects = Objects(url)
+        objects = StoreObjects(url)
         for chunk in objects.listing(""):
             objects.remove([one.name for one in chunk])
 

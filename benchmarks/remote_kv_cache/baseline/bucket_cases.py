@@ -23,7 +23,7 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import Stretch
 from remote_server.store.bucket import layout
 from remote_server.store.bucket.index import BucketBlock, header_of
-from remote_server.store.bucket.objects import Objects, open_store
+from remote_server.store.bucket.objects import StoreObjects, open_store
 from remote_server.store.bucket.packs import MAX_PACK_TOKENS, packs_in, rows_per_pack
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.layout import PAGE
@@ -167,7 +167,7 @@ class Tier:
 
     def __init__(self, store: Store, load: Load, threads: int) -> None:
         self._store, self._load = store, load
-        self._objects = Objects(f"{store.url}/tier")
+        self._objects = StoreObjects(f"{store.url}/tier")
         self._event = threading.Event()
         self._threads = Threads(threads, "bucket")
         self._pool = ThreadPool(self._event.set, threads=self._threads)

@@ -4,10 +4,11 @@ Each call runs on a thread of the tier. An error becomes one of a few reasons; w
 at all while the store is away is the decision of `Availability`.
 """
 
-import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum, auto
 from pathlib import Path
@@ -45,6 +46,7 @@ class Failure(StrEnum):
     TIMEOUT = auto()
     UNREACHABLE = auto()  # no connection
     SHORT = auto()  # fewer bytes than the object should have
+    LOST = auto()  # the process of the call has died, or the call hung in it
     OTHER = auto()
 
 
@@ -72,9 +74,66 @@ class Head(NamedTuple):
     modified: float  # seconds since 1970, by the clock of the store
 
 
-class Objects:
+class Objects(ABC):
     """The objects of one bucket below a prefix. Any thread may call it; every call blocks, and
     raises `BucketError`."""
+
+    url: str
+
+    @abstractmethod
+    def put(self, name: str, data: Body, *, create: bool = True) -> bool:
+        """Store `data`, which may be in pieces, as `name`, whole or not at all. With `create` an
+        object that is there stays, and the result is False."""
+
+    @abstractmethod
+    def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
+        """The bytes from `begin` to `end`. A store returns fewer where the object ends: with
+        `all_of_it` that is `SHORT`."""
+
+    @contextmanager
+    def reading(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        """All of the bytes from `begin` to `end`, which are the caller's until it leaves."""
+        yield self.read(name, begin, end)
+
+    @abstractmethod
+    def read_head(self, name: str, num_bytes: int) -> Head:
+        """The first `num_bytes` of an object, or all of a shorter one."""
+
+    def time(self, name: str) -> float:
+        """The store's clock, in seconds since 1970: that of `name`, which is written for it."""
+        self.put(name, memoryview(b"now"), create=False)
+        return self.read_head(name, 3).modified
+
+    @abstractmethod
+    def size_of(self, name: str) -> int | None:
+        """The size of an object, or None when it is not there."""
+
+    @abstractmethod
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; those that are gone already are no error."""
+
+    @abstractmethod
+    def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """All objects below `prefix`, in chunks of up to `LIST_CHUNK`."""
+
+    @abstractmethod
+    def folders(self, prefix: str) -> list[str]:
+        """The folders directly below `prefix`."""
+
+    @abstractmethod
+    def remove_unfinished(self, prefix: str, before: float) -> None:
+        """Remove what writes of killed servers to a folder have left below `prefix`, if it was last
+        changed `before` this time. No list shows such files. Other stores have none."""
+
+    def close(self) -> None:
+        """Calls under way and later ones may fail."""
+        return None
+
+
+class StoreObjects(Objects):
+    """`Objects` whose calls are made in this process, which an answer of a store can end: the
+    client takes as much memory as an answer has by its own words. A server uses `ProcessObjects`.
+    """
 
     def __init__(self, url: str, *, make: bool = True) -> None:
         """`url` is as in `s3://bucket/prefix`. Credentials and endpoints come from the environment,
@@ -84,8 +143,6 @@ class Objects:
         self._store = open_store(url, make=make)
 
     def put(self, name: str, data: Body, *, create: bool = True) -> bool:
-        """Store `data`, which may be in pieces, as `name`, whole or not at all. With `create` an
-        object that is there stays, and the result is False."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -105,8 +162,6 @@ class Objects:
         return True
 
     def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
-        """The bytes from `begin` to `end`. A store returns fewer where the object ends: with
-        `all_of_it` that is `SHORT`."""
         import obstore
 
         try:
@@ -118,7 +173,6 @@ class Objects:
         return data
 
     def read_head(self, name: str, num_bytes: int) -> Head:
-        """The first `num_bytes` of an object, or all of a shorter one."""
         import obstore
 
         try:
@@ -129,13 +183,7 @@ class Objects:
             raise _failed(error) from error
         return Head(data, int(meta["size"]), meta["last_modified"].timestamp())
 
-    def time(self, name: str) -> float:
-        """The store's clock, in seconds since 1970: that of `name`, which is written for it."""
-        self.put(name, memoryview(b"now"), create=False)
-        return self.read_head(name, 3).modified
-
     def size_of(self, name: str) -> int | None:
-        """The size of an object, or None when it is not there."""
         import obstore
 
         try:
@@ -147,7 +195,6 @@ class Objects:
             raise failed from error
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; those that are gone already are no error."""
         import obstore
 
         if not names:
@@ -163,7 +210,6 @@ class Objects:
                 self.remove([name])
 
     def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """All objects below `prefix`, in chunks of up to `LIST_CHUNK`."""
         import obstore
 
         try:
@@ -175,7 +221,6 @@ class Objects:
             raise _failed(error, absent=Failure.OTHER) from error
 
     def folders(self, prefix: str) -> list[str]:
-        """The folders directly below `prefix`."""
         import obstore
 
         try:
@@ -184,13 +229,11 @@ class Objects:
             raise _failed(error, absent=Failure.OTHER) from error
 
     def remove_unfinished(self, prefix: str, before: float) -> None:
-        """Remove what writes of killed servers to a folder have left below `prefix`, if it was last
-        changed `before` this time. No list shows such files. Other stores have none."""
         parts = urlsplit(self.url)
         if parts.scheme != "file":
             return
         for path in Path(parts.path, prefix).rglob("*#*"):
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # gone meanwhile
                 if _UNFINISHED.search(path.name) and path.stat().st_mtime < before:
                     path.unlink()
 
@@ -216,7 +259,7 @@ class Availability:
         self._url = url
         self._away_since: float | None = None
         self._refused_before = 0
-        self._in_a_row = 0
+        self._failing: set[Hashable] = set()
         self._pause_s = self.FIRST_PAUSE_S
         self._closed_until = 0.0
 
@@ -243,16 +286,19 @@ class Availability:
                 self._url, self.paused_s, self.num_refused - self._refused_before,
             )  # fmt: skip
             self._away_since = None
-        self._in_a_row, self._pause_s, self._closed_until = 0, self.FIRST_PAUSE_S, 0.0
+        self._pause_s, self._closed_until = self.FIRST_PAUSE_S, 0.0
+        self._failing.clear()
 
-    def failed(self, failure: Failure) -> bool:
-        """True when this began a pause."""
+    def failed(self, failure: Failure, of: Hashable = None) -> bool:
+        """A call for the object `of`, or for none alone, has failed. True when this began a pause.
+        A single object that cannot be read, again and again, begins none."""
         if failure in (Failure.ABSENT, Failure.SHORT):
             return False
-        self._in_a_row += 1
-        # What is throttled or forbidden fails for the next call as well.
-        at_once = failure in (Failure.THROTTLED, Failure.FORBIDDEN)
-        if not self.is_open or (self._in_a_row < self.THRESHOLD and not at_once):
+        of_all = of is None or failure in (Failure.UNREACHABLE, Failure.TIMEOUT)
+        self._failing.add(object() if of_all else of)
+        # What is throttled fails for the next call as well.
+        at_once = failure is Failure.THROTTLED or (failure is Failure.FORBIDDEN and of is None)
+        if not self.is_open or (len(self._failing) < self.THRESHOLD and not at_once):
             return False
         self._closed_until = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, self.LONGEST_PAUSE_S)
@@ -284,6 +330,11 @@ def check_url(url: str) -> None:
             f"bucket: {shown}: a credential in an address is not read, and logs would show it: "
             "set the variables of the store, as AWS_ACCESS_KEY_ID"
         )
+
+
+def check_store(url: str) -> None:
+    """Raise `ConfigError` unless the client can be made. The folder of a `file://` is made."""
+    open_store(url)
 
 
 def open_store(url: str, *, make: bool = True) -> "ObjectStore":

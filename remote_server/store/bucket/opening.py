@@ -1,6 +1,7 @@
 """The start of a bucket tier: its client, its threads, the list of what is there, its sweeps."""
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -8,7 +9,9 @@ from typing import NamedTuple
 from remote_server.store.bucket.names import MAX_LEARNED
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
+from remote_server.store.bucket.process_objects import ProcessObjects
 from remote_server.store.bucket.reads import NUM_READERS
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.sweep import CLOCK, Limits, Swept, one_round, sweep
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.transfers import Largest
@@ -18,7 +21,13 @@ from remote_server.turns import Guard
 log = logging.getLogger(__name__)
 
 NUM_THREADS = 8
-"""Calls of the store at a time, beside reads of packs. Each holds a pack in memory at most."""
+"""Calls of the store at a time, beside reads of packs."""
+
+BUCKET_FILES = 3 * (NUM_THREADS + NUM_READERS) + 2
+"""A channel has a socket, a memory file, and the mapping's own descriptor of it."""
+
+LEAVE_S = 3.0
+"""Calls that are under way when the server ends have this time, a removal among them."""
 
 SWEEP_EVERY_S = 60.0
 """One partition of 256 is swept each time, or more of them together where the budget is small: all
@@ -30,16 +39,26 @@ class SharedBucket:
 
     def __init__(self, url: str, num_tenants: int = 1) -> None:
         """Raises `ConfigError` for a wrong address or a missing client. Nothing is called yet."""
-        self.objects = Objects(url)
+        self.objects = ProcessObjects(url, NUM_THREADS + NUM_READERS)
         self.num_tenants = num_tenants
         """Each has an equal part of the budgets."""
+        self.room = Room()
+        self._end_of_calls = threading.Timer(LEAVE_S, self.objects.close)
+        self._end_of_calls.daemon = True
         self.threads = Threads(NUM_THREADS, "bucket")
         self.readers = Threads(NUM_READERS, "bucket-read")
+
+    def leave(self) -> None:
+        """Before the tiers are closed: end the calls under way that the store does not answer
+        soon."""
+        self._end_of_calls.start()
 
     def stop(self) -> None:
         """When the tiers are closed: end the threads."""
         self.threads.stop()
         self.readers.stop()
+        self._end_of_calls.cancel()
+        self.objects.close()
 
     @property
     def num_dead(self) -> int:
@@ -87,7 +106,7 @@ class OpenBucket:
         self.tier = BucketTier(
             objects, self.pool, tenant, budget=limits.num_bytes,
             pack_bytes=largest.pack_bytes, block_bytes=largest.block_bytes,
-            clock=clock, readers=self.readers, compress=compress,
+            clock=clock, readers=self.readers, room=shared.room, compress=compress,
             renew_age_s=limits.max_age_s if limits.can_renew else 0.0,
         )  # fmt: skip
         work = partial(_list_all, objects, self._prefix)

@@ -7,10 +7,12 @@ that comes back late finds nothing to write into.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from remote_server.store.bucket.index import Pack
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.transfers import Want, copy_rows
 
 
@@ -49,8 +51,9 @@ class PackRead:
         end: int,
         clock: Callable[[], float],
         copying: threading.Semaphore,
+        room: Room,
     ) -> None:
-        """`copying` is taken while views are filled."""
+        """`copying` is taken while views are filled, and `room` for the bytes that are read."""
         self.pack = pack
         self.begin = begin
         self.end = end
@@ -62,6 +65,7 @@ class PackRead:
         """When the first call was made; None while it waits for a thread."""
         self._clock = clock
         self._copying = copying
+        self._room = room
         self._lock = threading.Lock()
         self._waiters: list[Waiter] = []
         self._is_won = False
@@ -114,18 +118,24 @@ class PackRead:
 
     def run(self, objects: Objects, name: str) -> Answer:
         """One call: read the bytes, and fill the views unless another call has."""
-        began_at = self._clock()
-        if not self._begins(began_at):
-            return Answer(skipped=True)
-        try:
-            body = objects.read(name, self.begin, self.end) if self.num_bytes else memoryview(b"")
-        except BucketError as error:
-            return Answer(failure=error.failure)
-        took_s = self._clock() - began_at
-        with self._copying:
-            waiters = self._win()
-            intact = copy_rows(body, self.begin, [each.want for each in waiters])
-        return Answer(body.nbytes, took_s, waiters, intact)
+        with self._room.take("reads", self.num_bytes):
+            began_at = self._clock()
+            if not self._begins(began_at):
+                return Answer(skipped=True)
+            try:
+                with self._reading(objects, name) as body:
+                    took_s = self._clock() - began_at
+                    with self._copying:
+                        waiters = self._win()
+                        intact = copy_rows(body, self.begin, [each.want for each in waiters])
+                    return Answer(body.nbytes, took_s, waiters, intact)
+            except BucketError as error:
+                return Answer(failure=error.failure)
+
+    def _reading(self, objects: Objects, name: str) -> AbstractContextManager[memoryview]:
+        if not self.num_bytes:
+            return nullcontext(memoryview(b""))
+        return objects.reading(name, self.begin, self.end)
 
     def _begins(self, now: float) -> bool:
         with self._lock:

@@ -24,6 +24,9 @@ class Parents:
         self._new: dict[tuple[str, bytes], bytes] = {}
         self._old: dict[tuple[str, bytes], bytes] = {}
 
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
     ) -> None:

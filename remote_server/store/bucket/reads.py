@@ -15,12 +15,13 @@ from remote_server.store.bucket.hedging import Hedging
 from remote_server.store.bucket.index import BucketBlock, Pack
 from remote_server.store.bucket.objects import Availability, Failure, Objects
 from remote_server.store.bucket.pack_read import Answer, PackRead, Waiter
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.transfers import Want
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.tier import OnRead
 
 NUM_READERS = 16
-"""Reads of packs at a time, of all tenants. Each holds a pack in memory at most."""
+"""Reads of packs at a time, of all tenants, where there is room for them."""
 
 WINDOW_BYTES = 128 << 20
 """Read ahead of one get: eight packs of 16 MiB at a time."""
@@ -51,6 +52,7 @@ class PackReads:
         on_failed: Callable[[Pack, Failure | None], None],
         availability: Availability,
         clock: Callable[[], float],
+        room: Room,
     ) -> None:
         """`on_failed` gets a pack whose bytes did not come, with the reason, or were damaged.
         `pool` has the threads of reads alone."""
@@ -62,6 +64,7 @@ class PackReads:
         self._on_failed = on_failed
         self._availability = availability
         self._clock = clock
+        self._room = room
         self._hedging = Hedging(clock)
         self._copying = threading.Semaphore(MAX_COPYING)
         self._reads: dict[Pack, list[PackRead]] = {}
@@ -105,7 +108,7 @@ class PackReads:
             return
         rows = [waiter.want.block for waiter in waiters]
         begin, end = min(row.offset for row in rows), max(row.offset + row.stored for row in rows)
-        read = PackRead(pack, begin, end, self._clock, self._copying)
+        read = PackRead(pack, begin, end, self._clock, self._copying, self._room)
         read.add(waiters)
         self._reads.setdefault(pack, []).append(read)
         self._hedging.first_call()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from remote_server.store.bucket import layout
 from remote_server.store.bucket.index import Pack, PackState
 from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.store_clock import StoreClock
 from remote_server.store.bucket.transfers import are_intact
 from remote_server.store.disk.pool import Job, Pool, Priority
@@ -36,6 +37,7 @@ class Renewals:
         counters: Counter[str],
         name_of: Callable[[Pack], str],
         on_ended: Callable[[Pack, Failure | None], None],
+        room: Room,
     ) -> None:
         """`max_age_s` is that of the sweeps, 0 for none. `on_ended` gets each pack, and the reason
         where it was not written."""
@@ -46,6 +48,7 @@ class Renewals:
         self._counters = counters
         self._name_of = name_of
         self._on_ended = on_ended
+        self._room = room
         self._is_busy = False
 
     def used(self, pack: Pack) -> None:
@@ -54,7 +57,7 @@ class Renewals:
             return
         if self._clock.age_s(pack.modified) >= self._late_s:
             self._is_busy = True
-            work = partial(_renew, self._objects, self._name_of(pack), pack)
+            work = partial(_renew, self._objects, self._name_of(pack), pack, self._room)
             self._pool.submit(Job(Priority.CHORE, lambda _: work(), partial(self._ended, pack)))
 
     def _ended(self, pack: Pack, result: "_Renewed | None") -> None:
@@ -72,12 +75,15 @@ class _Renewed(NamedTuple):
     failure: Failure | None = None
 
 
-def _renew(objects: Objects, name: str, pack: Pack) -> _Renewed:
+def _renew(objects: Objects, name: str, pack: Pack, room: Room) -> _Renewed:
     """Write `pack` again as it is. A damaged one stays as it is, for its next reader to judge."""
     try:
-        data = objects.read(name, 0, pack.num_bytes)
-        if layout.seal_of(data) != pack.seal or not all(are_intact(data, pack.rows)):
-            return _Renewed(False)
-        return _Renewed(objects.put(name, data, create=False))
+        with (
+            room.take("renewals", 2 * pack.num_bytes),
+            objects.reading(name, 0, pack.num_bytes) as data,
+        ):
+            if layout.seal_of(data) != pack.seal or not all(are_intact(data, pack.rows)):
+                return _Renewed(False)
+            return _Renewed(objects.put(name, data, create=False))
     except BucketError as error:
         return _Renewed(False, error.failure)

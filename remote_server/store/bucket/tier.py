@@ -23,6 +23,7 @@ from remote_server.store.bucket.packs import Group, object_name, packs_in
 from remote_server.store.bucket.reads import PackReads
 from remote_server.store.bucket.removals import Removals
 from remote_server.store.bucket.renewals import Renewals
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.sweep import Swept
 from remote_server.store.bucket.transfers import Largest, ReadHeader
 from remote_server.store.bucket.writes import PackWrites
@@ -70,11 +71,13 @@ class BucketTier:
         compress: str = "none",
         clock: Callable[[], float] = time.monotonic,
         readers: Pool | None = None,
+        room: Room | None = None,
     ) -> None:
         """`budget` is what sweeps keep, 0 for none; no pack has more than `pack_bytes`, and no row
         more than `block_bytes`; `renew_age_s` the age at which they remove
         packs that were not renewed. `objects` and `pool` are the caller's, and so are `readers`,
-        whose threads read packs: without them `pool` does."""
+        whose threads read packs: without them `pool` does. `room` is shared with other tenants."""
+        room = room or Room()
         self.objects = objects
         self.pack_bytes = pack_bytes
         self._pool = pool
@@ -88,7 +91,7 @@ class BucketTier:
         self.store_clock = self._contents.clock
         self._writes = PackWrites(
             objects, pool, self._index, self._contents.pending, self._counters, self._name_of,
-            self._written, compress)  # fmt: skip
+            self._written, compress, room)  # fmt: skip
         self._removals = Removals(objects, pool, tenant, self._failed)
         self._headers = HeaderReads(
             objects,
@@ -102,11 +105,11 @@ class BucketTier:
         )
         self._renewals = Renewals(
             objects, pool, self.store_clock, renew_age_s, self._counters, self._name_of,
-            self._renewed,
+            self._renewed, room,
         )  # fmt: skip
         self.reads = PackReads(
             objects, self._readers, self._counters, self._name_of, self._unpin, self._read_failed,
-            self.availability, clock,
+            self.availability, clock, room,
         )  # fmt: skip
 
     # ── state ────────────────────────────────────────────────────────────────────────────
@@ -210,7 +213,7 @@ class BucketTier:
     def _written(self, pack: Pack, made: bool, failure: Failure | None) -> Written:
         """The write of `pack` has ended; not `made`: it was there."""
         if failure is not None:
-            self._failed(failure)
+            self._failed(failure, (pack.namespace, pack.key))
             return Written.IO_ERROR
         self.availability.succeeded()
         if pack.is_cleared:
@@ -265,7 +268,7 @@ class BucketTier:
     def _read_failed(self, pack: Pack, failure: Failure | None) -> None:
         """A pack's bytes did not come, or were damaged (no `failure`)."""
         if failure is not None:
-            self._failed(failure)
+            self._failed(failure, (pack.namespace, pack.key))
         else:
             self.availability.succeeded()
         if failure in (None, Failure.ABSENT, Failure.SHORT):
@@ -279,7 +282,7 @@ class BucketTier:
     def _renewed(self, pack: Pack, failure: Failure | None) -> None:
         """The renewal of `pack` has ended."""
         if failure is not None:
-            self._failed(failure)
+            self._failed(failure, (pack.namespace, pack.key))
         elif not self._names.has(pack.namespace, pack.key):  # removed or cleared meanwhile
             self._removals.remove(pack.namespace, pack.key)
 
@@ -293,7 +296,11 @@ class BucketTier:
     def _header_read(self, namespace: str, key: bytes, read: ReadHeader) -> None:
         """The header of the pack that `key` names has come, or not."""
         if read.failure not in (None, Failure.ABSENT):
-            self._failed(read.failure)
+            if (
+                read.failure is Failure.LOST
+            ):  # it may have been this pack: others do not wait for it
+                self._names.is_gone(namespace, key)
+            self._failed(read.failure, (namespace, key))
             return
         self.availability.succeeded()
         if read.foreign:
@@ -393,7 +400,8 @@ class BucketTier:
     def _name_of(self, pack: Pack) -> str:
         return object_name(self._tenant, pack.namespace, pack.key)
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure, of: tuple[str, bytes] | None = None) -> None:
+        """`of` is the namespace and key of the pack that a call was for."""
         self._counters[f"failed_{failure}"] += 1
-        if self.availability.failed(failure):
+        if self.availability.failed(failure, of):
             self._counters["pauses"] += 1

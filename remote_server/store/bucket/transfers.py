@@ -17,6 +17,7 @@ from remote_server.store.bucket.codecs import (
 )
 from remote_server.store.bucket.index import BucketBlock
 from remote_server.store.bucket.objects import BucketError, Failure, Head, Objects
+from remote_server.store.bucket.room import Room
 from remote_server.store.disk.layout import padded
 
 
@@ -142,9 +143,24 @@ def write_pack(
     views: Sequence[memoryview],
     *,
     create: bool,
+    room: Room,
     compress: str = NONE,
 ) -> WrittenPack:
     """Write a pack, compressed with the codec of that name where rows become shorter."""
+    num_bytes = sum(view.nbytes for view in views)
+    with room.take("writes", 2 * num_bytes if codec_named(compress) else num_bytes):
+        return _write_pack(objects, name, header, views, create=create, compress=compress)
+
+
+def _write_pack(
+    objects: Objects,
+    name: str,
+    header: layout.PackHeader,
+    views: Sequence[memoryview],
+    *,
+    create: bool,
+    compress: str,
+) -> WrittenPack:
     codec = codec_named(compress)
     if codec is not None:
         header, views = _compressed(codec, compress, header, views)

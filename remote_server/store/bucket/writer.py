@@ -30,6 +30,11 @@ MAX_WAITING = 4096
 # Rows of packs that are awaited from puts.
 MAX_AWAITED_ROWS = 1 << 16
 
+BYTES_PER_ROW = 320
+"""Memory of a row that waits or is awaited: its key twice, and its places in tables."""
+
+BYTES_PER_NAME = 16
+
 COUNTERS = (
     "demoted", "demote_declined", "declined_write_rate", "declined_waiting", "declined_incomplete",
     "declined_no_window",
@@ -91,6 +96,12 @@ class PackWriter:
     @property
     def num_packs_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is known beside the index of packs, about."""
+        rows = self.num_waiting + len(self._awaited) + len(self._parents)
+        return rows * BYTES_PER_ROW + self.tier.num_names * BYTES_PER_NAME
 
     @property
     def busy(self) -> bool:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remote_server.store.bucket.codecs import NONE
 from remote_server.store.bucket.headers import Pending
 from remote_server.store.bucket.index import (
     BucketBlock,
@@ -15,6 +14,7 @@ from remote_server.store.bucket.index import (
     set_places,
 )
 from remote_server.store.bucket.objects import Failure, Objects
+from remote_server.store.bucket.room import Room
 from remote_server.store.bucket.transfers import WrittenPack, write_pack
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.tier import OnWritten, Written
@@ -35,7 +35,8 @@ class PackWrites:
         counters: Counter[str],
         name_of: Callable[[Pack], str],
         on_end: Callable[[Pack, bool, Failure | None], Written],
-        compress: str = NONE,
+        compress: str,
+        room: Room,
     ) -> None:
         """`on_end` gets a pack, whether it was made or was there, and why its write failed; it
         publishes the pack and returns the result of its rows."""
@@ -47,6 +48,7 @@ class PackWrites:
         self._name_of = name_of
         self._on_end = on_end
         self._compress = compress
+        self._room = room
         self._packs: set[Pack] = set()
 
     @property
@@ -104,8 +106,9 @@ class PackWrites:
         is_new = self._index.pack(pack.namespace, pack.key) is None
         name = self._name_of(pack)
         work = partial(
-            write_pack, self._objects, name, header, views, create=is_new, compress=self._compress
-        )
+            write_pack, self._objects, name, header, views, create=is_new,
+            compress=self._compress, room=self._room,
+        )  # fmt: skip
         finish = partial(self._ended, pack, on_end)
         self._pool.submit(Job(Priority.WRITE, lambda _: work(), finish))
 

@@ -210,7 +210,7 @@ def test_an_object_that_ends_in_its_header_is_removed(packed, objects, clock, nu
         assert bucket.tier.counters()["headers_damaged"] == 1
 
 
-@pytest.mark.parametrize("failure", [Failure.THROTTLED, Failure.FORBIDDEN, Failure.UNREACHABLE])
+@pytest.mark.parametrize("failure", [Failure.THROTTLED, Failure.TIMEOUT, Failure.UNREACHABLE])
 def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, clock, failure):
     objects.fail("read", failure)
     for _ in range(Availability.THRESHOLD):
@@ -225,6 +225,23 @@ def test_a_store_that_is_away_is_left_alone_and_tried_again(found, objects, cloc
     clock.now += Availability.FIRST_PAUSE_S
     look(found)
     assert read(found) == DATA
+
+
+@pytest.mark.parametrize("failure", [Failure.FORBIDDEN, Failure.OTHER, Failure.LOST])
+def test_an_object_that_cannot_be_read_again_and_again_costs_no_other(found, objects, failure):
+    objects.fail("read", failure)
+    for _ in range(10):
+        look(found)
+        read(found)
+    assert found.tier.availability.is_open
+    assert set(found.put([b"another" * 5], [b"1" * ROW_BYTES], chain_of(1))) == {"ok"}
+
+
+def test_three_objects_that_cannot_be_read_begin_a_pause(clock):
+    for failure in (Failure.FORBIDDEN, Failure.OTHER):
+        available = Availability(clock)
+        assert [available.failed(failure, name) for name in "aabc"] == [False, False, False, True]
+    assert Availability(clock).failed(Failure.FORBIDDEN), "a list, for example"
 
 
 def test_pauses_grow_while_the_store_stays_away(clock):

@@ -1,6 +1,7 @@
 """The bucket tier on real dialects of S3 and of Azure, with their errors and their silence."""
 
 import uuid
+from functools import partial
 
 import pytest
 from azurite import azure_server
@@ -15,7 +16,8 @@ from test_bucket_faults import read as read_rows
 from wire_peer import Peer
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, Objects, StoreObjects
+from remote_server.store.bucket.process_objects import ProcessObjects
 
 pytestmark = pytest.mark.real_time
 
@@ -38,6 +40,20 @@ def url(store, environment):
     return f"{store.url}/{uuid.uuid4().hex}"
 
 
+@pytest.fixture(params=[StoreObjects, partial(ProcessObjects, num_channels=2)], ids=["own", "far"])
+def opened(request):
+    """A way to call a store: in this process, or in one of its own."""
+    every: list[Objects] = []
+
+    def opened(url: str) -> Objects:
+        every.append(request.param(url))
+        return every[-1]
+
+    yield opened
+    for each in every:
+        each.close()
+
+
 def test_what_one_tier_writes_another_reads(url):
     with RealBucket(url) as first:
         assert set(write(first)) == {"ok"}
@@ -51,8 +67,8 @@ def test_what_one_tier_writes_another_reads(url):
         assert second.names() == []
 
 
-def test_an_object_that_is_there_is_not_written_again(url):
-    objects = Objects(url)
+def test_an_object_that_is_there_is_not_written_again(opened, url):
+    objects = opened(url)
     assert objects.put("a", memoryview(b"first"))
     assert not objects.put("a", memoryview(b"second"))
     assert bytes(objects.read("a", 0, 5)) == b"first"
@@ -62,8 +78,8 @@ def test_an_object_that_is_there_is_not_written_again(url):
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 50), (3, 9), (30, 90)])
-def test_bytes_past_the_end_are_a_short_read(url, begin, end):
-    objects = Objects(url)
+def test_bytes_past_the_end_are_a_short_read(opened, url, begin, end):
+    objects = opened(url)
     objects.put("a", memoryview(b"12345"))
     with pytest.raises(BucketError) as caught:
         objects.read("a", begin, end)
@@ -85,9 +101,9 @@ def test_a_missing_bucket_is_named_and_the_server_serves_without_it(
 MISSING = {"s3": "NoSuchBucket", "az": "ContainerNotFound"}
 
 
-def test_a_put_into_a_missing_bucket_is_no_absent_object(store, environment):
+def test_a_put_into_a_missing_bucket_is_no_absent_object(opened, store, environment):
     """It fails for the next object as well."""
-    objects = Objects(f"{store.url.partition('://')[0]}://missing-bucket/kv")
+    objects = opened(f"{store.url.partition('://')[0]}://missing-bucket/kv")
     for call in (lambda: objects.put("a", memoryview(b"1")), lambda: [*objects.listing("")]):
         with pytest.raises(BucketError) as caught:
             call()
@@ -124,8 +140,8 @@ def proxied(store, url, proxy, monkeypatch):
 
 
 @pytest.fixture
-def objects(proxied):
-    return Objects(proxied)
+def objects(opened, proxied):
+    return opened(proxied)
 
 
 def test_every_failure_of_a_read_has_its_own_reason_and_the_words_of_the_store(objects, proxy):

@@ -32,7 +32,7 @@ MEMORY = 64 << 20
 def objects(tmp_path, monkeypatch):
     """The client of the store of every server here."""
     objects = GatedObjects(folder_url(tmp_path))
-    monkeypatch.setattr(opening, "Objects", lambda _: objects)
+    monkeypatch.setattr(opening, "ProcessObjects", lambda *_: objects)
     return objects
 
 

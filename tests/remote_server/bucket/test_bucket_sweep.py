@@ -166,6 +166,8 @@ def test_a_monotonic_clock_that_leaps_removes_nothing_from_the_bucket(tmp_path, 
     limits = {"ttl_s": DAY_S, "bucket_bytes": 64 << 20}
     with bucket_server(url, clock, bucket_admit="all", **limits) as server:
         peer = hello(Peer(context, server.endpoint))
+        (below,) = server.store.tier_stack.below
+        peer.stats_once(lambda _: not below.tier.busy)  # the store's time is known
         peer.lookup(range(8), chain=chain_of(8))
         peer.put(range(8), length=ROW_BYTES, chain=chain_of(8))
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)

@@ -4,7 +4,7 @@ import pytest
 
 from remote_server.__main__ import main as serve
 from remote_server.plain_text import without_secrets
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, StoreObjects
 
 SECRET = "wJalrXUtnFEMI"
 ADDRESSES = [
@@ -62,6 +62,6 @@ def test_a_store_that_refuses_connections_is_unreachable_and_not_late(monkeypatc
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(BucketError) as caught:
-        Objects("s3://blocks/kv").read("a", 0, 3)
+        StoreObjects("s3://blocks/kv").read("a", 0, 3)
     assert caught.value.failure is Failure.UNREACHABLE
     assert "Connection refused" in str(caught.value) and SECRET not in str(caught.value)

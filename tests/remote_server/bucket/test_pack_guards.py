@@ -8,7 +8,7 @@ from wire_peer import key
 
 from remote_server.protocol import Stretch
 from remote_server.store.bucket import layout
-from remote_server.store.bucket.objects import Listed, Objects
+from remote_server.store.bucket.objects import Listed, StoreObjects
 from remote_server.store.bucket.packs import PARTITIONS, joined, object_name
 from remote_server.store.bucket.sweep import Limits, sweep
 from remote_server.store.bucket.transfers import Largest, read_header
@@ -50,7 +50,7 @@ def test_a_header_whose_rows_cannot_be_so_is_damaged(rows: list[layout.RowHeader
 def test_a_pack_is_used_where_its_object_has_its_rows_and_this_server_can_hold_them(
     header: layout.PackHeader, body: int, read: tuple[str, str], tmp_path: Path
 ):
-    objects = Objects(folder_url(tmp_path))
+    objects = StoreObjects(folder_url(tmp_path))
     objects.put("pack", [layout.encode_header(header), bytes(body)])
     found = read_header(objects, "pack", "ns", key(1), Largest(4096, 4 * 4096))
     field, words = read

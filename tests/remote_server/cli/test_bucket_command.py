@@ -12,7 +12,7 @@ from wire_peer import block, key
 from remote_server.cli.__main__ import main
 from remote_server.store.bucket import objects as objects_module
 from remote_server.store.bucket import survey
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects import BucketError, Failure, StoreObjects
 from remote_server.store.bucket.packs import object_name
 from remote_server.store.bucket.survey import AT_ONCE, at_once
 
@@ -42,7 +42,7 @@ def url(request, tmp_path):
             patch.setenv(name, value)
         url = f"{server.url}/{request.node.name}".replace("[", "-").replace("]", "")
     fill(url)
-    Objects(url).put("v1/=/m=401/00/README", memoryview(b"mine"))
+    StoreObjects(url).put("v1/=/m=401/00/README", memoryview(b"mine"))
     return url
 
 
@@ -66,7 +66,7 @@ def kvferry(capsys):
 
 
 def flip(url: str, name: str, offset: int) -> None:
-    objects = Objects(url)
+    objects = StoreObjects(url)
     data = bytearray(objects.read(name, 0, objects.size_of(name)))
     data[offset] ^= 1
     objects.put(name, memoryview(data), create=False)
@@ -134,7 +134,7 @@ def test_rm_removes_the_packs_of_one_namespace_and_only_when_told_to(kvferry, ur
     status, out, _ = kvferry("rm", url, "m@1", "--yes")
     assert status == 0 and out.startswith("removed 3 packs, 1.5 MiB\n") and "kvferry clear" in out
     assert json.loads(kvferry("du", url, "--json")[1])["namespaces"].keys() == {"other"}
-    assert Objects(url).size_of("v1/=/m=401/00/README") == 4, "no pack, so not ours"
+    assert StoreObjects(url).size_of("v1/=/m=401/00/README") == 4, "no pack, so not ours"
 
 
 def test_rm_ends_with_what_is_left_and_why(kvferry, url, monkeypatch):
@@ -142,7 +142,7 @@ def test_rm_ends_with_what_is_left_and_why(kvferry, url, monkeypatch):
     def forbidden(*_):
         raise BucketError(Failure.FORBIDDEN, "AccessDenied: no DeleteObject")
 
-    monkeypatch.setattr(objects_module.Objects, "remove", forbidden)
+    monkeypatch.setattr(objects_module.StoreObjects, "remove", forbidden)
     status, out, err = kvferry("rm", url, "m@1", "--yes")
     assert (status, out) == (1, "removed 0 packs, 0 B\n")
     assert "3 packs are left: AccessDenied: no DeleteObject; run it again" in err
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_rm_with_what_was_removed(kvferry, url, monkeypatch):
         remove(self, names)
 
     monkeypatch.setattr(survey, "REMOVED_AT_ONCE", 1)
-    monkeypatch.setattr(objects_module.Objects, "remove", interrupted)
+    monkeypatch.setattr(objects_module.StoreObjects, "remove", interrupted)
     assert kvferry("rm", url, "m@1", "--yes")[:2] == (130, "removed 1 packs, 516.0 KiB\n")
 
 
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_rm_with_what_was_removed(kvferry, url, monkeypatch):
 @ALSO_ON_S3
 def test_verify_finds_every_kind_of_damage_and_removes_it_when_told_to(kvferry, url):
     assert kvferry("verify", url)[:2] == (0, "3 of 3 packs are intact, 1.5 MiB read\n")
-    objects = Objects(url)
+    objects = StoreObjects(url)
     whole = bytes(objects.read(NAMES[1], 0, objects.size_of(NAMES[1])))
     flip(url, NAMES[0], 4096 + 3 * ROW_BYTES + 5)
     objects.put(NAMES[1], memoryview(whole[:-1]), create=False)
@@ -191,7 +191,7 @@ def test_verify_finds_every_kind_of_damage_and_removes_it_when_told_to(kvferry, 
 
 def test_verify_finds_objects_that_have_only_the_name_of_a_pack(kvferry, url):
     for name, content in zip(NAMES, (b"", b"x", b"\0" * 8192), strict=True):
-        Objects(url).put(name, memoryview(content), create=False)
+        StoreObjects(url).put(name, memoryview(content), create=False)
     status, out, _ = kvferry("verify", url)
     assert status == 1 and "0 of 3 packs are intact" in out
 
@@ -209,7 +209,7 @@ def test_a_pack_that_cannot_be_read_is_neither_intact_nor_removed(kvferry, url, 
     def late(*_):
         raise BucketError(Failure.TIMEOUT, "15 s")
 
-    monkeypatch.setattr(objects_module.Objects, "read_head", late)
+    monkeypatch.setattr(objects_module.StoreObjects, "read_head", late)
     status, out, _ = kvferry("verify", url, "--remove")
     assert status == 1 and out.count("unread") == 3 and "no answer in time (15 s)" in out
     assert "0 of 3 packs are intact" in out

@@ -12,7 +12,7 @@ from wire_peer import Peer
 from remote_server.cli import doctor_bucket
 from remote_server.cli.__main__ import main
 from remote_server.protocol import BucketStats, StatsReply, TierStats
-from remote_server.store.bucket.objects import Failure, Objects
+from remote_server.store.bucket.objects import Failure, StoreObjects
 
 pytestmark = pytest.mark.real_time
 
@@ -33,13 +33,13 @@ def doctor(capsys, monkeypatch):
 
 
 def names(url: str) -> list[str]:
-    return [one.name for chunk in Objects(url).listing("") for one in chunk]
+    return [one.name for chunk in StoreObjects(url).listing("") for one in chunk]
 
 
 @pytest.fixture
 def folder(tmp_path):
     url = folder_url(tmp_path)
-    Objects(url)
+    StoreObjects(url)
     return url
 
 
@@ -69,7 +69,7 @@ def failing(
     objects = FaultyObjects(folder)
     for kind in kinds:
         objects.fail(kind, failure)
-    monkeypatch.setattr(doctor_bucket, "Objects", lambda url, make: objects)
+    monkeypatch.setattr(doctor_bucket, "StoreObjects", lambda url, make: objects)
     return objects
 
 

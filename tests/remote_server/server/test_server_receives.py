@@ -16,7 +16,7 @@ from remote_server import protocol
 from remote_server.__main__ import main
 from remote_server.errors import ConfigError, ServerFailed
 from remote_server.protocol import Error, Lookup
-from remote_server.server import intake
+from remote_server.server import intake, private_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
@@ -143,8 +143,8 @@ def test_a_message_without_an_end_costs_the_connections_when_it_has_grown_too_la
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing of it has come to the server: libzmq hands over whole messages."""
-    monkeypatch.setattr(intake, "SPARE_BYTES", 64 * MiB)
-    monkeypatch.setattr(intake, "BYTES_PER_CONNECTION", 0)
+    monkeypatch.setattr(private_memory, "SPARE_BYTES", 64 * MiB)
+    monkeypatch.setattr(private_memory, "BYTES_PER_CONNECTION", 0)
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])
