@@ -23,6 +23,7 @@ from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES, ErrorCode, Hello
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
+from remote_server.server.penalties import Penalties
 from remote_server.server.tenant_keys import TenantKeys
 from remote_server.turns import Guard
 
@@ -59,7 +60,7 @@ _RETRY_S = 0.5
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_share",
-    "peers_refused_handshake", "peers_refused_unfinished",
+    "peers_refused_handshake", "peers_refused_unfinished", "peers_refused_waiting", "peers_ended",
     "refused_routing_id", "sockets_replaced", "accept_failed",
 )  # fmt: skip
 
@@ -104,6 +105,7 @@ class Authenticator:
         self._reload_at = self._open_at = clock()
         self._entrance: Entrance | None = None
         self._lines = FewLines(log, clock)
+        self._penalties = Penalties(clock)
         self._asked: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._asked.linger = 0
         self._asked.bind(_ENDPOINT)
@@ -173,6 +175,19 @@ class Authenticator:
             return True
         self._read_events()
         return self.connections.met(client, int(frame.get(zmq.SRCFD)), tenant)
+
+    def end(self, client: bytes, frame: zmq.Frame, why: str) -> None:
+        """End the connection of `client`, which has sent `frame`. Its key, or its address where it
+        has none, is let in again after a time that doubles."""
+        sender = str(frame.get("User-Id")) if self._known is not None else ""
+        address = str(frame.get("Peer-Address"))
+        wait_s = self._penalties.add(sender or address)
+        self.counters["peers_ended"] += 1
+        log.warning(
+            "a connection from %s is ended, and %s has to wait %g s: %s",
+            address, f"its key {sender}" if sender else "its address", wait_s, why,
+        )  # fmt: skip
+        self.connections.shut(client)
 
     def take_gone(self) -> list[bytes]:
         """The routing ids of connections that have ended since the last call."""
@@ -321,6 +336,10 @@ class Authenticator:
             tenant = None
         if tenant is None:
             return _REFUSED, key
+        if self._penalties.holds(key or address):
+            self.counters["peers_refused_waiting"] += 1
+            self._log_refusal(f"{address}: it has to wait, because of what it sent before")
+            return _FULL, key
         if not self.connections.has_room(tenant):
             self._no_place(address, tenant)
             return _FULL, key

@@ -232,6 +232,11 @@ class Connections:
             self._shut_if_beyond(connection)
         return True
 
+    def shut(self, client: bytes) -> None:
+        """End the connection of `client`, if it is open."""
+        if client in self._of_client:
+            self._of_client[client].shut()
+
     def _shut_if_beyond(self, connection: Connection) -> None:
         assert connection.tenant is not None
         if self._is_beyond(connection.tenant):

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 import zmq
+from fake_server import eventually
+from tenancy import tenancy
 from wire_peer import HandPeer, Peer, key
 
 from remote_server import protocol
 from remote_server.__main__ import main
 from remote_server.errors import ConfigError, ServerFailed
 from remote_server.protocol import Error, Lookup
-from remote_server.server import intake, private_memory
+from remote_server.server import intake, penalties, private_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
+
+assert tenancy
 
 EMPTY_AND_MORE, EMPTY_AND_LAST = b"\x01\x00", b"\x00\x00"
 
@@ -50,22 +54,74 @@ def test_a_message_of_too_many_frames_is_refused_and_the_connection_goes_on(
     assert peer.lookup([1]).states == other.lookup([1]).states == READABLE
 
 
-def test_a_message_whose_rest_takes_too_long_costs_the_connections_and_no_block(
-    server: Server, context: zmq.Context
+class Stopped:
+    """A clock that stands still but for the test."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def flood(endpoint: str, frames: int = intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES) -> None:
+    """By one message of empty frames. Returns when the connection has ended."""
+    with closing(HandPeer(endpoint).socket) as peer, suppress(ConnectionError):
+        peer.sendall(EMPTY_AND_MORE * frames + EMPTY_AND_LAST)
+        while peer.recv(1000):
+            pass
+
+
+def test_a_flood_of_frames_costs_its_sender_the_connection_and_a_wait_that_doubles(
+    context: zmq.Context,
+):
+    """Others stay connected. Without keys all of the sender's address have to wait."""
+    clock = Stopped()
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, populate=False, admin="off")
+    with Server(config, clock) as server, closing(Peer(context, server.endpoint)) as other:
+        other.hello()
+        other.put([1])
+        for number, wait_s in enumerate((1.0, 2.0, 4.0), 1):
+            flood(server.endpoint)
+            counters = other.stats().counters
+            assert (counters["peers_ended"], counters["sockets_replaced"]) == (number, 0)
+            clock.now += 0.9 * wait_s
+            refused = counters["peers_refused_waiting"]
+            with closing(Peer(context, server.endpoint)):
+                other.stats_once(lambda s: s.counters["peers_refused_waiting"] > refused)  # noqa: B023
+            clock.now += 0.1 * wait_s
+            with closing(Peer(context, server.endpoint)) as newcomer:
+                assert newcomer.lookup([1]).states == READABLE
+            assert other.lookup([1]).states == READABLE
+
+
+def test_with_keys_a_flood_of_frames_is_that_of_a_key(tenancy):
+    tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
+    clock = Stopped()
+    tenancy.start(clock)
+    one, others = tenancy.peer("a"), tenancy.peer("b")
+    others.hello()
+    one.socket.send_multipart([b""] * (intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES))
+    others.stats_once(lambda s: s.counters["peers_ended"] == 1)
+    tenancy.peer("a")
+    others.stats_once(lambda s: s.counters["peers_refused_waiting"] > 0)
+    tenancy.peer("b").stats()
+    clock.now += 1.0
+    tenancy.peer("a").stats()
+
+
+def test_a_message_of_a_million_frames_costs_all_connections_and_no_block(
+    server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     """Others connect again by themselves, to the same address."""
+    monkeypatch.setattr(intake, "MOST_DISCARDED", 2 * intake.DISCARDED_FRAMES)
+    monkeypatch.setattr(penalties, "FIRST_WAIT_S", 0.0)
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])
-    peer = HandPeer(server.endpoint).socket
-    frames = intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES
-    peer.sendall(EMPTY_AND_MORE * frames + EMPTY_AND_LAST)
-    while peer.recv(1000):
-        pass
+    flood(server.endpoint, intake.MAX_FRAMES + 3 * intake.DISCARDED_FRAMES)
+    eventually(lambda: server.snapshot().counters["sockets_replaced"] == 1)
     newcomer = Peer(context, server.endpoint)
     assert newcomer.lookup([1]).states == other.lookup([1]).states == READABLE
-    assert newcomer.stats().counters["sockets_replaced"] == 1
-    peer.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "lo", "*"])
