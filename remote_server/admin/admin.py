@@ -102,9 +102,10 @@ class Admin:
         matches = None if self._token is None else self._token.matches
         site = Site(server, self._address, matches)
         app = site.application()
+        lines = FewLines(log, monotonic)
         runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
-            lingering_time=1.0, shutdown_timeout=STOP_S,
+            app, logger=_logger(lines), access_log=None, handle_signals=False,
+            keepalive_timeout=PATIENCE_S, lingering_time=1.0, shutdown_timeout=STOP_S,
         )  # fmt: skip
         since: dict[web.RequestHandler, float] = {}  # the time of its last answer, or of its start
 
@@ -135,8 +136,6 @@ class Admin:
                         oldest.force_close()
                 site.kept[protocol] = None
             return protocol
-
-        lines = FewLines(log, monotonic)
 
         def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             # A connection that cannot be accepted, mostly: asyncio waits a second and tries again.
@@ -175,6 +174,24 @@ class Admin:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _logger(lines: FewLines) -> logging.Logger:
+    """aiohttp's, but that a request that is no HTTP is a line, and no traceback."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        words = " ".join(str(error).split())
+        lines.say(logging.WARNING, "admin HTTP: a request is refused: %s", words[:200])
+        return False
+
+    logger = logging.Logger("remote_server.admin.http")
+    logger.parent = log
+    logger.addFilter(is_ours)
+    return logger
 
 
 def _listener(config: ServerConfig) -> socket.socket | None:

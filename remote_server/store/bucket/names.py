@@ -113,6 +113,27 @@ class NamesForAWhile:
         self._until.pop(name, None)
 
 
+class Doubts:
+    """Packs whose bytes were wrong. An answer may be wrong for a while, as that of a proxy, where
+    the object is right: it is removed when it was wrong `ABSENT_S` ago as well, and at most
+    `UNREADABLE_S` ago."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: OrderedDict[int, float] = OrderedDict()
+
+    def are_confirmed(self, namespace: str, key: bytes) -> bool:
+        """The pack that `key` names was wrong now. Whether it is to be removed."""
+        name, now = pack_id(namespace, key), self._clock()
+        since = self._since.pop(name, now)
+        if ABSENT_S <= now - since < UNREADABLE_S:
+            return True
+        self._since[name] = since if now - since < ABSENT_S else now
+        if len(self._since) > MAX_ABSENT:
+            self._since.popitem(last=False)
+        return False
+
+
 class KnownNames:
     """What a server knows of the names in the bucket, by namespace. One thread."""
 

@@ -322,7 +322,7 @@ def check_url(url: str) -> None:
     if url.startswith("/") or (parts.scheme == "file" and parts.netloc):
         folder = f"/{parts.netloc}{parts.path}" if parts.netloc else parts.path
         raise ConfigError(f"bucket: {shown}: three slashes begin a folder's path: file://{folder}")
-    is_named = bool(parts.path if parts.scheme == "file" else parts.netloc)
+    is_named = bool(parts.path.strip("/") if parts.scheme == "file" else parts.netloc)
     if parts.scheme not in SCHEMES or not (is_named or parts.scheme == "memory"):
         raise ConfigError(f"bucket: {shown}: {_FORM}")
     if "@" in parts.netloc or parts.query:

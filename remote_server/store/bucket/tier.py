@@ -18,6 +18,7 @@ from remote_server.store.bucket.index import (
     header_of,
     make_pack,
 )
+from remote_server.store.bucket.names import Doubts
 from remote_server.store.bucket.objects import Availability, Failure, Objects
 from remote_server.store.bucket.packs import Group, object_name, packs_in
 from remote_server.store.bucket.reads import PackReads
@@ -89,6 +90,7 @@ class BucketTier:
         self._contents = Contents(clock, self._counters)
         self._index, self._names = self._contents.index, self._contents.names
         self.store_clock = self._contents.clock
+        self._doubts = Doubts(clock)
         self._writes = PackWrites(
             objects, pool, self._index, self._contents.pending, self._counters, self._name_of,
             self._written, compress, room)  # fmt: skip
@@ -275,9 +277,14 @@ class BucketTier:
             self._counters["dropped_absent"] += failure is Failure.ABSENT
             self._contents.drop(pack)
             if failure is not Failure.ABSENT:
-                self._removals.remove(pack.namespace, pack.key, pack.seal)
+                self._is_wrong(pack.namespace, pack.key, pack.seal)
         elif pack.state is PackState.READABLE:
             self._index.drop(pack)  # a lookup reads its header again: none promises it meanwhile
+
+    def _is_wrong(self, namespace: str, key: bytes, seal: int | None = None) -> None:
+        """The bytes of a pack were wrong, which is a miss. It is asked for again in a minute."""
+        if self._doubts.are_confirmed(namespace, key):
+            self._removals.remove(namespace, key, seal)
 
     def _renewed(self, pack: Pack, failure: Failure | None) -> None:
         """The renewal of `pack` has ended."""
@@ -308,8 +315,8 @@ class BucketTier:
         elif read.header is None:
             self._names.is_gone(namespace, key)
             if read.damage:
-                log.warning("bucket: a pack of %s is removed: %s", namespace, read.damage)
-                self._removals.remove(namespace, key)
+                log.warning("bucket: a pack of %s is damaged: %s", namespace, read.damage)
+                self._is_wrong(namespace, key)
         else:
             self._names.is_there(namespace, key)
             self.store_clock.saw(read.modified)

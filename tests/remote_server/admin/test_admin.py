@@ -42,6 +42,26 @@ def value_of(text: str, name: str, **labels: str) -> float:
     return found
 
 
+NO_HTTP = [
+    b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nX: " + b"b" * 9000 + b"\r\n\r\n",
+    b"GET /health HTTP/9.9\r\n\r\n",
+    b"GET http://[::bad HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    b"POST /clear HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+]
+
+
+async def test_a_request_that_is_no_http_is_a_line_in_the_log_and_no_traceback(http, pair, caplog):
+    for request in NO_HTTP:
+        with raw(pair[1].url, request) as connection:
+            assert await asyncio.to_thread(connection.recv, 12) == b"HTTP/1.0 400"
+    ours = [one for one in caplog.records if "a request is refused" in one.getMessage()]
+    assert 0 < len(ours) <= len(NO_HTTP)
+    assert not [one for one in caplog.records if one.exc_info]
+    assert (await http.get("/health"))[0] == 200
+
+
 async def test_an_idle_server_is_alive_and_ready(http):
     assert (await http.get("/health"))[::2] == (200, "alive\n")
     assert (await http.get("/ready"))[::2] == (200, "ready\n")

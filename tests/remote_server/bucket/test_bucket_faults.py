@@ -143,7 +143,9 @@ def test_objects_are_removed_beside_those_that_are_gone_already(objects):
 
 
 @pytest.mark.parametrize("place", [0, 3, ROWS - 1])
-def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, place):
+def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed_when_it_is_there_later(
+    found, objects, clock, place
+):
     row = found.tier.peek("ns", KEYS[place])
     objects.flip(NAME, row.offset + 100)
     got = read(found)
@@ -152,7 +154,27 @@ def test_a_flipped_bit_costs_its_row_and_the_pack_is_removed(found, objects, pla
         data for n, data in enumerate(DATA) if n != place
     ]
     assert found.tier.counters()["read_damaged"] == 1
+    for _ in range(2):
+        assert not any(look(found)), "it is a miss for a minute"
+    assert found.names() == [NAME]
+    clock.now += ABSENT_S
+    look(found)
+    assert read(found)[place] is None
     assert found.names() == []
+
+
+@pytest.mark.parametrize("offset", [100, 5000])
+def test_bytes_that_were_wrong_for_a_moment_cost_no_object(found, objects, clock, offset):
+    """As those of a proxy, in a header or in a row."""
+    for _ in range(3):
+        objects.flip(NAME, offset)
+        look(found)
+        read(found)
+        objects.flip(NAME, offset)
+        clock.now += ABSENT_S / 4
+    clock.now += ABSENT_S
+    look(found)
+    assert read(found) == DATA
 
 
 def test_a_pack_of_another_format_is_absent_and_stays_until_it_is_read_again(
@@ -204,10 +226,12 @@ def test_an_object_that_ends_in_its_header_is_removed(packed, objects, clock, nu
     objects.truncate(NAME, num_bytes)
     with RealBucket(objects=objects, clock=clock) as bucket:
         bucket.tier.listed({"ns": [bucket_id()]}, now=0.0)
-        look(bucket)
-        assert not any(look(bucket))
+        for _ in range(2):
+            look(bucket)
+            assert not any(look(bucket))
+            clock.now += ABSENT_S
         assert bucket.names() == []
-        assert bucket.tier.counters()["headers_damaged"] == 1
+        assert bucket.tier.counters()["headers_damaged"] == 2
 
 
 @pytest.mark.parametrize("failure", [Failure.THROTTLED, Failure.TIMEOUT, Failure.UNREACHABLE])

@@ -43,7 +43,9 @@ def test_a_text_that_is_no_address_hides_its_secret_too(capsys):
     assert SECRET not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["s3://", "s3:///kv", "s3://[", "file://", "blocks", ""])
+@pytest.mark.parametrize(
+    "address", ["s3://", "s3:///kv", "s3://[", "file://", "file:///", "file:////", "blocks", ""]
+)
 def test_an_address_without_a_bucket_is_wrong_usage(address, capsys):
     assert serve(["--print-config", f"--bucket={address}"]) == (2 if address else 0)
 
