@@ -95,7 +95,8 @@ class Membership:
                 logger.exception("could not follow the list of servers")
 
     def use(self, servers: ServerList) -> None:
-        """Place by `servers` from now on. Those that left are looked up for `PREVIOUS_LIST_S`."""
+        """Place by `servers` from now on. Those that left, and have ever replied, are looked up for
+        `PREVIOUS_LIST_S`."""
         with self._changing:
             old = self.view
             known, moved = {}, []
@@ -105,7 +106,10 @@ class Membership:
                     moved += [server] if server is not None else []
                     server = self._connect(member, servers)
                 known[member.name] = server
-            left = {name: one for name, one in old.servers.items() if name not in known}
+            gone = [one for name, one in old.servers.items() if name not in known]
+            # One that has never replied was given no block by this client.
+            left = {one.name: one for one in gone if one.client.epoch is not None}
+            moved += [one for one in gone if one.client.epoch is None]
             until_s = self._clock() + PREVIOUS_LIST_S
             before = {place.names: until for until, place in old.previous}
             before[old.current.names] = until_s

@@ -19,8 +19,8 @@ class View:
         current: ServerList,
         previous: Sequence[tuple[float, Sequence[str]]] = (),
     ) -> None:
-        """`servers` are those of all lists; `previous` the names of earlier lists, each with the
-        time until which it is asked."""
+        """`servers` are those of all lists, but for those of earlier ones that never replied;
+        `previous` the names of earlier lists, each with the time until which it is asked."""
         self.servers = dict(servers)
         self.names = tuple(servers)
         self.numbers = {server: number for number, server in enumerate(servers.values())}
@@ -42,8 +42,9 @@ class View:
         return found
 
     def _homes_by(self, placement: Placement, namespace: str, anchor: bytes) -> list[FleetServer]:
-        homes = placement.homes(namespace, anchor)
-        return [self.servers[placement.names[number]] for number in dict.fromkeys(homes)]
+        homes = dict.fromkeys(placement.homes(namespace, anchor))
+        names = [placement.names[number] for number in homes]
+        return [self.servers[name] for name in names if name in self.servers]
 
 
 def runs_in(keys: Sequence[bytes], anchors: Anchors) -> Iterator[tuple[bytes, range]]:

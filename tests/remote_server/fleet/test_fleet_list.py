@@ -61,12 +61,14 @@ def test_a_server_that_left_the_list_is_looked_up_but_takes_nothing(standing: Sc
         assert standing.holds("kvferry-3", Prompt(seed, 16_384)) == []
 
 
-def test_after_an_hour_the_list_before_is_not_asked_any_more():
+def test_after_an_hour_the_list_before_is_not_asked_any_more(standing: Scene):
     clock = Clock()
-    addresses = [f"tcp://127.0.0.1:{number + 1}?name=kvferry-{number}" for number in range(4)]
-    fleet = Fleet(WatchedList(addresses), ClientConfig("tcp://127.0.0.1:1"), clock=clock)
+    servers = WatchedList(listed(standing, *standing.servers))
+    fleet = Fleet(servers, ClientConfig("tcp://127.0.0.1:1"), clock=clock)
     try:
-        fleet.membership.use(read_list(addresses[:3]))
+        fleet.declare(NAMESPACE, ROW_BYTES)
+        eventually(lambda: all(one.epoch for one in fleet.clients.values()), "all have replied")
+        fleet.membership.use(read_list(listed(standing, *[*standing.servers][:3])))
         clock.now += PREVIOUS_LIST_S - 1
         fleet.membership.drop_old_servers()
         assert len(fleet.names) == 4
@@ -75,6 +77,23 @@ def test_after_an_hour_the_list_before_is_not_asked_any_more():
         fleet.membership.drop_old_servers()
         assert fleet.names == ("kvferry-0", "kvferry-1", "kvferry-2")
         eventually(lambda: gone.closed, "its client is closed")
+    finally:
+        fleet.close()
+
+
+def test_servers_that_never_replied_are_dropped_with_the_list_that_named_them():
+    """Else each change of a list with a wrong name leaves its sockets for an hour."""
+    addresses = [f"tcp://127.0.0.1:{number + 1}?name=kvferry-{number}" for number in range(4)]
+    fleet = Fleet(WatchedList(addresses), ClientConfig("tcp://127.0.0.1:1"), clock=Clock())
+    try:
+        for number in range(20):
+            name = "kvferry-3" if not number else f"dead-{number - 1}"
+            gone = fleet.clients[name]
+            fleet.membership.use(
+                read_list([*addresses[:3], f"tcp://127.0.0.1:{number + 9}?name=dead-{number}"])
+            )
+            assert {*fleet.names} == {f"dead-{number}", *(f"kvferry-{n}" for n in range(3))}
+            eventually(lambda: gone.closed, "its client is closed")  # noqa: B023
     finally:
         fleet.close()
 

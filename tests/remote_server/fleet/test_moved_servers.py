@@ -27,8 +27,8 @@ def test_the_client_of_a_server_that_moved_is_closed_and_no_other(monkeypatch):
         assert fleet.clients["a"] is not before["a"]
         assert fleet.clients["b"] is before["b"]
         assert fleet.names == ("a", "b"), "homes follow from the names"
-        fleet.membership.use(read_list(listed(3)[1:]))
         moved = fleet.clients["a"]
+        fleet.membership.use(read_list(listed(3)[1:]))
         fleet.membership.use(read_list(listed(4)))
         assert closed == [before["a"], moved], "it left, and has another address now"
         assert fleet.clients["a"] is not moved and fleet.names == ("a", "b")
