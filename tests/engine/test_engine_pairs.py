@@ -69,7 +69,9 @@ def test_equal_engines_share_and_different_ones_never(cluster: Cluster, model: P
 
 def second(pair: Pair, cluster: Cluster, model: Path, logs: Path, name: str) -> tuple[Any, Any]:
     """What an engine of this pair answers, and where the prompt's tokens came from."""
-    folder = shutil.copytree(model, logs / name) if pair.in_another_folder else model
+    folder = model
+    if pair.in_another_folder:
+        folder = shutil.copytree(model, logs / name, dirs_exist_ok=True)
     settings = connector(cluster.server.endpoint, **PATIENT, **pair.settings)
     with Engine(
         folder, connector=settings, args=[*ENGINE_ARGS, *pair.args],
