@@ -118,9 +118,10 @@ _TOO_FEW_FILES = (
 )
 
 
-def check_room_for_files() -> None:
-    """Raise `ConfigError` when this process may open too few files for a server to start."""
-    if num_open() + FILES_TO_START > may_open():
+def check_room_for_files(others: int = 0) -> None:
+    """Raise `ConfigError` when this process may open too few files for a server to start, which
+    needs `others` beside its own."""
+    if num_open() + FILES_TO_START + others > may_open():
         raise ConfigError(_TOO_FEW_FILES.format(may_open()))
 
 

@@ -115,7 +115,7 @@ class Server:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:
                 check_file_sizes(segment_bytes_for(config.disk), "disk")
-        check_room_for_files()
+        check_room_for_files(BUCKET_FILES if self.config.bucket else 0)
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()

@@ -24,6 +24,8 @@ from fake_server import eventually
 from huge_answers import huge_answers
 from wire_peer import Peer, block
 
+from remote_server import process_limits
+from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.store.bucket import opening, process_objects
 from remote_server.store.bucket.objects import BucketError, Objects
@@ -209,3 +211,15 @@ def test_the_end_of_a_server_waits_a_moment_for_a_store_that_hangs(
         replace_packs_by_pipes(url)
         assert peer.lookup(range(8), chain=chain_of(8)).states == bytes([KeyState.PENDING]) * 8
     assert processes(url) == []
+
+
+def test_a_server_is_refused_where_there_are_no_descriptors_for_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """libzmq ends the server when it misses some."""
+    enough = process_limits.num_open() + process_limits.FILES_TO_START + opening.BUCKET_FILES // 2
+    monkeypatch.setattr(process_limits, "may_open", lambda: enough)
+    with bucket_server(""):
+        pass
+    with pytest.raises(ConfigError, match="too few to start"), bucket_server(folder_url(tmp_path)):
+        raise AssertionError("it has begun")
