@@ -147,37 +147,29 @@ def write_pack(
     compress: str = NONE,
 ) -> WrittenPack:
     """Write a pack, compressed with the codec of that name where rows become shorter."""
-    num_bytes = sum(view.nbytes for view in views)
-    with room.take("writes", 2 * num_bytes if codec_named(compress) else num_bytes):
-        return _write_pack(objects, name, header, views, create=create, compress=compress)
+    codec, num_bytes = codec_named(compress), sum(view.nbytes for view in views)
+    with room.take("writes", num_bytes if codec is None else 2 * num_bytes):
+        if codec is not None:
+            header, views = _compressed(codec, compress, header, views)
+        try:
+            made = objects.put(name, _pieces_of(header, views), create=create)
+        except BucketError as error:
+            return WrittenPack(header, False, error.failure)
+        return WrittenPack(header, made)
 
 
-def _write_pack(
-    objects: Objects,
-    name: str,
-    header: layout.PackHeader,
-    views: Sequence[memoryview],
-    *,
-    create: bool,
-    compress: str,
-) -> WrittenPack:
-    codec = codec_named(compress)
-    if codec is not None:
-        header, views = _compressed(codec, compress, header, views)
+def _pieces_of(header: layout.PackHeader, views: Sequence[memoryview]) -> list[bytes | memoryview]:
+    """The bytes of a pack, whose rows begin at pages."""
     encoded = layout.encode_header(header)
-    offsets = [*layout.offsets_of(header, len(encoded))]
     pieces: list[bytes | memoryview] = [encoded]
     end = len(encoded)
-    for offset, view in zip(offsets, views, strict=True):
+    for offset, view in zip(layout.offsets_of(header, len(encoded)), views, strict=True):
         if offset > end:
             pieces.append(bytes(offset - end))
         if view.nbytes:
             pieces.append(view)
         end = offset + view.nbytes
-    try:
-        return WrittenPack(header, objects.put(name, pieces, create=create))
-    except BucketError as error:
-        return WrittenPack(header, False, error.failure)
+    return pieces
 
 
 def _compressed(

@@ -19,6 +19,7 @@ from bucket_helpers import (
     hello,
     write_packs,
 )
+from client_helpers import Clock
 from disk_helpers import BOUND_S
 from fake_server import eventually
 from huge_answers import huge_answers
@@ -44,22 +45,13 @@ CALLS: dict[str, Call] = {
 }
 
 
-class Now:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def now() -> Now:
-    return Now()
-
-
-@pytest.fixture
-def objects(tmp_path: Path, now: Now) -> Iterator[ProcessObjects]:
+def objects(tmp_path: Path, now: Clock) -> Iterator[ProcessObjects]:
     objects = ProcessObjects(folder_url(tmp_path), 2, now)
     yield objects
     objects.close()
@@ -80,7 +72,7 @@ def pid_of(objects: ProcessObjects) -> int:
     [(200, ["list", "folders", "remove"]), (404, [kind for kind in CALLS if kind != "size"])],
 )
 def test_an_answer_longer_than_all_memory_is_a_failure_of_its_call(
-    status: int, kinds: list[str], now: Now, monkeypatch: pytest.MonkeyPatch
+    status: int, kinds: list[str], now: Clock, monkeypatch: pytest.MonkeyPatch
 ):
     with huge_answers(status) as environment:
         for name, value in environment.items():
@@ -109,7 +101,7 @@ def test_a_server_serves_on_above_a_store_whose_lists_end_the_client(
 
 
 def test_a_process_that_was_killed_is_started_again_after_a_pause_that_doubles(
-    objects: ProcessObjects, now: Now
+    objects: ProcessObjects, now: Clock
 ):
     objects.put("a", memoryview(b"12345"))
     for number, pause_s in enumerate((0.5, 1.0, 2.0), 1):

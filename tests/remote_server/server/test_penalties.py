@@ -1,18 +1,13 @@
 """How long senders wait whose connection was ended."""
 
+from client_helpers import Clock
+
 from remote_server.server import penalties
 from remote_server.server.penalties import FORGOTTEN_S, LONGEST_WAIT_S, Penalties
 
 
-class Now:
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_wait_doubles_up_to_a_bound_and_is_short_again_after_a_quiet_time():
-    clock = Now()
+    clock = Clock()
     of = Penalties(clock)
     waits = []
     for _ in range(12):
@@ -26,7 +21,7 @@ def test_the_wait_doubles_up_to_a_bound_and_is_short_again_after_a_quiet_time():
 
 
 def test_a_second_one_during_the_wait_makes_it_longer():
-    clock = Now()
+    clock = Clock()
     of = Penalties(clock)
     of.add("a")
     assert of.add("a") == 2
@@ -36,7 +31,7 @@ def test_a_second_one_during_the_wait_makes_it_longer():
 
 def test_no_more_senders_are_kept_than_a_bound(monkeypatch):
     monkeypatch.setattr(penalties, "MAX_SENDERS", 2)
-    of = Penalties(Now())
+    of = Penalties(Clock())
     for name in "aabc":
         of.add(name)
     assert [of.holds(name) for name in "abc"] == [False, True, True]

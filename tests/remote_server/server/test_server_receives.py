@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from client_helpers import Clock
 from fake_server import eventually
 from tenancy import tenancy
 from wire_peer import HandPeer, Peer, key
@@ -54,15 +55,6 @@ def test_a_message_of_too_many_frames_is_refused_and_the_connection_goes_on(
     assert peer.lookup([1]).states == other.lookup([1]).states == READABLE
 
 
-class Stopped:
-    """A clock that stands still but for the test."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def flood(endpoint: str, frames: int = intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES) -> None:
     """By one message of empty frames. Returns when the connection has ended."""
     with closing(HandPeer(endpoint).socket) as peer, suppress(ConnectionError):
@@ -75,7 +67,7 @@ def test_a_flood_of_frames_costs_its_sender_the_connection_and_a_wait_that_doubl
     context: zmq.Context,
 ):
     """Others stay connected. Without keys all of the sender's address have to wait."""
-    clock = Stopped()
+    clock = Clock()
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, populate=False, admin="off")
     with Server(config, clock) as server, closing(Peer(context, server.endpoint)) as other:
         other.hello()
@@ -96,7 +88,7 @@ def test_a_flood_of_frames_costs_its_sender_the_connection_and_a_wait_that_doubl
 
 def test_with_keys_a_flood_of_frames_is_that_of_a_key(tenancy):
     tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
-    clock = Stopped()
+    clock = Clock()
     tenancy.start(clock)
     one, others = tenancy.peer("a"), tenancy.peer("b")
     others.hello()
