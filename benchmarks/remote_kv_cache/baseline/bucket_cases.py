@@ -3,10 +3,12 @@
 All ways move objects of the same size from and to the same memory, with as many calls at a time.
 """
 
+import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +23,11 @@ from remote_server import protocol
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import Stretch
-from remote_server.store.bucket import layout
+from remote_server.store.bucket import layout, store_calls
 from remote_server.store.bucket.index import BucketBlock, header_of
-from remote_server.store.bucket.objects import StoreObjects, open_store
+from remote_server.store.bucket.objects import open_store
 from remote_server.store.bucket.packs import MAX_PACK_TOKENS, packs_in, rows_per_pack
+from remote_server.store.bucket.process_objects import ProcessObjects
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import ThreadPool, Threads
@@ -33,6 +36,20 @@ from remote_server.store.tier import Written
 NAMESPACE = "benchmark"
 
 _POLL_S = 0.002
+
+
+def bucket_processes_cpu_s(pid: int) -> float:
+    """CPU seconds of the processes in which `pid` has the object store called."""
+    children = [
+        int(child)
+        for listed in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in listed.read_text().split()
+    ]
+    return sum(
+        process_cpu_s(child)
+        for child in children
+        if store_calls.__name__.encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
 
 
 class Load:
@@ -167,7 +184,7 @@ class Tier:
 
     def __init__(self, store: Store, load: Load, threads: int) -> None:
         self._store, self._load = store, load
-        self._objects = StoreObjects(f"{store.url}/tier")
+        self._objects = ProcessObjects(f"{store.url}/tier", threads)
         self._event = threading.Event()
         self._threads = Threads(threads, "bucket")
         self._pool = ThreadPool(self._event.set, threads=self._threads)
@@ -243,13 +260,14 @@ class Tier:
         self._load.verify()
 
     def cpu_s(self) -> float:
-        return time.process_time()
+        return time.process_time() + bucket_processes_cpu_s(os.getpid())
 
     def close(self) -> None:
         self._tier.clear(None)
         self._drain()
         self._pool.stop()
         self._threads.stop()
+        self._objects.close()
 
     def _wait(self) -> None:
         self._event.wait()
@@ -357,7 +375,8 @@ class _Served:
             )
 
     def cpu_s(self) -> float:
-        return process_cpu_s(self._server.pid)
+        pid = self._server.pid
+        return process_cpu_s(pid) + bucket_processes_cpu_s(pid)
 
     def close(self) -> None:
         self.client.close()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from remote_server.store.bucket.channel import Call, Channel, ChannelEnded, Ended
+from remote_server.store.bucket.channel import Call, Channel, ChannelEnded, Ended, copy
 from remote_server.store.bucket.objects import BucketError, Failure, Listed, StoreObjects
 
 MAX_DATA_BYTES = 2 << 30
@@ -55,11 +55,11 @@ class Caller:
                 return objects.put(names[0], data, create=call.create)
             case "read":
                 body = objects.read(names[0], call.begin, call.end, all_of_it=False)
-                self._channel.memory(body.nbytes)[:] = body
+                copy(self._channel.memory(body.nbytes), body)
                 return body.nbytes
             case "head":
                 head = objects.read_head(names[0], call.end)
-                self._channel.memory(head.data.nbytes)[:] = head.data
+                copy(self._channel.memory(head.data.nbytes), head.data)
                 return head.data.nbytes, head.num_bytes, head.modified
             case "size":
                 return objects.size_of(names[0])

@@ -122,7 +122,10 @@ def test_a_process_that_was_killed_is_started_again_after_a_pause_that_doubles(
     assert bytes(objects.read("a", 0, 5)) == b"12345", "the pause is short again"
 
 
-def test_the_bytes_of_a_read_are_the_readers_until_it_leaves(objects: ProcessObjects):
+def test_the_bytes_of_a_read_are_the_readers_until_it_leaves(
+    objects: ProcessObjects, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process_objects, "KEPT_BYTES", 1 << 20)
     first, second = os.urandom(3 << 20), os.urandom(3 << 20)
     objects.put("a", memoryview(first))
     objects.put("b", [memoryview(second[:100]), second[100:]])
