@@ -99,23 +99,23 @@ class Membership:
         `PREVIOUS_LIST_S`."""
         with self._changing:
             old = self.view
-            known, moved = {}, []
+            known, dropped = {}, []
             for member in servers.members:
                 server = old.servers.get(member.name)
                 if server is None or self._members[member.name] != member:
-                    moved += [server] if server is not None else []
+                    dropped += [server] if server is not None else []
                     server = self._connect(member, servers)
                 known[member.name] = server
             gone = [one for name, one in old.servers.items() if name not in known]
             # One that has never replied was given no block by this client.
             left = {one.name: one for one in gone if one.client.epoch is not None}
-            moved += [one for one in gone if one.client.epoch is None]
+            dropped += [one for one in gone if one.client.epoch is None]
             until_s = self._clock() + PREVIOUS_LIST_S
             before = {place.names: until for until, place in old.previous}
             before[old.current.names] = until_s
             before.pop(tuple(one.name for one in servers.members), None)
             self.view = View(known | left, servers, [(at, names) for names, at in before.items()])
-            for server in moved:
+            for server in dropped:
                 self._drop(server)
         joined = sorted(known.keys() - old.servers.keys())
         logger.info(

@@ -115,7 +115,7 @@ class Server:
             check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
             if config.disk:
                 check_file_sizes(segment_bytes_for(config.disk), "disk")
-        check_room_for_files(BUCKET_FILES if self.config.bucket else 0)
+        check_room_for_files(self._bucket_files)
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()
@@ -310,12 +310,16 @@ class Server:
         # The Counter is last: it has a zero for every name.
         return ChainMap(self._guard.counters, self.lanes.counters, of_tenant, self._auth.counters)
 
+    @property
+    def _bucket_files(self) -> int:
+        return BUCKET_FILES if self.config.bucket else 0
+
     def _other_files(self, tenants: Sequence[TenantConfig]) -> int:
         """The most descriptors needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
         handshakes = most_handshakes(self.config.max_connections)
-        own = OWN_FILES + lane_files(self.config) + (BUCKET_FILES if self.config.bucket else 0)
+        own = OWN_FILES + lane_files(self.config) + self._bucket_files
         return own + each * len(tenants) + sum(segments) + handshakes
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────

@@ -52,7 +52,7 @@ def copy(into: memoryview, data: memoryview) -> None:
 
 
 class ChannelEnded(Exception):
-    """The other side has closed the channel, or has died."""
+    """The other side has closed the channel, has died, or does not answer."""
 
 
 class Channel:
@@ -63,20 +63,19 @@ class Channel:
         self._socket = near
         self._file = memory
         self._memory: mmap.mmap | None = None
-        self._num_used = 0
+        self.num_resident = 0
+        """Bytes of the memory that are not given back."""
 
     def send(self, message: Call | Ended) -> None:
-        """Raises `ChannelEnded`, and `TimeoutError` after the time of `wait_at_most`."""
+        """Raises `ChannelEnded`, also after the time of `wait_at_most`."""
         data = msgspec.msgpack.encode(message)
         try:
             self._socket.sendall(len(data).to_bytes(4, "little") + data)
-        except TimeoutError:
-            raise
         except OSError as error:
             raise ChannelEnded(str(error)) from error
 
     def receive(self, kind: type[Message]) -> Message:
-        """Raises `ChannelEnded`, and `TimeoutError` after the time of `wait_at_most`."""
+        """Raises `ChannelEnded`, also after the time of `wait_at_most`."""
         length = int.from_bytes(self._receive(4), "little")
         if length > MAX_MESSAGE_BYTES:
             raise ChannelEnded(f"a message of {length:,} bytes")
@@ -89,11 +88,6 @@ class Channel:
         """For each part of a message, from now on."""
         self._socket.settimeout(seconds)
 
-    @property
-    def num_resident(self) -> int:
-        """Bytes of the memory that are not given back."""
-        return self._num_used
-
     def memory(self, num_bytes: int) -> memoryview:
         """The first `num_bytes` of the memory, which grows to it. Views of the time before stay
         valid."""
@@ -103,14 +97,14 @@ class Channel:
             if os.fstat(self._file).st_size < num_bytes:
                 os.ftruncate(self._file, num_bytes)
             self._memory = mmap.mmap(self._file, num_bytes)
-        self._num_used = max(self._num_used, num_bytes)
+        self.num_resident = max(self.num_resident, num_bytes)
         return memoryview(self._memory)[:num_bytes]
 
     def empty_memory(self) -> None:
         """Give the memory back to the machine. Its bytes are zeros then."""
         if self._memory is not None:
             self._memory.madvise(mmap.MADV_REMOVE)
-        self._num_used = 0
+        self.num_resident = 0
 
     def cut(self) -> None:
         """From any thread: end the call that waits, and all later ones, by `ChannelEnded`."""
@@ -129,8 +123,6 @@ class Channel:
         while view:
             try:
                 num = self._socket.recv_into(view)
-            except TimeoutError:
-                raise
             except OSError as error:
                 raise ChannelEnded(str(error)) from error
             if not num:

@@ -295,7 +295,8 @@ class Availability:
         if failure in (Failure.ABSENT, Failure.SHORT):
             return False
         of_all = of is None or failure in (Failure.UNREACHABLE, Failure.TIMEOUT)
-        self._failing.add(object() if of_all else of)
+        if len(self._failing) < self.THRESHOLD:
+            self._failing.add(object() if of_all else of)
         # What is throttled fails for the next call as well.
         at_once = failure is Failure.THROTTLED or (failure is Failure.FORBIDDEN and of is None)
         if not self.is_open or (len(self._failing) < self.THRESHOLD and not at_once):
@@ -330,11 +331,6 @@ def check_url(url: str) -> None:
             f"bucket: {shown}: a credential in an address is not read, and logs would show it: "
             "set the variables of the store, as AWS_ACCESS_KEY_ID"
         )
-
-
-def check_store(url: str) -> None:
-    """Raise `ConfigError` unless the client can be made. The folder of a `file://` is made."""
-    open_store(url)
 
 
 def open_store(url: str, *, make: bool = True) -> "ObjectStore":

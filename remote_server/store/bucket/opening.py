@@ -24,7 +24,8 @@ NUM_THREADS = 8
 """Calls of the store at a time, beside reads of packs."""
 
 BUCKET_FILES = 3 * (NUM_THREADS + NUM_READERS) + 2
-"""A channel has a socket, a memory file, and the mapping's own descriptor of it."""
+"""Descriptors of a server with a bucket: a channel has a socket, a memory file, and the mapping's
+own descriptor of it."""
 
 LEAVE_S = 3.0
 """Calls that are under way when the server ends have this time, a removal among them."""

@@ -23,7 +23,7 @@ from remote_server.store.bucket.objects import (
     Head,
     Listed,
     Objects,
-    check_store,
+    open_store,
 )
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ProcessObjects(Objects):
         self, url: str, num_channels: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Raises `ConfigError` for a wrong address or a missing client."""
-        check_store(url)
+        open_store(url)  # it raises, and makes the folder of a `file://`
         self.url = url
         self._clock = clock
         self._num_channels = num_channels
@@ -135,8 +135,8 @@ class ProcessObjects(Objects):
             channel.wait_at_most(LONGEST_CALL_S)
             channel.send(call)
             ended = channel.receive(Ended)
-        except (ChannelEnded, TimeoutError) as error:
-            raise _Lost(str(error) or "a call takes too long") from error
+        except ChannelEnded as error:
+            raise _Lost(str(error)) from error
         if ended.failure:
             raise BucketError(Failure(ended.failure), ended.words)
         self._pause_s = FIRST_PAUSE_S

@@ -14,7 +14,7 @@ class Room:
     thread, which must hold no room when it asks for some."""
 
     def __init__(self, num_bytes: int = MAX_ROOM_BYTES) -> None:
-        self.num_bytes = num_bytes
+        self._num_bytes = num_bytes
         self._lock = threading.Condition()
         self._taken: Counter[str] = Counter()
         self._waiting: deque[object] = deque()
@@ -24,11 +24,6 @@ class Room:
         """By use."""
         with self._lock:
             return {use: num for use, num in self._taken.items() if num}
-
-    @property
-    def num_waiting(self) -> int:
-        with self._lock:
-            return len(self._waiting)
 
     @contextmanager
     def take(self, use: str, num_bytes: int) -> Iterator[None]:
@@ -49,4 +44,4 @@ class Room:
 
     def _fits(self, num_bytes: int) -> bool:
         taken = self._taken.total()
-        return not taken or taken + num_bytes <= self.num_bytes
+        return not taken or taken + num_bytes <= self._num_bytes

@@ -303,9 +303,7 @@ class BucketTier:
     def _header_read(self, namespace: str, key: bytes, read: ReadHeader) -> None:
         """The header of the pack that `key` names has come, or not."""
         if read.failure not in (None, Failure.ABSENT):
-            if (
-                read.failure is Failure.LOST
-            ):  # it may have been this pack: others do not wait for it
+            if read.failure is Failure.LOST:  # perhaps by this pack: no lookup waits for it soon
                 self._names.is_gone(namespace, key)
             self._failed(read.failure, (namespace, key))
             return

@@ -52,7 +52,7 @@ def test_room_is_had_in_the_order_in_which_it_was_asked_for():
     assert had.get(timeout=BOUND_S) == "a"
     for name, num_bytes in (("b", 8), ("c", 1)):
         begin(name, num_bytes)
-        eventually(lambda name=name: room.num_waiting == "abc".index(name))
+        eventually(lambda name=name: len(room._waiting) == "abc".index(name))
     assert had.empty() and room.taken == {"a": 6}
     go_on["a"].set()
     assert {had.get(timeout=BOUND_S), had.get(timeout=BOUND_S)} == {"b", "c"}

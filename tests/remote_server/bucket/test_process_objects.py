@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from wire_peer import Peer, block
 from remote_server import process_limits
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
+from remote_server.server.server import Server
 from remote_server.store.bucket import opening, process_objects
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.process_objects import ProcessObjects
@@ -59,11 +60,7 @@ def objects(tmp_path: Path, now: Clock) -> Iterator[ProcessObjects]:
 
 def pid_of(objects: ProcessObjects) -> int:
     """Its process, which has been started."""
-    found = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", f"store_calls {objects.url} "],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (pid,) = found.stdout.split()
+    (pid,) = processes(objects.url)
     return int(pid)
 
 
@@ -168,44 +165,43 @@ def processes(url: str) -> list[str]:
     return found.stdout.split()
 
 
-def replace_packs_by_pipes(url: str) -> None:
-    """So a read of one of them never ends."""
-    for path in [*Path(url.removeprefix("file://")).rglob("*")]:
-        if path.is_file() and path.name != "=clock":
-            path.unlink()
-            os.mkfifo(path)
+@contextmanager
+def above_pipes(
+    folder: Path, context: zmq.Context, num_packs: int
+) -> Iterator[tuple[Server, Peer]]:
+    """A server that knows so many packs, each of which is a pipe now: no read of one ends. No
+    process is left when it has ended."""
+    url = folder_url(folder)
+    write_packs(url, context, num_packs)
+    with bucket_server(url) as server:
+        peer = hello(Peer(context, server.endpoint))
+        peer.stats_once(lambda s: s.counters["bucket_names"] == num_packs)
+        for path in [*Path(url.removeprefix("file://")).rglob("*")]:
+            if path.is_file() and path.name != "=clock":
+                path.unlink()
+                os.mkfifo(path)
+        yield server, peer
+    assert processes(url) == []
 
 
 def test_a_store_that_hangs_holds_back_neither_its_rows_for_ever_nor_the_end_of_the_server(
     tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    url = folder_url(tmp_path)
-    write_packs(url, context, 2)
-    with bucket_server(url) as server:
-        peer = hello(Peer(context, server.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == 2)
-        replace_packs_by_pipes(url)
+    with above_pipes(tmp_path, context, 2) as (server, peer):
         monkeypatch.setattr(process_objects, "LONGEST_CALL_S", 0.5)  # of calls that hang
         peer.lookup(range(16), chain=chain_of(16))
         peer.stats_once(lambda s: s.counters["bucket_failed_lost"] > 0)
         (below,) = server.store.tier_stack.below
         peer.stats_once(lambda _: not below.tier.busy)
         assert not any(peer.lookup(range(16), chain=chain_of(16)).states), "none is pending"
-    assert processes(url) == []
 
 
 def test_the_end_of_a_server_waits_a_moment_for_a_store_that_hangs(
     tmp_path: Path, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(opening, "LEAVE_S", 0.1)
-    url = folder_url(tmp_path)
-    write_packs(url, context, 1)
-    with bucket_server(url) as server:
-        peer = hello(Peer(context, server.endpoint))
-        peer.stats_once(lambda s: s.counters["bucket_names"] == 1)
-        replace_packs_by_pipes(url)
+    with above_pipes(tmp_path, context, 1) as (_, peer):
         assert peer.lookup(range(8), chain=chain_of(8)).states == bytes([KeyState.PENDING]) * 8
-    assert processes(url) == []
 
 
 def test_a_server_is_refused_where_there_are_no_descriptors_for_the_process(
