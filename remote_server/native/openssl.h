@@ -16,9 +16,6 @@ typedef struct bio_method_st BIO_METHOD;
 typedef struct x509_st X509;
 typedef struct evp_pkey_st EVP_PKEY;
 typedef struct evp_md_st EVP_MD;
-typedef struct evp_cipher_st EVP_CIPHER;
-typedef struct evp_cipher_ctx_st EVP_CIPHER_CTX;
-typedef struct engine_st ENGINE;
 
 #define KVF_OPENSSL_FUNCTIONS(F)                                                                     \
     F(const SSL_METHOD *, TLS_server_method, (void))                                                 \
@@ -28,7 +25,6 @@ typedef struct engine_st ENGINE;
     F(long, SSL_CTX_ctrl, (SSL_CTX *, int command, long, void *))                                    \
     F(int, SSL_CTX_set_ciphersuites, (SSL_CTX *, const char *))                                      \
     F(int, SSL_CTX_set_num_tickets, (SSL_CTX *, size_t))                                             \
-    F(void, SSL_CTX_set_keylog_callback, (SSL_CTX *, void (*)(const SSL *, const char *)))           \
     F(int, SSL_CTX_use_certificate_ASN1, (SSL_CTX *, int size, const unsigned char *))               \
     F(int, SSL_CTX_use_PrivateKey, (SSL_CTX *, EVP_PKEY *))                                          \
     F(int, SSL_CTX_check_private_key, (const SSL_CTX *))                                             \
@@ -38,23 +34,15 @@ typedef struct engine_st ENGINE;
     F(void, SSL_set_accept_state, (SSL *))                                                           \
     F(void, SSL_set_connect_state, (SSL *))                                                          \
     F(int, SSL_do_handshake, (SSL *))                                                                \
-    F(BIO *, SSL_get_rbio, (const SSL *))                                                            \
+    F(int, SSL_read_ex, (SSL *, void *, size_t, size_t *))                                           \
+    F(int, SSL_write_ex, (SSL *, const void *, size_t, size_t *))                                    \
+    F(int, SSL_pending, (const SSL *))                                                               \
+    F(int, SSL_key_update, (SSL *, int))                                                             \
     F(int, SSL_get_error, (const SSL *, int))                                                        \
     F(X509 *, SSL_get1_peer_certificate, (const SSL *))                                              \
     F(int, X509_digest, (const X509 *, const EVP_MD *, unsigned char *, unsigned int *))             \
     F(void, X509_free, (X509 *))                                                                     \
     F(const EVP_MD *, EVP_sha256, (void))                                                            \
-    F(unsigned char *, HMAC, (const EVP_MD *, const void *, int, const unsigned char *, size_t,      \
-                              unsigned char *, unsigned int *))                                      \
-    F(const EVP_CIPHER *, EVP_aes_128_gcm, (void))                                                   \
-    F(EVP_CIPHER_CTX *, EVP_CIPHER_CTX_new, (void))                                                  \
-    F(void, EVP_CIPHER_CTX_free, (EVP_CIPHER_CTX *))                                                 \
-    F(int, EVP_CIPHER_CTX_ctrl, (EVP_CIPHER_CTX *, int command, int, void *))                        \
-    F(int, EVP_CipherInit_ex, (EVP_CIPHER_CTX *, const EVP_CIPHER *, ENGINE *,                       \
-                               const unsigned char *key, const unsigned char *nonce, int seals))     \
-    F(int, EVP_CipherUpdate, (EVP_CIPHER_CTX *, unsigned char *, int *, const unsigned char *, int)) \
-    F(int, EVP_CipherFinal_ex, (EVP_CIPHER_CTX *, unsigned char *, int *))                           \
-    F(void, OPENSSL_cleanse, (void *, size_t))                                                       \
     F(EVP_PKEY *, d2i_AutoPrivateKey, (EVP_PKEY **, const unsigned char **, long))                   \
     F(void, EVP_PKEY_free, (EVP_PKEY *))                                                             \
     F(int, BIO_get_new_index, (void))                                                                \
@@ -74,6 +62,9 @@ typedef struct engine_st ENGINE;
 /* Numbers that OpenSSL's headers define; they are part of its binary interface. */
 enum {
     SSL_CTRL_SET_SESS_CACHE_MODE = 44,
+    SSL_CTRL_CLEAR_MODE = 78,
+    SSL_MODE_AUTO_RETRY = 0x04,
+    SSL_KEY_UPDATE_NOT_REQUESTED = 0,
     SSL_CTRL_SET_MIN_PROTO_VERSION = 123,
     TLS1_3_VERSION = 0x0304,
     SSL_ERROR_WANT_READ = 2,
@@ -83,8 +74,6 @@ enum {
     BIO_FLAGS_SHOULD_RETRY = 0x08,
     BIO_TYPE_SOURCE_SINK = 0x0400,
     BIO_CTRL_FLUSH = 11,
-    EVP_CTRL_AEAD_GET_TAG = 16,
-    EVP_CTRL_AEAD_SET_TAG = 17,
 };
 
 struct kvf_openssl {

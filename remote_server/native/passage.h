@@ -5,7 +5,7 @@
 
 #include "bytes.h"
 #include "lanes.h"
-#include "tls_records.h"
+#include "tls_socket.h"
 
 enum { KVF_GATHERED = 32 }; /* blocks in one system call, at most */
 

@@ -22,7 +22,22 @@ pytestmark = [
 
 KiB = 1 << 10
 
+MiB = 1 << 20
+
 _NOT_REQUESTED, _REQUESTED = 0, 1
+
+_HANDSHAKE, _KEY_UPDATE = 22, 24
+
+_ON_MESSAGE = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_uint8),
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
 
 
 class OpensslClient:
@@ -36,7 +51,13 @@ class OpensslClient:
         self._ssl = ctypes.c_void_p(library.SSL_new(context))
         library.SSL_CTX_free(context)
         self._connection = connection
+        self.updates = 0
+        self._on_message = _ON_MESSAGE(self._see)
+        library.SSL_set_msg_callback(self._ssl, self._on_message)
         library.SSL_set_fd(self._ssl, connection.fileno())
+
+    def _see(self, is_sent: int, _version: int, kind: int, message, *_: object) -> None:
+        self.updates += (not is_sent) and kind == _HANDSHAKE and message[0] == _KEY_UPDATE
 
     def call(self, name: str, *arguments) -> int:
         result = getattr(self._library, name)(self._ssl, *arguments)
@@ -51,8 +72,10 @@ class OpensslClient:
         got, memory = bytearray(), ctypes.create_string_buffer(16 * KiB)
 
         def is_all() -> bool:
-            count = self.call("SSL_read", memory, min(size - len(got), len(memory)))
-            got.extend(memory.raw[: max(count, 0)])
+            count = 1
+            while count > 0 and len(got) < size:
+                count = self.call("SSL_read", memory, min(size - len(got), len(memory)))
+                got.extend(memory.raw[: max(count, 0)])
             return len(got) == size
 
         until(is_all)
@@ -135,3 +158,30 @@ def test_a_peer_that_closes_tls_has_closed_the_lane(lanes, openssl):
     assert jobs == [whole, missing]
     assert [job.errors[0] for job in jobs] == [0, errno.ECONNRESET]
     assert (broken, error) == (lane, errno.ECONNRESET)
+
+
+def test_a_peer_that_closes_tls_within_a_job_ends_it(lanes, openssl):
+    """The close has come with the job's first block, the connection stays: no event follows."""
+    lane, client = openssl
+    job = Blocks([5, 5]).receive(1)
+    client.write(frame(1, 0, b"whole"))
+    client.call("SSL_shutdown")
+    lanes.submit(lane, job)
+    jobs, [(broken, error)] = reap(lanes, 1, 1)
+    assert jobs == [job]
+    assert [*job.errors] == [0, errno.ECONNRESET]
+    assert (broken, error) == (lane, errno.ECONNRESET)
+
+
+def test_keys_are_replaced_often_enough_for_their_cipher(engine, lanes, openssl):
+    """AES-GCM is safe for 2^24.5 records of one key."""
+    if engine == "python":
+        pytest.skip("`ssl` of Python has no key updates")
+    lane, client = openssl
+    source = random_blocks([MiB] * 16)
+    for request in range(1, 6):
+        job = source.send(request)
+        lanes.submit(lane, job)
+        assert client.read(len(source.frames(request))) == source.frames(request)
+        assert reaped(lanes, 1) == [job]
+    assert client.updates == 1

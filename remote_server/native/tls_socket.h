@@ -1,7 +1,7 @@
 /* Parts of memory through TLS, inside the library. */
 
-#ifndef KVF_TLS_RECORDS_H
-#define KVF_TLS_RECORDS_H
+#ifndef KVF_TLS_SOCKET_H
+#define KVF_TLS_SOCKET_H
 
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ KVF_HIDDEN ssize_t kvf_tls_send(struct kvf_tls *tls, const struct msghdr *messag
 
 enum { KVF_TLS_MOST = 136 << 10 };
 
-/* A receive would return at once, though the connection may not be readable. */
+/* A receive would return at once, or take what has come, though the connection may not be readable. */
 KVF_HIDDEN bool kvf_tls_has_input(const struct kvf_tls *tls);
 
 #endif
