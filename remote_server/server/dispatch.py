@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from remote_server import protocol
@@ -14,6 +15,7 @@ from remote_server.server.copier import Copier, Uncopied, VerifyJob
 from remote_server.server.get import Gets, StreamedGet, WholeGet
 from remote_server.server.hot_keys import HotKeys
 from remote_server.server.identity import Identity, default_name
+from remote_server.server.lane_room import LaneRoom
 from remote_server.server.lane_transfers import LaneBlocks, LaneGet, LanePuts
 from remote_server.server.lanes import ServerLanes, no_lanes
 from remote_server.server.leases import Regions, SharedGet
@@ -41,6 +43,8 @@ MAX_ERROR_CHARS = 500  # it may quote what a peer sent
 
 Later = Callable[[bytes, Steps[None]], None]
 """Queues the remaining steps of a client's request."""
+
+_ENDED = object()
 
 _BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
 """No correct client sends these. Correct ones can meet the other refusals."""
@@ -111,7 +115,8 @@ class Handlers:
         self.shared_puts = SharedPuts(store, regions, in_flight)
         self.coming = Uncopied(store.memory.stats().budget_bytes)
         """The puts on their way on lanes."""
-        self._lane_puts = LanePuts(store, copier, self.coming, self._lanes, tenant)
+        self.lane_room = LaneRoom(store.memory.stats().budget_bytes)
+        self._lane_puts = LanePuts(store, copier, self.coming, self.lane_room, self._lanes, tenant)
         self.gets_in_state = none_in(get.UNENDED)
         self._gets = Gets(
             store, send_queues, regions, in_flight, self._post, self._post_stream,
@@ -184,10 +189,11 @@ class Handlers:
         self._answer_refusal(client, request_id, refusal)
 
     def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
-        """A tier has been read for a request: begin its remaining `steps`, and queue them."""
+        """What a request has waited for is there: run the first of its remaining `steps`, and queue
+        the others."""
         rest = self._rest_of(client, request_id, steps)
-        next(rest)
-        self._later(client, rest)
+        if next(rest, _ENDED) is not _ENDED:
+            self._later(client, rest)
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
@@ -271,15 +277,24 @@ class Handlers:
 
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
-    ) -> Steps[None]:
-        source: Source
+    ) -> Steps[None] | None:
         if request.lane:
-            source = LaneBlocks(self._lane_puts, client, request, payload)
-        elif request.shared is not None:
+            return self._put_on_lane(client, request, payload)
+        source: Source
+        if request.shared is not None:
             source = Rows(self.shared_puts, request, request.shared)
         else:
             source = Frames(self._frame_puts, client, request, payload)
         return Put(self._puts, client, request, source, draining=self.draining).steps()
+
+    def _put_on_lane(
+        self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
+    ) -> Steps[None] | None:
+        """None: it waits for room."""
+        source = LaneBlocks(self._lane_puts, client, request, payload)
+        steps = Put(self._puts, client, request, source, draining=self.draining).steps()
+        waits = source.waits(partial(self._go_on_later, client, request.request_id, steps))
+        return None if waits else steps
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
         times = self.times_of(request) if request.timed else None

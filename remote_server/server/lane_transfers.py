@@ -12,13 +12,14 @@ from remote_server.native.lane_base import LaneJob, LaneKind
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
 from remote_server.server.copier import Copier, Uncopied, waiting_bytes
 from remote_server.server.get import Gets, StreamedGet
+from remote_server.server.lane_room import LaneRoom
 from remote_server.server.lanes import Lane, ServerLanes
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes, Take, take_bytes
 from remote_server.server.put import Filled, Put, Source
 from remote_server.server.put_sources import check_put
 from remote_server.server.streams import Batch
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.slabs import Block, slot_bytes_for
 from remote_server.store.store import Reserved, Store
 from remote_server.turns import KEYS_PER_STEP, Steps
 from remote_server.values import KiB, MiB
@@ -39,7 +40,8 @@ class LanePuts(NamedTuple):
     store: Store
     copier: Copier
     coming: Uncopied
-    """What may be on its way: the slots are reserved for it."""
+    """What they take beside their slots, those that wait for `room` included."""
+    room: LaneRoom
     lanes: ServerLanes
     tenant: str
 
@@ -77,6 +79,34 @@ class LaneBlocks(Source):
         self._digests: Sequence[int] = ()
         self._announced: Sequence[int] = ()
         self._has_come = False
+        self._of_slot = 0
+        self._taken = 0
+        """Of the room, before the put is queued."""
+
+    def waits(self, begin: Callable[[], None]) -> bool:
+        """Whether there is no room for the put now. `begin` is called when there is, or when its
+        lane has ended. Raises `RequestRefused`."""
+        puts, keys = self._puts, self._request.keys
+        lane = puts.lanes.find(self._client, self._request.lane)
+        num_bytes = self._slot_bytes() * len(keys)
+        if puts.room.has_room(lane, num_bytes):
+            return False
+        waiting = PUT_BYTES + waiting_bytes(len(keys))
+        puts.coming.check(self._client, waiting)
+        puts.coming.take(self._client, waiting)
+        puts.store.counters["lane_puts_waited"] += 1
+
+        def has_room() -> None:
+            puts.coming.give_back(self._client, waiting)
+            begin()
+
+        puts.room.wait(lane, num_bytes, has_room)
+        return True
+
+    def _slot_bytes(self) -> int:
+        """What each block takes, however short it is; 0 in a namespace that is not declared."""
+        info = self._puts.store.namespaces.known.get(self._request.namespace)
+        return 0 if info is None else slot_bytes_for(info.block_bytes)
 
     def check(self) -> None:
         request, store = self._request, self._puts.store
@@ -87,24 +117,33 @@ class LaneBlocks(Source):
                 "a put on a lane has no shared rows, checksums or payload: they are on the lane",
             )
         check_put(request, len(request.keys), store.namespaces.known.get(request.namespace))
-        num_bytes = sum(request.lengths)
-        waiting = PUT_BYTES + waiting_bytes(len(request.keys), num_bytes)
+        waiting = PUT_BYTES + waiting_bytes(len(request.keys))
         self._puts.coming.check(self._client, waiting)
-        store.counters["lane_bytes_in"] += num_bytes
+        self._of_slot = self._slot_bytes()
+        self._taken = self._of_slot * len(request.keys)
+        self._puts.room.take(self._taken)
+        store.counters["lane_bytes_in"] += sum(request.lengths)
 
     def given_up(self, why: BaseException) -> None:
-        """Its blocks come all the same. When their lengths are not known, what comes cannot be
-        separated from the blocks after it, and the lane ends."""
-        lane, request = self._lane, self._request
-        if lane is None or not lane.is_open:
+        lane, taken, self._taken = self._lane, self._taken, 0
+        if lane is not None:
+            self._drop_blocks(lane, why)
+            self._puts.room.settled(lane)
+        self._puts.room.give_back(taken)
+
+    def _drop_blocks(self, lane: Lane, why: BaseException) -> None:
+        """They come all the same. When their lengths are not known, what comes cannot be separated
+        from the blocks after it, and the lane ends."""
+        if not lane.is_open:
             return
+        request = self._request
         lengths = request.lengths
         is_nonsense = isinstance(why, RequestRefused) and why.code in _NONSENSE
         fits = len(lengths) == len(request.keys) and sum(lengths) <= MAX_MESSAGE_BYTES
         if is_nonsense or not fits or 0 in lengths:
             lane.end("request")
         else:
-            lane.discard(self._request.request_id, lengths)
+            lane.discard(request.request_id, lengths)
 
     def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
         self._begins.append(self._begins[-1] + len(lengths))
@@ -134,12 +173,13 @@ class LaneBlocks(Source):
         self._addresses, self._seeds = [], []
         for number in range(len(self._begins) - 1):
             self._puts.coming.take(self._client, self._waiting(number))
+        self._taken = 0  # each part gives its own back
         self._lane.submit(job, partial(self._came, put, job))
+        self._puts.room.settled(self._lane)
 
     def _waiting(self, number: int) -> int:
         begin, end = self._begins[number : number + 2]
-        of_put = 0 if number else PUT_BYTES
-        return of_put + waiting_bytes(end - begin, sum(self._request.lengths[begin:end]))
+        return (0 if number else PUT_BYTES) + waiting_bytes(end - begin)
 
     def _came(self, put: Put, job: LaneJob, whole: bool) -> None:
         """The lane has done with the slots: all blocks have come, or it has ended."""
@@ -162,7 +202,9 @@ class LaneBlocks(Source):
         filled([self._digests[index] == self._announced[index] for index in at])
 
     def part_ended(self, number: int) -> None:
+        begin, end = self._begins[number : number + 2]
         self._puts.coming.give_back(self._client, self._waiting(number))
+        self._puts.room.give_back(self._of_slot * (end - begin))
 
 
 _NONSENSE = (ErrorCode.BAD_REQUEST, ErrorCode.TOO_LARGE)

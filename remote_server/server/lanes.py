@@ -44,7 +44,11 @@ BLOCKS_PER_PUT = 16
 STALL_S = 30.0
 LEAST_RATE = MiB
 
-_CHECK_S = 1.0
+# A lane is looked at so often. One that owes bytes and has brought none at so many looks in a row
+# has stalled: two seconds. Looks are counted, not time: a server that was frozen has read nothing
+# either, and its next look is soon after the first.
+LOOK_S = 0.5
+SILENT_LOOKS = 4
 
 _BROKEN = {
     0: "closed", errno.ECONNRESET: "reset", errno.EPIPE: "reset", errno.EPROTO: "protocol",
@@ -62,8 +66,8 @@ class Lane:
     """One lane of a connection."""
 
     __slots__ = (
-        "_lanes", "client", "id", "is_open", "num_discarded", "number", "receive_by", "receiving",
-        "sending_bytes", "tenant",
+        "_lanes", "_seen", "_silent", "client", "id", "is_open", "is_settling", "num_discarded",
+        "number", "receive_by", "receiving", "sending_bytes", "tenant", "waiting",
     )  # fmt: skip
 
     def __init__(self, lanes: "ServerLanes", ticket: Ticket, lane_id: int) -> None:
@@ -76,6 +80,30 @@ class Lane:
         self.receiving: deque[LaneJob] = deque()
         self.receive_by = 0.0
         """When the first of `receiving` must have come."""
+        self._seen: tuple[LaneJob, int] | None = None
+        """The first of `receiving`, and what had come of it, at the last look."""
+        self._silent = 0
+        """Looks in a row at which nothing new had come."""
+        self.waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        """Puts that wait for memory (`LaneRoom`): their bytes, and how they begin."""
+        self.is_settling = False
+        """One that has waited has begun, and has neither its slots nor a refusal yet."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """What its client has sent now must wait, because something before it does."""
+        return bool(self.waiting) or self.is_settling
+
+    def is_stalled(self, now: float) -> bool:
+        """At this look, whether the bytes that it owes do not come, or too slowly."""
+        if not self.receiving:
+            self._seen, self._silent = None, 0
+            return False
+        first = self.receiving[0]
+        seen = first, sum(first.done)
+        self._silent = self._silent + 1 if seen == self._seen else 0
+        self._seen = seen
+        return self._silent >= SILENT_LOOKS or now >= self.receive_by
 
     @property
     def is_full(self) -> bool:
@@ -299,6 +327,9 @@ class ServerLanes:
         self.connections.lane_removed(lane.tenant)
         self.counters[f"lanes_ended_{reason}"] += 1
         log.debug("lane %d of connection %s: %s", lane.number, lane.client.hex(), reason)
+        while lane.waiting:  # they are refused
+            _, begin = lane.waiting.popleft()
+            begin()
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────
 
@@ -330,9 +361,9 @@ class ServerLanes:
         self.listener.handle(events)
         now = self._clock()
         if now >= self._check_at:
-            self._check_at = now + _CHECK_S
+            self._check_at = now + LOOK_S
             for lane in [*self._by_id.values()]:
-                if lane.receiving and now >= lane.receive_by:
+                if lane.is_stalled(now):
                     self.end(lane, "stalled")
 
     def close(self) -> None:

@@ -262,6 +262,8 @@ class Tenant:
         if self.send_queues.busy:
             more |= run(f"{label}sending", self.send_queues.send_some, False)
             more |= run(f"{label}unpinning", self.send_queues.release, False)
+        if self.handlers.lane_room.is_waited_for:
+            more |= run(f"{label}beginning puts", self.handlers.lane_room.begin_some, False)
         if self.regions.leases:
             run(f"{label}ending leases", self.regions.expire_leases, None)
         if self.bucket is not None:

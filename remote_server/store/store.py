@@ -31,6 +31,7 @@ COUNTERS = (
     "put_declined_withdrawn", "put_declined_quota", "put_declined_unlikely",
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "lane_bytes_in", "lane_bytes_out",
+    "lane_puts_waited",
     "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
     "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,

@@ -188,8 +188,8 @@ def test_a_put_that_may_not_wait_ends_its_lane(lane_server, context):
 
 
 def test_what_is_on_its_way_to_a_connection_is_bounded(start_lanes, context, monkeypatch):
-    """Slots are reserved for it, so the next put is refused, and its bytes are dropped."""
-    waiting = copier.waiting_bytes(3, 3 * 4096) + lane_transfers.PUT_BYTES
+    """The next put is refused, and its bytes are dropped."""
+    waiting = copier.waiting_bytes(3) + lane_transfers.PUT_BYTES
     monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", waiting)
     peer = Peer(context, start_lanes().endpoint)
     peer.hello()
