@@ -312,8 +312,7 @@ class LaneLink(Channel):
             if self._engine is None:
                 # As many threads as lanes: each can use a core while the others have theirs.
                 self._engine = make_lanes(min(self._config.lanes, os.cpu_count() or 1))
-                self._bell = self._engine.fileno()
-                self._poll_set.register(self._bell)
+                self._bell = self._poll_set.register_copy(self._engine.fileno())
             return self._engine.open(connection)
 
     def _end_opening(self, opening: LaneOpening) -> None:

@@ -1,5 +1,6 @@
 """Poll set: the sockets of one loop, waited on alone or together with those of other loops."""
 
+import os
 import select
 from math import ceil, inf
 
@@ -21,6 +22,7 @@ class PollSet:
         # A poller of libzmq costs half a microsecond for each socket, an epoll nothing for those
         # without a signal.
         self._epoll = select.epoll()
+        self._copies: set[int] = set()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -30,10 +32,21 @@ class PollSet:
         self._poller.register(socket, zmq.POLLOUT if writable else zmq.POLLIN)
         self._epoll.register(_descriptor(socket), select.EPOLLOUT if writable else select.EPOLLIN)
 
+    def register_copy(self, descriptor: int) -> int:
+        """Register a copy of `descriptor`, and return its number. For one whose owner may close it
+        first: a mover and lanes do at the interpreter's exit, and the number is free then."""
+        copy = os.dup(descriptor)
+        self._copies.add(copy)
+        self.register(copy)
+        return copy
+
     def unregister(self, socket: "zmq.Socket[bytes] | int") -> None:
-        """Before it is closed."""
+        """Before it is closed. A copy is closed by this."""
         self._poller.unregister(socket)
         self._epoll.unregister(_descriptor(socket))
+        if socket in self._copies:
+            self._copies.remove(_descriptor(socket))
+            os.close(_descriptor(socket))
 
     def poll(self, timeout_s: float) -> dict[object, int]:
         """Wait until something can be received, or written where that is awaited. Returns where."""

@@ -46,8 +46,7 @@ class ShmGets(GetChannel[LeaseWindow]):
         self._landed: deque[Group] = deque()
         """Their jobs have ended, and they are not settled."""
         self._poll_set = client_context.poll_set
-        self._bell = moves.fileno()
-        self._poll_set.register(self._bell)
+        self._bell = self._poll_set.register_copy(moves.fileno())
         link.users.append(self)
 
     def _reaches(self, transfer: GetTransfer) -> bool:
