@@ -16,6 +16,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import zmq
@@ -68,11 +69,16 @@ def raise_limit() -> None:
     """Raise the soft limit of open files to the hard one, except for the reserve."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    wanted = most - min(KEPT_BACK, most // 4)
+    wanted = _without_reserve(most)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
         log.warning("the limit of open files stays at %d: %s", soft, error)
+
+
+def _without_reserve(limit: int) -> int:
+    """What this process may open of a limit, and what is the soft limit."""
+    return limit - min(KEPT_BACK, limit // 4)
 
 
 def make_room_for(files: int, what: str) -> bool:
@@ -112,17 +118,22 @@ FILES_TO_START = 32
 its own, it ends the process by `abort`: no error comes, so there must be room beforehand."""
 
 
-_TOO_FEW_FILES = (
-    "open files: this process may open {}, too few to start: raise the limit (ulimit -n, "
-    "LimitNOFILE=)"
-)
+def _too_few_files(needed: int) -> ConfigError:
+    """For a server that needs `needed` of them, beside the reserve."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = next(limit for limit in count(needed) if _without_reserve(limit) >= needed)
+    return ConfigError(
+        f"open files: a limit of {hard} is too few to start, it takes at least {limit}: raise the limit "
+        "(ulimit -n, LimitNOFILE=)"
+    )
 
 
 def check_room_for_files(others: int = 0) -> None:
     """Raise `ConfigError` when this process may open too few files for a server to start, which
     needs `others` beside its own."""
-    if num_open() + FILES_TO_START + others > may_open():
-        raise ConfigError(_TOO_FEW_FILES.format(may_open()))
+    needed = num_open() + FILES_TO_START + others
+    if needed > may_open():
+        raise _too_few_files(needed)
 
 
 def warn_if_too_few(max_connections: int, others: int) -> bool:
@@ -162,7 +173,7 @@ def named_when_missing() -> Iterator[None]:
             cause = cause.__cause__
         if cause is None:
             raise
-        raise ConfigError(_TOO_FEW_FILES.format(may_open())) from error
+        raise _too_few_files(may_open() + 1) from error
 
 
 def _is_about_files(error: BaseException) -> bool:
