@@ -6,7 +6,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -72,6 +72,9 @@ soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prin
 
 fleet-soak: $(READY) ## a thousand engines on four servers for MINUTES=10: does anything grow?
 	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/fleet_soak.py --minutes $(MINUTES) $(ARGS)
+
+memory-soak: $(READY) ## everything on for MINUTES=10: does the server keep within its account of memory?
+	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/memory_soak.py --minutes $(MINUTES) $(ARGS)
 
 mutants: $(READY) ## deliberate faults, each with the test that must fail; ARGS="--jobs 2 -k disk"
 	@PYTHONPATH=. $(PYTHON_VENV) tests/mutants/run.py $(ARGS)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from remote_server.admin.admin import Admin
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError, ServerFailed
 from remote_server.garbage import only_new_collected
 from remote_server.native.mover import what_moves
 from remote_server.plain_text import PlainFormatter, plain
-from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
+from remote_server.process_limits import named_when_missing, raise_limit
 from remote_server.server import settings
 from remote_server.server.server import Server
 from remote_server.values import format_bytes

@@ -1,4 +1,4 @@
-"""Limits of this process: its allocator, the memory and the files that it may have.
+"""Limits of this process: the memory and the files that it may have.
 
 The limit of open files is raised at start, compared with the need, and enforced on new connections.
 libzmq keeps trying to accept a connection for which there is no descriptor, which uses a whole
@@ -41,28 +41,6 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # B
 
 # memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
 _UNLIMITED = 1 << 60
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-# The largest that glibc accepts. Frames above it are mapped afresh each time, which is slow.
-_MMAP_THRESHOLD_BYTES = 32 << 20
-_TRIM_THRESHOLD_BYTES = 256 << 20
-
-
-def keep_freed_memory() -> bool:
-    """Make this process reuse the memory it frees instead of giving it back to the kernel.
-
-    libzmq allocates every message it receives. By default glibc maps a fresh region for each of
-    more than 128 KiB, and its page faults cost more than the copy. The price is up to 256 MiB kept
-    after a burst. Call it once, at start. False where there is no glibc: receiving is slower then.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES),
-                (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES))  # fmt: skip
-    return all(mallopt(name, value) == 1 for name, value in settings)
 
 
 def raise_limit() -> None:
@@ -123,8 +101,8 @@ def _too_few_files(needed: int) -> ConfigError:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = next(limit for limit in count(needed) if _without_reserve(limit) >= needed)
     return ConfigError(
-        f"open files: a limit of {hard} is too few to start, it takes at least {limit}: raise the limit "
-        "(ulimit -n, LimitNOFILE=)"
+        f"open files: a limit of {hard} is too few to start, it takes at least {limit}: raise the "
+        "limit (ulimit -n, LimitNOFILE=)"
     )
 
 

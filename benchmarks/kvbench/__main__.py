@@ -27,8 +27,8 @@ from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
 from benchmarks.remote_kv_cache.baseline.target import Target
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.values import MiB
 
 MODULE = "benchmarks.kvbench"

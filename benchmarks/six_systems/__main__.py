@@ -25,7 +25,7 @@ from benchmarks.six_systems import catalogue, shared_prefix
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Clients, Step, alone, crowd, own_rows
 from benchmarks.six_systems.systems import Share, Sizes
-from remote_server.process_limits import keep_freed_memory
+from remote_server.allocator import keep_freed_memory
 from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.six_systems"

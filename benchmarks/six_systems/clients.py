@@ -18,7 +18,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
 from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import Entry
 from benchmarks.six_systems.systems import Host, Share, Sizes, System, verify
-from remote_server.process_limits import keep_freed_memory
+from remote_server.allocator import keep_freed_memory
 from remote_server.store.disk.layout import padded
 
 Step = Literal[

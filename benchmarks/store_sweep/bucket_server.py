@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.store_sweep.slow_server import Handle
 from remote_server import protocol
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import RemoteProtocolError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.bucket.tier import BucketTier

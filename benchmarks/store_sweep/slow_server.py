@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from remote_server import protocol
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import RemoteProtocolError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server

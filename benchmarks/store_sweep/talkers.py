@@ -22,8 +22,8 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect_to
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, chain_of, keys_of
 from benchmarks.store_sweep.points import PARTS
+from remote_server.allocator import keep_freed_memory
 from remote_server.client import CacheClient, GetTimes
-from remote_server.process_limits import keep_freed_memory
 
 MODULE = "benchmarks.store_sweep.talkers"
 

@@ -260,6 +260,18 @@ def _held(snapshot: Snapshot) -> Iterator[Metric]:
             most.add_metric([tenant, kind], getattr(one.largest[0], kind) if one.largest else 0)
     yield held
     yield most
+    accounted = _labelled_gauge(
+        "accounted_bytes",
+        "Private memory beside the arena that is accounted for, by its use; that of ZeroMQ is not.",
+        "use",
+    )
+    for use, num_bytes in snapshot.accounts.items():
+        accounted.add_metric([use], num_bytes)
+    yield accounted
+    yield _gauge(
+        "private_bytes", "Private memory that the process has more than at its start.",
+        snapshot.private_bytes,
+    )  # fmt: skip
 
 
 def _namespaces(snapshot: Snapshot) -> Iterator[Metric]:

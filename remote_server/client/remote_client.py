@@ -29,6 +29,7 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from remote_server import protocol
+from remote_server.allocator import keep_freed_memory
 from remote_server.client import requests
 from remote_server.client.cache_client import Anchors, OneServer
 from remote_server.client.get import GetTransfer
@@ -39,7 +40,6 @@ from remote_server.client.requests import Call
 from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, LaneState, PutResult
 from remote_server.client.session import BreakerState, Declaration
 from remote_server.errors import ConfigError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.shm.region import RegisteredRegion
 
 T = TypeVar("T")

@@ -1,17 +1,11 @@
 """The private memory of the process: what explains it, and what to do when nothing does."""
 
-import ctypes
-import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 
+from remote_server.allocator import give_back_freed_memory, private_bytes
 from remote_server.protocol import MAX_MESSAGE_BYTES
 from remote_server.values import MiB, format_bytes
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
 
 # One message of the largest size, which libzmq holds as a whole before any of it is counted; and 64
 # MiB that the interpreter and the allocator keep of a burst.
@@ -48,12 +42,12 @@ class PrivateMemory:
         known = accounts()
         may_hold = SPARE_BYTES + num_connections * BYTES_PER_CONNECTION
         explained = may_hold + sum(known.values())
-        if private_bytes() - self._at_start <= explained:
+        if self.grown() <= explained:
             return ""
         began = time.monotonic()
-        _trim()  # the allocator keeps up to 256 MiB of a burst
+        give_back_freed_memory()  # the allocator keeps up to 256 MiB of a burst
         self._check_at += TRIM_SHARE * (time.monotonic() - began)
-        grown = private_bytes() - self._at_start
+        grown = self.grown()
         if grown <= explained:
             return ""
         largest = sorted(known.items(), key=lambda one: one[1], reverse=True)
@@ -64,22 +58,12 @@ class PrivateMemory:
             f"{format_bytes(grown)} since the start: {', '.join(parts) or 'nothing'}"
         )
 
+    def grown(self) -> int:
+        """Bytes that the process has more than at the start."""
+        return private_bytes() - self._at_start
+
     def given_back(self, now: float) -> None:
         """The socket that held the memory is closed. Return free memory to the kernel, and check
         nothing until libzmq's thread has had the time to free it."""
-        _trim()
+        give_back_freed_memory()
         self._check_at = now + GIVE_BACK_S
-
-
-def _trim() -> None:
-    with suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def private_bytes() -> int:
-    """Resident memory of this process without its arenas, shared files. 0 without /proc."""
-    try:
-        _, resident, shared = _STATM.read_text().split()[:3]
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * _PAGE

@@ -276,6 +276,8 @@ class Server:
                 copies=self.copier.turns.num_waiting,
                 copy_bytes=self.copier.turns.num_bytes,
             ),
+            private_bytes=self._private_memory.grown(),
+            accounts=dict(self._accounts()),
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
             | self._auth.all_counters()

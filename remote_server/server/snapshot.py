@@ -108,6 +108,10 @@ class Snapshot(Part, frozen=True, kw_only=True):
     connections: int
     fleets: dict[str, list[str]]
     """By digest of a list of servers: the names of the connected clients that have it."""
+    private_bytes: int = 0
+    """Private memory of the process that it has grown by since its start; 0 without /proc."""
+    accounts: dict[str, int] = {}
+    """What of it is accounted for, by its use."""
     ailing: list[str]
     """A line for each part or thread that has failed for good: this server should be replaced."""
 

@@ -66,6 +66,8 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "connections": 4,
         "regions": 1,
         "leases": 2,
+        "private_bytes": 1 << 20,
+        "accounts": {"index": 4096},
         "ailing": [],
         "queues": Queues(
             requests=1, copies=1, copy_bytes=4096, shared_puts=0, replies=0, streams=1, demotions=3

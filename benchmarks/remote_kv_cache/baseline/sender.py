@@ -20,7 +20,7 @@ import zmq
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Pool
 from examples.processes import LoggedProcess
-from remote_server.process_limits import keep_freed_memory
+from remote_server.allocator import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.sender"
 

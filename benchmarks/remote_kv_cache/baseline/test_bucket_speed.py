@@ -21,8 +21,8 @@ from benchmarks.remote_kv_cache.baseline import bucket_cases, results
 from benchmarks.remote_kv_cache.baseline.bucket_cases import Load, Way
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.object_stores import Store
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.store.bucket.opening import NUM_THREADS
 from remote_server.values import GiB, MiB, format_bytes
 

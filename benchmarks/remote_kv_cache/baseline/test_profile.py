@@ -30,7 +30,7 @@ from benchmarks.remote_kv_cache.baseline.hasher import Hasher
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
 from benchmarks.remote_kv_cache.models import Model
-from remote_server.process_limits import keep_freed_memory
+from remote_server.allocator import keep_freed_memory
 from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_profile"

@@ -41,8 +41,8 @@ from benchmarks.remote_kv_cache.baseline.cpu_cost import CpuCost
 from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, WAYS
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
-from remote_server.process_limits import keep_freed_memory
 from remote_server.values import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"

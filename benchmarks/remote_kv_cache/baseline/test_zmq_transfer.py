@@ -22,7 +22,7 @@ from benchmarks.remote_kv_cache.baseline import blocks, results, sender
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver, ZmqReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
-from remote_server.process_limits import keep_freed_memory
+from remote_server.allocator import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_zmq_transfer"
 
