@@ -56,8 +56,10 @@ test-azure: $(READY) $(AZURITE) ## the bucket over Azure Blob; installs its emul
 
 MINUTES := 10
 
+FUZZ_TESTS := $(wildcard tests/*/test_fuzz_*.py tests/*/*/test_fuzz_*.py)
+
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earlier failures
-	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/*/test_fuzz_*.py $(ARGS)
+	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest $(FUZZ_TESTS) $(ARGS)
 
 chaos: $(READY) ## kills, freezes, damages: half an hour; ARGS="--seed 7 -k random" runs one again
 	timeout --signal=INT --kill-after=20 2700 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)

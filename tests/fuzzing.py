@@ -27,6 +27,8 @@ ROUND = 100
 """Examples between two looks at the clock."""
 
 _counts: dict[str, int] = {}
+_kinds: dict[str, str] = {}
+"""By test, the kind of its inputs: `store` of `test_fuzz_store.py`."""
 _failed: list[str] = []
 
 
@@ -86,6 +88,7 @@ class Fuzz:
 
 @pytest.fixture
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    _kinds[request.node.name] = request.path.stem.removeprefix("test_fuzz_")
     return Fuzz(request.node.name, request.node.fuzz_seconds)
 
 
@@ -111,6 +114,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("examples run")
     for name, count in sorted(_counts.items()):
         terminalreporter.write_line(f"{count:9,}  {name}")
+    terminalreporter.write_line("")
+    for kind in sorted({*_kinds.values()}):
+        count = sum(_counts[name] for name in _counts if _kinds[name] == kind)
+        terminalreporter.write_line(f"{count:9,}  {kind}")
     terminalreporter.write_line(f"{sum(_counts.values()):9,}  in all")
     for name in _failed:
         words = " and ".join(name.rstrip("]").split("["))

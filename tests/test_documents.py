@@ -74,3 +74,10 @@ def test_every_test_that_a_recipe_names_exists():
     named = re.findall(r"`(tests/[a-z_/]+\.py)::([a-z_0-9]+)`", recipes)
     assert len(named) > 10
     assert [test for file, test in named if f"def {test}(" not in (ROOT / file).read_text()] == []
+
+
+def test_make_fuzz_runs_every_property_test():
+    [patterns] = re.findall(r"^FUZZ_TESTS := \$\(wildcard (.*)\)$", (ROOT / "Makefile").read_text(),
+                            re.MULTILINE)  # fmt: skip
+    found = {path for pattern in patterns.split() for path in ROOT.glob(pattern)}
+    assert found == {*(ROOT / "tests").rglob("test_fuzz_*.py")} and len(found) > 7
