@@ -100,6 +100,7 @@ EXAMPLE = "tcp://127.0.0.1:5757"
 _SCHEME = "tcp://"
 _ANY = "*"
 _HOST = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z._-]*[0-9A-Za-z_])?")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 class ServerAddress(NamedTuple):
@@ -221,7 +222,7 @@ def _wrong_host(host: str) -> str:
 
 
 def _wrong_port(port: str) -> str:
-    if port == _ANY or (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if port == _ANY or (_PORT.fullmatch(port) and 0 < int(port) < 65536):
         return ""
     number, slash, path = port.partition("/")
     if slash and not _wrong_port(number):

@@ -33,6 +33,7 @@ MOST_MEMBERS = 1024
 
 EXAMPLE = "tcp://kvferry-{0..9}.kvferry:5757"
 _RANGE = re.compile(r"\{([^{}]*)\}")
+_MOST_RANGES = 16
 _NUMBERS = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 
 
@@ -197,6 +198,8 @@ def _list_of(texts: Iterable[tuple[str, str]], what: str) -> ServerList:
 def _expanded(text: str, where: str) -> Iterator[str]:
     """`text` for each number of its ranges, which are counted together."""
     parts = _RANGE.split(text)
+    if len(parts) // 2 > _MOST_RANGES:
+        raise _error(text, where, f"it has more than {_MOST_RANGES} ranges", EXAMPLE)
     ranges = [_numbers(part, text, where) for part in parts[1::2]]
     if len({len(one) for one in ranges}) > 1:
         counts = " and ".join(str(len(one)) for one in ranges)

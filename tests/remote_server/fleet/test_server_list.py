@@ -91,6 +91,8 @@ WRONG: list[tuple[str | Sequence[str], str, str]] = [
     ("file://servers", "'file://servers': the path is not absolute", "file:///etc/kvferry/servers"),
     ("file:///s?keys=/k", "a '?' belongs behind a server in the file", "file:///etc"),
     (["tcp://a:1", "file:///s"], "'file:///s': file:// is not tcp://", "tcp://127.0.0.1"),
+    ("tcp://a:" + "9" * 5_000, "is not a number from 1 to 65535", "tcp://127.0.0.1"),
+    ("tcp://a" + "{1..2}" * 1_000 + ":1", "it has more than 16 ranges", "{0..9}"),
 ]  # fmt: skip
 
 
