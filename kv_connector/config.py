@@ -223,6 +223,8 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
         raise ConfigError(f"{where}: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_name_the_value(error, given)}") from error
+    except UnicodeEncodeError as error:  # JSON may have half of a surrogate pair, and msgspec not
+        raise ConfigError(f"{where}: {error.object!r:.80} is no text: {error.reason}") from error
 
 
 def settings_of(vllm_config: "VllmConfig") -> ConnectorConfig:

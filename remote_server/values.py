@@ -69,14 +69,14 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 # Beyond any count here, and within 64 bits.
 MOST_DIGITS = 18
 
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(rf"[+-]?[0-9]{{1,{MOST_DIGITS}}}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def whole_number(value: object) -> int:
     """An int as it is, or its decimal digits. Raises `ValueError` for anything else: text with
     other digits or underscores, a fraction, a boolean, more than `MOST_DIGITS` digits."""
-    if isinstance(value, str) and _WHOLE.fullmatch(value) and len(value) <= MOST_DIGITS + 1:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS:
         return value

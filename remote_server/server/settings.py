@@ -25,7 +25,7 @@ import msgspec
 
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small, toml_of
-from remote_server.plain_text import without_secrets
+from remote_server.plain_text import plain, without_secrets
 from remote_server.server.config import ServerConfig
 from remote_server.values import finite_number, format_bytes, parse_bytes, whole_number
 
@@ -99,12 +99,15 @@ class Chosen(NamedTuple):
         """A file that gives these settings again; each line names the source of its value."""
         lines = []
         for name, origin in self.origins.items():
-            value = getattr(self.config, name)
-            shown = str(value).lower() if isinstance(value, bool) else value
-            text = msgspec.json.encode(shown).decode() if isinstance(shown, str) else str(shown)
-            text = shown if isinstance(value, bool) else text
-            lines.append(f"{f'{name} = {text}':<44} # {origin}")
+            text = _toml_of(getattr(self.config, name))
+            lines.append(f"{f'{name} = {text}':<44} # {plain(origin)}")
         return "\n".join(lines)
+
+
+def _toml_of(value: object) -> str:
+    if isinstance(value, str):  # JSON escapes all that TOML does, but for DEL
+        return msgspec.json.encode(value).decode().replace("\x7f", r"\u007F")
+    return str(value).lower()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

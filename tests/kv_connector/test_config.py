@@ -69,6 +69,12 @@ def test_a_wrong_value_is_refused_with_its_name_and_value(setting: str, value: o
     assert str(value) in str(refused.value)
 
 
+@pytest.mark.parametrize("setting", ["transport", "patience", "server"])
+def test_half_of_a_surrogate_pair_is_refused(setting: str):
+    with pytest.raises(ConfigError, match=r"kv_connector_extra_config: "):
+        read(**{setting: "\ud800"})
+
+
 def test_a_key_file_behind_the_address_goes_to_the_client_and_not_into_the_address():
     server = "tcp://10.0.0.7:5757?keys=/etc/kvferry/client.key"
     client = client_config(read(server=server), "engine")

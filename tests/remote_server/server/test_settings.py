@@ -75,6 +75,14 @@ def test_what_is_printed_is_a_file_that_gives_the_same_again(choose, capsys):
     assert tomllib.loads(capsys.readouterr().out)["memory"] == 2 * GiB
 
 
+def test_what_is_printed_can_be_read_whatever_the_text_and_the_number(choose):
+    for flags in (["--disk", "/\x7f\t\u2028"], ["--max-connections", "9" * 18]):
+        chosen = choose(*flags)
+        assert choose(file=chosen.as_toml()).config == chosen.config
+    with pytest.raises(ConfigError, match=r"^max_connections: "):
+        choose("--max-connections", "9" * 19)  # a file cannot have it either
+
+
 SEVERAL = 'memory = "2GiB"\n[servers.a]\n[servers.b]\nmemory = "4GiB"\n'
 
 
