@@ -61,7 +61,7 @@ class File(Protocol):
 
     def resize(self, num_bytes: int) -> None:
         """Before any other use: give it `num_bytes`, all of them allocated in the file system; new
-        ones read as zeros. Raises `OSError`."""
+        ones read as zeros. Raises `OSError`, and the file has its size then."""
 
     def close(self) -> None: ...
 
@@ -198,8 +198,13 @@ class _RealFile:
         os.fdatasync(self._fd)
 
     def resize(self, num_bytes: int) -> None:
+        before = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, num_bytes)
-        os.posix_fallocate(self._fd, 0, num_bytes)
+        try:
+            os.posix_fallocate(self._fd, 0, num_bytes)
+        except OSError:  # else the next start finds the right size, and space that is not there
+            os.ftruncate(self._fd, before)
+            raise
 
     def close(self) -> None:
         os.close(self._fd)

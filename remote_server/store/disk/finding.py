@@ -109,7 +109,6 @@ def find_segments(
         is_known = is_known or bool(found or report.deleted)
         if not is_known and not any(reason.is_ours for reason in strange.values()):
             _refuse(strange, where)
-        _make_whole(found, where)
         _clean_up(files, where, [*unfinished, *report.deleted], strange, report)
     except BaseException as error:
         for segment in found:
@@ -128,9 +127,9 @@ def _refuse(strange: dict[str, _Strange], where: str) -> None:
         )
 
 
-def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
+def make_whole(found: Sequence[FoundSegment], where: str) -> None:
     """A segment that was truncated or has grown gets its size again and keeps its intact blocks:
-    its missing slots are free. Raises `ConfigError`."""
+    its missing slots are free. `found` fit the budget. Raises `ConfigError`."""
     for number, file, header, num_bytes in found:
         if num_bytes == header.segment_bytes:
             continue
@@ -294,23 +293,26 @@ def _pages(
 
 def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[FoundSegment]:
     """Those of `found` whose blocks are the newest and that fit together; the others are removed.
-    Slot headers are read only when some do not fit, after the budget was made smaller."""
-    if OVERHEAD_BYTES + sum(segment.header.segment_bytes for segment in found) <= budget:
-        return found
-    kept = []
+    Slot headers are read only when some do not fit, after the budget was made smaller, and never
+    those of a segment that is larger than the budget."""
     left = budget - OVERHEAD_BYTES
-    for segment in sorted(found, key=_mean_generation, reverse=True):
+    if sum(segment.header.segment_bytes for segment in found) <= left:
+        return found
+    small = [segment for segment in found if segment.header.segment_bytes <= left]
+    kept: dict[int, FoundSegment] = {}
+    for segment in sorted(small, key=_mean_generation, reverse=True):
         if segment.header.segment_bytes <= left:
             left -= segment.header.segment_bytes
-            kept.append(segment)
-        else:
+            kept[segment.number] = segment
+    for segment in found:
+        if segment.number not in kept:
             segment.file.close()
             files.remove(segment_name(segment.number))
     log.warning(
         "disk: the budget is smaller than what was found; the oldest %d of %d segments are "
         "deleted", len(found) - len(kept), len(found),
     )  # fmt: skip
-    return kept
+    return [*kept.values()]
 
 
 def _mean_generation(segment: FoundSegment) -> float:

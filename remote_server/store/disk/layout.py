@@ -31,6 +31,9 @@ _SLOT = struct.Struct("<8sHHIQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _BODY = PAGE - _CHECKSUM.size
 
+MOST = 1 << 62
+"""No server writes such a size or generation, which is nanoseconds since 1970."""
+
 # Before the checksum of a slot header. Earlier servers wrote zeros there, and ignore it.
 _CHAIN = struct.Struct("<QQ")
 _CHAIN_AT = _BODY - _CHAIN.size
@@ -110,13 +113,21 @@ def has_damaged_prefix(page: bytes | memoryview) -> bool:
 
 
 def unpack_segment_header(page: bytes | memoryview) -> SegmentHeader | None:
-    """None when the page is damaged. The caller has checked the version."""
+    """None when the page is damaged, or has numbers that no server writes. The caller has checked
+    the version."""
     if not _is_sealed(page):
         return None
     _, _, name_length, _, incarnation, segment_bytes, block_bytes, generation = (
         _SEGMENT.unpack_from(page)
     )
-    name = bytes(page[_SEGMENT.size : _SEGMENT.size + name_length]).decode()
+    try:
+        name = bytes(page[_SEGMENT.size : _SEGMENT.size + name_length]).decode()
+    except UnicodeDecodeError:
+        return None
+    if not 0 < len(name) <= MAX_NAMESPACE_CHARS or not block_bytes:
+        return None
+    if max(block_bytes, segment_bytes, generation) >= MOST:
+        return None
     return SegmentHeader(name, block_bytes, segment_bytes, incarnation, generation)
 
 
@@ -142,7 +153,10 @@ def unpack_slot_header(
     if not 0 < length <= block_bytes or not 0 < key_length <= MAX_KEY_BYTES:
         return None
     key = bytes(page[_SLOT.size : _SLOT.size + key_length])
-    chain = from_words(*_CHAIN.unpack_from(page, _CHAIN_AT))
+    words = _CHAIN.unpack_from(page, _CHAIN_AT)
+    if max(words) >> 63 or generation >= MOST:
+        return None
+    chain = from_words(*words)
     (parent,) = _PARENT.unpack_from(page, _PARENT_AT)
     return SlotHeader(key, length, checksum, generation, chain, parent)
 

@@ -15,10 +15,17 @@ from pathlib import Path
 
 from remote_server.errors import ConfigError
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.finding import FoundSegment, Report, find_segments, within_budget
+from remote_server.store.disk.finding import (
+    FoundSegment,
+    Report,
+    find_segments,
+    make_whole,
+    within_budget,
+)
 from remote_server.store.disk.layout import (
     FORMAT_VERSION,
     LOCK,
+    MOST,
     OURS,
     README,
     README_NEW,
@@ -266,7 +273,7 @@ def _offset_of(note: str, boot_id: str) -> int | None:
     word, of_boot, offset, *_ = [*note.split(), "", "", ""]
     if word != "clock" or not boot_id or of_boot != boot_id or not offset.isdecimal():
         return None
-    return int(offset)
+    return int(offset) if int(offset) < MOST else None
 
 
 def _boot_id() -> str:
@@ -302,22 +309,26 @@ class OpenDisk:
                 f"{format_bytes(MIN_DISK_BYTES)}"
             )
         self._folder = TakenFolder(path)
+        kept: list[FoundSegment] = []
         try:
             files = self._folder.files
             unusable = Report()
             found = find_segments(files, str(path), unusable, is_known=self._folder.is_known)
             room = budget - _aside_bytes(files, path, budget)
-            found = within_budget(files, found, room)
-            _check_space(path, room, found)
+            kept = within_budget(files, found, room)
+            make_whole(kept, str(path))
+            _check_space(path, room, kept)
             self._clock = AgeClock(self._folder.note)
             self._folder.store_note(self._clock.note())
             self._folder.write_readme()
         except BaseException:
+            for segment in kept:
+                segment.file.close()
             self._folder.release()
             raise
         self.pool = ThreadPool(wake, guard=guard, threads=threads)
         self.tier = DiskTier(
-            files, found, self.pool, room, unusable=unusable,
+            files, kept, self.pool, room, unusable=unusable,
             segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
             on_recovered=self._store_clock, learner=learner,
         )  # fmt: skip

@@ -5,31 +5,30 @@ import errno
 import os
 import random
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from disk_helpers import RealDisk, budget_for, state_of
+from stored_disk import (
+    ALL,
+    LEFT,
+    SEGMENT_BYTES,
+    SEGMENTS,
+    SLOT,
+    Started,
+    data_of,
+    segment,
+    stored_folder,
+)
 
 from remote_server.errors import ConfigError
 from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.disk.finding import Report, find_segments
-from remote_server.store.disk.layout import PAGE, aside_name, is_aside, slot_bytes_for
+from remote_server.store.disk.layout import PAGE, aside_name, is_aside
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.tier import Written
 from remote_server.values import MiB
-
-BLOCK = 8192
-SLOTS, SEGMENTS = 4, 4
-ALL = SLOTS * SEGMENTS
-BUDGET, SEGMENT_BYTES = budget_for(SEGMENTS, SLOTS, BLOCK)
-KEYS = [b"%d" % number for number in range(ALL)]
-
-
-def data_of(number: int) -> bytes:
-    return number.to_bytes(4, "big") * (BLOCK // 4)
 
 
 def first_page(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
@@ -75,10 +74,6 @@ def all_first_pages(folder: Path) -> None:
             file.write(bytes(PAGE))
 
 
-def segment(number: int) -> str:
-    return f"segment-{number:08d}"
-
-
 def together(*damages: Callable[[Path], object]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         for one in damages:
@@ -96,8 +91,6 @@ class Start(NamedTuple):
 
 
 GARBAGE = random.Random(1).randbytes(PAGE)
-SLOT = slot_bytes_for(BLOCK)
-LEFT = ALL - SLOTS  # without the blocks of one segment
 
 KINDS: dict[str, tuple[Callable[[Path], object], Start | str]] = {
     "cut off to nothing": (length(0), Start(LEFT, aside=1)),
@@ -159,34 +152,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], Start | str]] = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """As a server left it that held `ALL` blocks."""
-    folder = tmp_path / "disk"
-    folder.mkdir(mode=0o700)
-    OpenDisk(folder, 16 * MiB, wake=lambda: None).close()
-    with RealDisk(folder, BUDGET, SEGMENT_BYTES) as disk:
-        for number, key in enumerate(KEYS):
-            disk.put(key, data_of(number))
-    return folder
-
-
-class Started(RealDisk):
-    """A tier over `folder`, opened as a server does, when everything was recovered."""
-
-    def __init__(self, folder: Path) -> None:
-        self.event = threading.Event()
-        self._opened = OpenDisk(folder, 16 * MiB, wake=self.event.set)
-        self.tier = self._opened.tier
-        self.drain()
-
-    def read_all(self) -> int:
-        """How many of the blocks are there; each of them must be right."""
-        there = [n for n, key in enumerate(KEYS) if state_of(self.tier, "ns", key)]
-        assert [self.read(KEYS[n]) for n in there] == [*map(data_of, there)]
-        return len(there)
-
-    def close(self) -> None:
-        self.tier.check()
-        self._opened.close()
+    return stored_folder(tmp_path)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
