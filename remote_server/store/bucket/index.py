@@ -77,23 +77,31 @@ class Pack(msgspec.Struct, eq=False):
         return last.offset + last.stored
 
 
-def make_pack(header: layout.PackHeader, modified: float, state: PackState) -> Pack:
-    """The pack that `header` describes."""
+def make_pack(
+    header: layout.PackHeader,
+    modified: float,
+    state: PackState,
+    start: bytes | memoryview | None = None,
+) -> Pack:
+    """The pack that `header` describes; `start` as for `set_places`."""
     pack = Pack(header.namespace, header.rows[-1].key, header.block_bytes, modified, state)
     pack.rows = [
         BucketBlock(pack, row.key, row.length, row.checksum, from_words(row.place, row.request))
         for row in header.rows
     ]
-    set_places(pack, header)
+    set_places(pack, header, start)
     return pack
 
 
-def set_places(pack: Pack, header: layout.PackHeader) -> None:
-    """Where the rows of `pack` are in the object that begins with `header`."""
-    encoded = layout.encode_header(header)
-    pack.seal = layout.seal_of(encoded)
+def set_places(
+    pack: Pack, header: layout.PackHeader, start: bytes | memoryview | None = None
+) -> None:
+    """Where the rows of `pack` are in the object that begins with `start`, or else with `header` as
+    this server writes it: another one may write more fields."""
+    start = layout.encode_header(header) if start is None else start
+    pack.seal = layout.seal_of(start)
     pack.codec, pack.element_bytes = header.codec, header.element_bytes
-    offsets = layout.offsets_of(header, len(encoded))
+    offsets = layout.offsets_of(header, layout.header_bytes_of(start))
     for row, offset, stored in zip(pack.rows, offsets, header.stored_lengths, strict=True):
         row.offset, row.stored = offset, stored
 

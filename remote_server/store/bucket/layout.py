@@ -31,6 +31,9 @@ MAX_HEADER_BYTES = 1 << 20
 # magic, version, unused, length of the header in bytes, length of its fields, checksum of both
 # numbers and the fields
 _PREFIX = struct.Struct("<8sHHIIQ")
+START_BYTES = _PREFIX.size
+"""`header_bytes_of` and `seal_of` read no more."""
+
 _SEALED = struct.Struct("<II")
 _SEALED_COMPRESSED = struct.Struct("<HII")
 

@@ -112,7 +112,7 @@ def check(objects: Objects, pack: PackObject) -> Checked:
     if isinstance(head, Checked):
         return head
     data, header = head
-    rows = make_pack(header, pack.modified, PackState.READABLE).rows
+    rows = make_pack(header, pack.modified, PackState.READABLE, data).rows
     if data.nbytes < rows[-1].offset + rows[-1].stored:
         return Checked(damage=f"{data.nbytes} bytes, shorter than its rows")
     intact = are_intact(data, rows)

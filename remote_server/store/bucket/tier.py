@@ -319,7 +319,9 @@ class BucketTier:
             self._names.is_there(namespace, key)
             self.store_clock.saw(read.modified)
             if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
-                self._index.add(make_pack(read.header, read.modified, PackState.READABLE))
+                self._index.add(
+                    make_pack(read.header, read.modified, PackState.READABLE, read.start)
+                )
 
     def listed(self, names: Mapping[str, Sequence[int]], now: float) -> None:
         """The packs that a list of the bucket has shown, and the store's time then."""

@@ -30,6 +30,8 @@ class ReadHeader(NamedTuple):
     damage: str = ""
     foreign: str = ""
     """The counter of a pack that only other servers can read."""
+    start: bytes = b""
+    """The first bytes of the object, for the places of its rows."""
 
 
 class Largest(NamedTuple):
@@ -81,7 +83,7 @@ def read_header(
         return ReadHeader(None, damage=str(error))
     except layout.PackForeign as error:
         return ReadHeader(None, foreign=error.counter)
-    return ReadHeader(header, head.modified)
+    return ReadHeader(header, head.modified, start=bytes(head.data[: layout.START_BYTES]))
 
 
 def read_start(

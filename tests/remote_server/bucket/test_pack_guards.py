@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from bucket_helpers import folder_url
+from bucket_helpers import FaultyObjects, RealBucket, folder_url
+from wild_packs import ROWS, VALUES, Step, wild_pack
 from wire_peer import key
 
 from remote_server.protocol import Stretch
 from remote_server.store.bucket import layout
 from remote_server.store.bucket.objects import Listed, StoreObjects
-from remote_server.store.bucket.packs import PARTITIONS, joined, object_name
+from remote_server.store.bucket.packs import PARTITIONS, Group, joined, object_name
+from remote_server.store.bucket.survey import Checked, PackObject, check
 from remote_server.store.bucket.sweep import Limits, sweep
 from remote_server.store.bucket.transfers import Largest, read_header
 
@@ -56,6 +58,26 @@ def test_a_pack_is_used_where_its_object_has_its_rows_and_this_server_can_hold_t
     field, words = read
     assert (found.header == header) is not bool(field)
     assert words in getattr(found, field or "damage")
+
+
+def test_rows_begin_behind_the_header_of_the_object_whatever_fields_it_has(tmp_path: Path):
+    """Those of a server that writes more fields are read, and not removed as damaged."""
+    pytest.importorskip("zstandard")
+    keys = [key(n) for n in range(ROWS)]
+    name = object_name("", "ns", keys[-1])
+    data = wild_pack(keys, [], [Step("add", 0, 0, VALUES.index(b"\xff" * 9000))], compress=True)
+    objects = FaultyObjects(folder_url(tmp_path))
+    objects.put(name, memoryview(data))
+    assert check(objects, PackObject("ns", keys[-1], name, len(data), 0.0)) == Checked(ROWS)
+    with RealBucket(objects=objects) as bucket:
+        bucket.tier.expect("ns", [Group(range(ROWS), keys)])
+        bucket.drain()
+        rows = bucket.tier.pin_all("ns", keys)
+        results: list[bool] = []
+        bucket.tier.verify(rows, results.extend)
+        bucket.drain()
+        assert results == [True] * ROWS
+        assert rows[0].pack.seal == layout.seal_of(data)
 
 
 def test_stretches_are_joined_where_one_goes_on_and_not_over_a_gap_or_an_overlap():
