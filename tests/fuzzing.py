@@ -9,6 +9,7 @@ Test modules name this file in `pytest_plugins`.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -18,6 +19,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from remote_server.store.disk import pool
+from remote_server.turns import Guard
 
 MINUTES = os.environ.get("KVFERRY_FUZZ_MINUTES")
 
@@ -90,6 +94,16 @@ class Fuzz:
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     _kinds[request.node.name] = request.path.stem.removeprefix("test_fuzz_")
     return Fuzz(request.node.name, request.node.fuzz_seconds)
+
+
+@pytest.fixture
+def internal_errors(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every exception that a loop or an I/O thread logs, to go on with the next job: a defect."""
+    found: list[object] = []
+    monkeypatch.setattr(Guard, "_failed", lambda _, part, error: found.append((part, error)))
+    monkeypatch.setattr(Guard, "request_failed", lambda _, error: found.append(error))
+    monkeypatch.setattr(pool.log, "exception", lambda *_: found.append(sys.exc_info()[1]))
+    return found
 
 
 @pytest.hookimpl(trylast=True)
