@@ -127,7 +127,8 @@ ACTS: dict[str, Callable[[RealBucket], object]] = {
     "remove": remove,
     "clear": lambda bucket: bucket.tier.clear(NAMESPACE),
 }
-acts = st.lists(st.sampled_from([*ACTS]), min_size=1, max_size=4)
+usual = st.sampled_from([["read"], ["look", "read"], ["put", "look at new", "read new"]])
+acts = usual | st.lists(st.sampled_from([*ACTS]), min_size=1, max_size=4)
 
 
 def test_every_call_of_a_store_with_wild_answers_ends_and_no_wrong_row_comes(

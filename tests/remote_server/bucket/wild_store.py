@@ -68,7 +68,7 @@ TEXTS: Sequence[tuple[str, str]] = (
 
 KINDS = (
     "status", "status", "header", "header", "no header", "text", "text", "cut", "grow", "flip",
-    "empty", "another", "close", "huge",
+    "flip", "flip", "empty", "another", "close", "huge",
 )  # fmt: skip
 
 programs = st.lists(
