@@ -97,7 +97,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.server is not None:
             read_list(self.server)
-        parse_bytes(self.window, "window")
+        if not parse_bytes(self.window, "window"):
+            raise ConfigError(f"window={self.window!r}: no byte could be received; omit it")
         if wrong := forbidden_in(self.namespace):
             raise ConfigError(
                 f"namespace={plain(self.namespace)!r} has the character {wrong}: control "

@@ -60,6 +60,8 @@ def test_a_former_setting_is_refused_with_the_ones_that_replaced_it(former: str)
         ("integrity", "yes"),
         ("transport", "rdma"),
         ("window", "12 parsecs"),
+        ("window", 0),
+        ("window", "0MiB"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_value(setting: str, value: object):
