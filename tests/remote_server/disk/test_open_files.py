@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -102,8 +103,15 @@ def test_too_few_files_to_start_is_one_line_that_names_the_limit(start):
         _, errors = (process := start(resource.RLIMIT_NOFILE, number)).communicate(timeout=30)
         *_, last = errors.splitlines()
         assert process.returncode == 2, errors
-        assert last.startswith("remote_server: open files: this process may open "), errors
+        assert last.startswith(f"remote_server: open files: a limit of {number} is too few"), errors
         assert "Traceback" not in errors
+
+
+def test_the_limit_that_is_named_is_enough(start):
+    _, errors = start(resource.RLIMIT_NOFILE, 23).communicate(timeout=60)
+    (enough,) = re.findall(r"it takes at least (\d+)", errors)
+    process = start(resource.RLIMIT_NOFILE, int(enough))
+    assert "ready on" in process.stdout.readline()
 
 
 def test_a_limit_of_file_sizes_is_named_with_the_setting(start):
