@@ -6,6 +6,7 @@ at all while the store is away is the decision of `Availability`.
 
 import logging
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +33,11 @@ CALL_TIMEOUT = timedelta(seconds=15)
 MAX_RETRIES = 1
 
 LIST_CHUNK = 1000
+
+MOST_AHEAD_S = 3600.0
+"""Dates of a store that are farther ahead of this machine's clock are not believed: with one wrong
+date, of a proxy perhaps, all packs would look too old, and a sweep would remove them. Where it is
+this machine's clock that is behind, packs look younger than they are."""
 
 Body: TypeAlias = "memoryview | Sequence[bytes | memoryview]"
 """An object's bytes, whole or in pieces. They are read where they are."""
@@ -181,7 +187,7 @@ class StoreObjects(Objects):
             data = memoryview(result.bytes())
         except Exception as error:
             raise _failed(error) from error
-        return Head(data, int(meta["size"]), meta["last_modified"].timestamp())
+        return Head(data, int(meta["size"]), _date_of(meta))
 
     def size_of(self, name: str) -> int | None:
         import obstore
@@ -214,9 +220,7 @@ class StoreObjects(Objects):
 
         try:
             for chunk in obstore.list(self._store, prefix, chunk_size=LIST_CHUNK):
-                yield [
-                    Listed(m["path"], int(m["size"]), m["last_modified"].timestamp()) for m in chunk
-                ]
+                yield [Listed(m["path"], int(m["size"]), _date_of(m)) for m in chunk]
         except Exception as error:
             raise _failed(error, absent=Failure.OTHER) from error
 
@@ -368,6 +372,12 @@ def open_store(url: str, *, make: bool = True) -> "ObjectStore":
 
 # A hash of the body is a third of a put's time, and rows have checksums of their own.
 _OPTIONS: dict[str, Any] = {"s3": {"config": {"unsigned_payload": "true"}}}
+
+
+def _date_of(meta: Any) -> float:
+    """When an object was written, by the store's clock, in seconds since 1970."""
+    written: float = meta["last_modified"].timestamp()
+    return min(written, time.time() + MOST_AHEAD_S)
 
 
 def _failed(error: Exception, absent: Failure = Failure.ABSENT) -> BucketError:

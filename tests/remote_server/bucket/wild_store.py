@@ -81,6 +81,8 @@ class WildStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.date = "Mon, 01 Jan 2024 00:00:00 GMT"
+        """Of each object that is read."""
         self.num_wild = 0
         """Answers that were changed."""
         self._lock = threading.Lock()
@@ -132,7 +134,7 @@ class WildStore:
         data = self.objects.get(name)
         if data is None:
             return _error(404, "NoSuchKey")
-        return _object(data, headers.get("Range"))
+        return _object(data, headers.get("Range"), self.date)
 
     def _list(self, prefix: str, is_flat: bool) -> Answer:
         names = sorted(name for name in self.objects if name.startswith(prefix))
@@ -183,7 +185,7 @@ class WildStore:
                 return _with_body(answer, b"", agrees=b % 2 == 0)
             case "another" if self.objects:
                 others = sorted(self.objects)
-                return _object(self.objects[others[a % len(others)]], None)
+                return _object(self.objects[others[a % len(others)]], None, self.date)
             case "huge" if a < 100:
                 return answer._replace(headers=headers | {"Content-Length": HUGE})
         return answer
@@ -202,8 +204,8 @@ def _error(status: int, code: str) -> Answer:
     return _xml(status, f"<Error><Code>{code}</Code><Message>of the test</Message></Error>")
 
 
-def _object(data: bytes, wanted: str | None) -> Answer:
-    headers = {"ETag": '"x"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+def _object(data: bytes, wanted: str | None, date: str) -> Answer:
+    headers = {"ETag": '"x"', "Last-Modified": date}
     found = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted or "")
     if found is None:
         return _with_body(Answer(200, headers), data)
