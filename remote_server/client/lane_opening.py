@@ -213,6 +213,8 @@ class LaneOpening:
         self._reply += some
         if len(self._reply) < _GREETING.size:
             return None
+        if self._reply == _GREETING.pack(_MAGIC, 0):
+            raise LaneNotOpened(f"{self._where} has given its place to another client")
         if self._reply != _GREETING.pack(_MAGIC, self.number):
             raise LaneNotOpened(f"{self._where} is not the server's: it answered otherwise")
         connection, self._socket = self._socket, None

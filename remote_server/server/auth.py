@@ -340,7 +340,7 @@ class Authenticator:
             self.counters["peers_refused_waiting"] += 1
             self._log_refusal(f"{address}: it has to wait, because of what it sent before")
             return _FULL, key
-        if not self.connections.has_room(tenant):
+        if not self.connections.make_room(tenant):
             self._no_place(address, tenant)
             return _FULL, key
         if self._several:

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -92,6 +92,8 @@ class Connections:
         self._let_in = tenants[0]
         self._num_to_place = 0  # handshakes that succeeded and have no descriptor yet
         self._num_lanes = 0
+        self.displace: Callable[[Callable[[str], bool], int], bool] = lambda *_: False
+        """`LaneListener.displace`, once there is one."""
 
     def __len__(self) -> int:
         """The number of ZeroMQ's connections, those in a handshake included."""
@@ -112,12 +114,36 @@ class Connections:
         """The number of connections past their handshake, and of lanes."""
         return {tenant: self._by_tenant[tenant] for tenant in self._tenants}
 
+    def make_room(self, tenant: str, num_unused: int = 0) -> bool:
+        """Whether `tenant` may have one more, perhaps in the place of a token for a lane that was
+        not used. One that asks for a lane and has `num_unused` tokens itself gets no place of a
+        connection that has no more of them."""
+        return self.has_room(tenant) or self._displaces(lambda: self.has_room(tenant), num_unused)
+
+    def _displaces(self, is_enough: Callable[[], bool], num_unused: int) -> bool:
+        """Whether a token for a lane has ended, so that `is_enough`."""
+
+        def is_of_use(of: str) -> bool:
+            self.lane_removed(of)
+            try:
+                return is_enough()
+            finally:
+                self.lane_added(of)
+
+        return self.displace(is_of_use, num_unused)
+
     def has_room(self, tenant: str) -> bool:
         """Whether `tenant` may have one more, with the reserve of every other tenant left free."""
         num_open = self._num_places
         if num_open >= self._most or self._by_tenant[tenant] < self._each:
             return num_open < self._most
         return num_open + self._reserved_for_others(tenant) < self._most
+
+    def _stays_beyond(self, tenant: str) -> bool:
+        """Whether `tenant` has more than it may have, and no token for a lane ends for that."""
+        return self._is_beyond(tenant) and not self._displaces(
+            lambda: not self._is_beyond(tenant), 0
+        )
 
     def _is_beyond(self, tenant: str) -> bool:
         """Whether `tenant` has more than it may have."""
@@ -173,7 +199,7 @@ class Connections:
         beyond = []
         for connection in ended:
             self._open_for(connection, self._let_in)
-            if self._is_beyond(self._let_in):
+            if self._stays_beyond(self._let_in):
                 beyond.append(connection)
         return beyond
 
@@ -239,7 +265,7 @@ class Connections:
 
     def _shut_if_beyond(self, connection: Connection) -> None:
         assert connection.tenant is not None
-        if self._is_beyond(connection.tenant):
+        if self._stays_beyond(connection.tenant):
             connection.shut()
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -31,7 +32,7 @@ VERSION = 1
 PREAMBLE = struct.Struct(f"<4sI{LANE_TOKEN_BYTES}s")
 """Magic, version and token, from the client."""
 GREETING = struct.Struct("<4sI")
-"""Magic and number of the lane, from the server."""
+"""Magic and number of the lane, from the server. Number 0: the token is good no more."""
 
 # Connections whose preamble is not complete. Beyond that the oldest is closed: a correct client
 # sends its preamble at once.
@@ -49,7 +50,7 @@ SILENCE_MS = 30_000
 
 COUNTERS = (
     "lanes_refused_token", "lanes_refused_preamble", "lanes_refused_unfinished",
-    "lanes_refused_handshake", "lane_tokens_late",
+    "lanes_refused_handshake", "lane_tokens_late", "lane_tokens_displaced",
 )  # fmt: skip
 
 
@@ -134,6 +135,25 @@ class LaneListener:
         """The tokens of `client` are good no more, or those of all."""
         for token in [t for t, one in self._tickets.items() if client in (None, one.client)]:
             self._lapsed(self._tickets.pop(token))
+
+    def displace(self, is_of_use: Callable[[str], bool], num_unused: int) -> bool:
+        """Withdraw one token that was not used, of a tenant whose place `is_of_use`: the oldest of
+        the client with most of them, which must have more than `num_unused`. So a client that asks
+        again and again takes the places of none that has fewer. False when there is no such one."""
+        counts = Counter(ticket.client for ticket in self._tickets.values())
+        tenants = {ticket.tenant for ticket in self._tickets.values()}
+        useful = {tenant for tenant in tenants if is_of_use(tenant)}
+        # Of equal ones `max` returns the first, which is the oldest.
+        token = max(
+            (token for token, ticket in self._tickets.items() if ticket.tenant in useful),
+            key=lambda token: counts[self._tickets[token].client],
+            default=None,
+        )
+        if token is None or counts[self._tickets[token].client] <= num_unused:
+            return False
+        self._counters["lane_tokens_displaced"] += 1
+        self._lapsed(self._tickets.pop(token))
+        return True
 
     def handle(self, events: Mapping[object, int]) -> None:
         """Handle `events` of the poller, and end what is overdue."""
@@ -243,7 +263,9 @@ class LaneListener:
     def _begin(self, number: int, pending: _Pending) -> None:
         ticket = self._take_ticket(PREAMBLE.unpack(pending.data)[2])
         if ticket is None:
-            self._refuse(number, "token", "its token is unknown, used or late")
+            with suppress(OSError):  # it may be gone
+                pending.connection.send(GREETING.pack(MAGIC, 0))
+            self._refuse(number, "token", "its token is unknown, used, late or displaced")
             return
         del self._pending[number]
         self._poller.unregister(number)

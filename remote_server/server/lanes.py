@@ -202,6 +202,7 @@ class ServerLanes:
             self._poller, address, self._clock, self._opened, self._lapsed, self.counters,
             self._guard, None if certificate is None else make_tls_context(certificate),
         )  # fmt: skip
+        self.connections.displace = self.listener.displace
         self._pin = b"" if certificate is None else certificate.pin
         self._engine = engine
         self._host = host
@@ -246,7 +247,7 @@ class ServerLanes:
         if len(theirs) >= self.most:
             why = f"this connection has its {self.most} lanes already"
             raise RequestRefused(ErrorCode.TOO_MUCH_IN_FLIGHT, why)
-        if not self.connections.has_room(tenant):
+        if not self.connections.make_room(tenant, len(theirs.awaited)):
             why = "there is no place for one more connection"
             raise RequestRefused(ErrorCode.TOO_MUCH_IN_FLIGHT, why)
         self.connections.lane_added(tenant)

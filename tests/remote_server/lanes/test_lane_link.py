@@ -107,6 +107,7 @@ GREETINGS = {
     "closed the connection": lambda lane, number: lane.shutdown(socket.SHUT_RDWR),
     "of another protocol": lambda lane, number: lane.sendall(GREETING.pack(b"SSH-", 2)),
     "of another lane": lambda lane, number: lane.sendall(GREETING.pack(b"KVFL", number + 1)),
+    "given its place to another": lambda lane, number: lane.sendall(GREETING.pack(b"KVFL", 0)),
 }
 
 

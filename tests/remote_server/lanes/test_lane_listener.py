@@ -2,6 +2,7 @@
 
 import socket
 
+import msgspec
 import pytest
 from lane_peer import LaneClock, WireLane, connected, has_ended, has_ipv6, preamble, read
 from tenancy import tenancy
@@ -23,11 +24,21 @@ pytest_plugins = ["lane_fixtures"]
 assert tenancy
 
 
+NO_LANE = b"KVFL" + bytes(4)
+
+
 def is_refused(port: int, sent: bytes) -> bool:
-    """Whether a connection that sends this is closed without an answer."""
+    """Whether a connection that sends this is closed, and has no lane."""
     with connected(port) as connection:
         connection.sendall(sent)
         return has_ended(connection)
+
+
+def loses_its_place(opened: LaneOpened) -> bool:
+    """Whether a connection with that token is answered that it has no lane, and closed."""
+    with connected(opened.port) as connection:
+        connection.sendall(preamble(opened.token))
+        return read(connection, len(NO_LANE)) == NO_LANE and has_ended(connection)
 
 
 def counters(peer: Peer) -> dict[str, int]:
@@ -52,7 +63,7 @@ def test_a_number_is_not_given_again_soon(lane_peer):
 
 
 def test_a_token_is_good_once(lane):
-    assert is_refused(lane.opened.port, preamble(lane.opened.token))
+    assert loses_its_place(lane.opened)
     assert lane.put([1]).created == 1, "the lane itself goes on"
     assert counters(lane.peer)["lanes_refused_token"] == 1
 
@@ -61,7 +72,7 @@ def test_a_late_token_is_refused_and_its_place_is_free_again(lane_peer, lane_clo
     late = [WireLane.announce(lane_peer) for _ in range(LANES_PER_CONNECTION)]
     assert lane_peer.ask(OpenLane(request_id=lane_peer.next_id())).code == "too_much_in_flight"
     lane_clock.now += 2.0
-    assert is_refused(late[0].port, preamble(late[0].token))
+    assert loses_its_place(late[0])
     assert counters(lane_peer)["lane_tokens_late"] == LANES_PER_CONNECTION
     assert WireLane(lane_peer).put([1]).created == 1
 
@@ -74,7 +85,7 @@ def closes(opened: LaneOpened) -> None:
 
 
 def sends_another_token(opened: LaneOpened) -> None:
-    assert is_refused(opened.port, preamble(bytes(16)))
+    assert loses_its_place(msgspec.structs.replace(opened, token=bytes(16)))
 
 
 @pytest.mark.parametrize("fails", [closes, sends_another_token])
@@ -91,7 +102,7 @@ def test_a_token_ends_with_the_connection_it_was_sent_to(lane_peer, lane_server,
     token = WireLane.announce(other)
     other.close()
     lane_peer.stats_once(lambda _: not lane_server.lanes._clients)
-    assert is_refused(token.port, preamble(token.token))
+    assert loses_its_place(token)
 
 
 # ── preambles ────────────────────────────────────────────────────────────────────────────
@@ -102,7 +113,10 @@ def test_a_wrong_byte_anywhere_in_a_preamble_costs_only_that_connection(lane):
     for position in range(24):
         wrong = bytearray(preamble(opened.token))
         wrong[position] ^= 0x40
-        assert is_refused(opened.port, wrong), position
+        if position < 8:
+            assert is_refused(opened.port, wrong), position
+        else:
+            assert loses_its_place(msgspec.structs.replace(opened, token=bytes(wrong[8:])))
         assert lane.put([position]).created == 1
     refused = counters(lane.peer)
     assert (refused["lanes_refused_preamble"], refused["lanes_refused_token"]) == (8, 16)
@@ -168,6 +182,54 @@ def test_lanes_take_places_among_the_connections(start_lanes, context):
     lanes[0].close()
     peer.stats_once(lambda stats: stats.counters["lanes_ended_closed"] == 1)
     assert WireLane(peer).put([1]).created == 1
+
+
+def test_unused_tokens_hold_no_place_that_another_connection_needs(start_lanes, context):
+    """Two that used none of theirs, again and again, held all places: no lane was opened and no
+    connection was let in."""
+    server = start_lanes(max_connections=2 * (1 + LANES_PER_CONNECTION) + 1)
+    idle = [Peer(context, server.endpoint) for _ in range(2)]
+    tokens = [WireLane.announce(peer) for peer in idle for _ in range(LANES_PER_CONNECTION)]
+    honest = Peer(context, server.endpoint)
+    honest.hello()
+    lanes = [WireLane(honest) for _ in range(2)]
+    assert [lane.put([n]).created for n, lane in enumerate(lanes)] == [1, 1]
+    other = Peer(context, server.endpoint)
+    other.hello()
+    assert counters(other)["lane_tokens_displaced"] == 3
+    oldest_first = [tokens[0], tokens[LANES_PER_CONNECTION], tokens[1]]
+    assert all(map(loses_its_place, oldest_first)), "of the one with most the oldest"
+    assert not loses_its_place(tokens[2]), "the others are still good"
+    assert counters(other)["peers_refused_connections"] == 0
+
+
+def test_a_connection_that_asks_again_and_again_displaces_none_with_fewer_tokens(
+    start_lanes, context
+):
+    server = start_lanes(max_connections=2 * (1 + LANES_PER_CONNECTION) + 1)
+    greedy = [Peer(context, server.endpoint) for _ in range(2)]
+    honest = Peer(context, server.endpoint)
+    for peer in [*greedy, honest]:
+        peer.hello()
+    for peer in greedy:
+        for _ in range(LANES_PER_CONNECTION):
+            WireLane.announce(peer)
+    slow = WireLane.announce(honest)
+    for _ in range(5 * LANES_PER_CONNECTION):
+        for peer in greedy:
+            peer.ask(OpenLane(request_id=peer.next_id()))
+    assert counters(honest)["lane_tokens_displaced"] > 5 * LANES_PER_CONNECTION
+    assert not loses_its_place(slow)
+
+
+def test_of_connections_with_equally_many_unused_tokens_none_displaces_another(
+    start_lanes, context
+):
+    server = start_lanes(max_connections=4)
+    slow, fast = Peer(context, server.endpoint), Peer(context, server.endpoint)
+    tokens = [WireLane.announce(slow), WireLane.announce(fast)]
+    assert fast.ask(OpenLane(request_id=fast.next_id())).code == "too_much_in_flight"
+    assert not any(map(loses_its_place, tokens))
 
 
 def test_a_server_without_lanes_offers_none_and_refuses_them(start_lanes, context):
