@@ -32,7 +32,7 @@ from remote_server.server.streams import Stream
 from remote_server.store.gets import KeyStates
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
-from remote_server.turns import LOOKUP_KEYS_PER_STEP, Guard, Steps, to_end
+from remote_server.turns import Guard, Steps, to_end
 
 log = logging.getLogger(__name__)
 
@@ -248,15 +248,8 @@ class Handlers:
 
     def _lookup(
         self, client: bytes, request: protocol.Lookup, _: Sequence[memoryview]
-    ) -> Steps[None] | None:
+    ) -> Steps[None]:
         protocol.check_chain(request.chain, len(request.keys))
-        if len(request.keys) > LOOKUP_KEYS_PER_STEP or request.explain:
-            return self._look_up_in_steps(client, request)
-        about = request.namespace, request.keys, request.chain, request.hint
-        self._found(client, request, self._store.gets.lookup(*about))
-        return None
-
-    def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
         found = yield from self._store.gets.lookup_in_steps(
             request.namespace, request.keys, request.chain, request.hint, explain=request.explain
         )

@@ -9,7 +9,7 @@ from remote_server.protocol import BlockCopy, Hint, KeyState, Stretch
 from remote_server.store.fetches import Fetches
 from remote_server.store.slabs import Block
 from remote_server.store.tier_stack import TierStack
-from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
+from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
 _READABLE = bytes([KeyState.READABLE])
 
@@ -68,11 +68,8 @@ class Gets:
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = (),
         hint: Hint | None = None,
     ) -> KeyStates:  # fmt: skip
-        """The state of each of `keys`. Not a use of any block."""
-        packs = self._tier_stack.expect(namespace, keys, chain)
-        found = self._look_up(namespace, keys)
-        self._tier_stack.looked_up(namespace, keys, chain, packs, found.states, hint)
-        return found
+        """`lookup_in_steps`, at once."""
+        return to_end(self.lookup_in_steps(namespace, keys, chain, hint))
 
     def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         self._tier_stack.expire(namespace, keys)
@@ -90,16 +87,19 @@ class Gets:
         chain: Sequence[Stretch] = (),
         hint: Hint | None = None,
         *,
-        explain: bool,
+        explain: bool = False,
     ) -> Steps[KeyStates]:
-        """`lookup` of many keys; to `explain` with the chain fields and the copies of each."""
+        """The state of each of `keys`; to `explain` with the chain fields and the copies of each.
+        Not a use of any block. Few keys in few stretches are one step."""
         states = b""
         prefix = 0
         remote: list[int] = []
         explained: list[tuple[Stretch, list[BlockCopy]]] = []
-        packs = self._tier_stack.expect(namespace, keys, chain)  # a step may end within one
-        for part in parts(keys, LOOKUP_KEYS_PER_STEP):
-            yield
+        is_long = len(keys) > LOOKUP_KEYS_PER_STEP
+        packs = yield from self._tier_stack.expect(namespace, keys, chain)
+        for part in parts(keys, KEYS_PER_STEP if explain else LOOKUP_KEYS_PER_STEP):
+            if is_long or explain:
+                yield
             found = self._look_up(namespace, part)
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
@@ -108,9 +108,10 @@ class Gets:
             states += found.states
             if explain:
                 explained += [self._tier_stack.explain(namespace, key) for key in part]
+        if is_long or explain:
+            yield  # the answer takes a step of its own
         if not explain:
-            yield
-            self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
+            yield from self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 

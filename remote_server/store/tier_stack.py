@@ -14,6 +14,7 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, memory_for_block
 from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.write_behind import WayDown
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
@@ -118,24 +119,41 @@ class TierStack:
         """The best of the tiers' states of each key, one byte each."""
         return self._near_and_all(namespace, keys)[1]
 
-    def expect(self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]) -> Packs:
+    def expect(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
+    ) -> Steps[Packs]:
         """A client looks up `keys`, with these chain fields, or none: tiers whose blocks form packs
         learn which packs they are. The caller passes the result to `looked_up`."""
-        return [(each, each.expect(namespace, keys, chain)) for each in self.below]
+        packs: list[tuple[WayDown, Sequence[Group]]] = []
+        for each in self.below:
+            packs.append((each, (yield from each.expect(namespace, keys, chain))))
+        return packs
 
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], packs: Packs,
         states: bytes, hint: Hint | None = None,
-    ) -> None:  # fmt: skip
+    ) -> Steps[None]:  # fmt: skip
         """The lookup of `keys` found `states`: puts may bring those that are not readable."""
         if (learner := self.memory.learner) is not None:
-            held = self.memory.lookup_all(namespace, keys) if self.tiers else states
-            prefix = len(held) - len(held.lstrip(_READABLE))
-            learner.looked_up(namespace, keys, chain, prefix, hint)
+            prefix = len(states) - len(states.lstrip(_READABLE))
+            if self.tiers:
+                prefix = yield from self._num_held(namespace, keys)
+            yield from learner.looked_up_in_steps(namespace, keys, chain, prefix, hint)
         for each, groups in packs:
             if groups:
-                each.looked_up(namespace, groups, states)
-            each.missed(namespace, keys, chain, states)
+                yield from each.looked_up(namespace, groups, states)
+            yield from each.missed(namespace, keys, chain, states)
+
+    def _num_held(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
+        """How many of `keys`, from the first on, memory has."""
+        num_held = 0
+        for part in parts(keys, LOOKUP_KEYS_PER_STEP):
+            states = self.memory.lookup_all(namespace, part)
+            num_held += len(states) - len(states.lstrip(_READABLE))
+            if len(keys) <= LOOKUP_KEYS_PER_STEP or states.count(_READABLE) < len(states):
+                break
+            yield
+        return num_held
 
     def look_up(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """`lookup_all` for a client, and the runs of keys that are readable only across a network:

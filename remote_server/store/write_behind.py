@@ -18,6 +18,7 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.policies import Admission
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier, Written
+from remote_server.turns import Steps
 
 # Blocks of all namespaces that wait until their namespace has room of its own in the tier.
 MAX_UNPLACED = 1 << 17
@@ -55,16 +56,16 @@ class WayDown(Protocol):
 
     def expect(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> Sequence[Group]:
+    ) -> Steps[Sequence[Group]]:
         """A lookup of `keys`, with these chain fields, follows. Returns the packs among them for
         `looked_up`."""
 
-    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> Steps[None]:
         """The lookup found `states`, one for each of its keys."""
 
     def missed(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> None:
+    ) -> Steps[None]:
         """A lookup of `keys`, with these chain fields, found `states`."""
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
@@ -136,17 +137,20 @@ class WriteBehind:
 
     def expect(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> Sequence[Group]:
+    ) -> Steps[Sequence[Group]]:
         """Nothing: this tier has blocks and no packs."""
+        yield from ()
         return ()
 
-    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> Steps[None]:
         """Nothing to do: a lookup is not a use."""
+        yield from ()
 
     def missed(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> None:
+    ) -> Steps[None]:
         """Nothing to do: this tier has blocks and no packs."""
+        yield from ()
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
         """Nothing to do: this tier has blocks and no packs."""

@@ -9,6 +9,7 @@ pack has only those rows of its stretch that a hit up to its end loads. Where th
 recurrent state, engines keep it at any place: each is a pack of its own.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -81,22 +82,40 @@ def packs_in(
     A row without chain fields is a pack of its own. The rows of a tail, and those before a window,
     are in no pack; `with_tails` they too are packs of their own.
     """
+    by_stretch = packs_by_stretch(keys, chain, row_bytes, pack_bytes, with_tails=with_tails)
+    return itertools.chain.from_iterable(by_stretch)
+
+
+def packs_by_stretch(
+    keys: Sequence[bytes],
+    chain: Sequence[Stretch],
+    row_bytes: int,
+    pack_bytes: int,
+    *,
+    with_tails: bool = False,
+) -> Iterator[Iterator[Group]]:
+    """The same for each stretch, and at the end for the rows without one."""
     begin = 0
     for stretch in joined(chain):
-        first = begin
-        for places in _aligned(begin, stretch, row_bytes, pack_bytes):
-            if with_tails:
-                yield from _singles(keys, first, min(places))
-            start = stretch.start + (places[0] - begin) * stretch.step
-            fields = msgspec.structs.replace(
-                stretch, rows=len(places), start=start, backwards=False
-            )
-            yield Group(places, [keys[place] for place in places], fields)
-            first = max(places) + 1
+        yield _packs_of(stretch, keys, begin, row_bytes, pack_bytes, with_tails=with_tails)
         begin += stretch.rows
-        if with_tails or not stretch.tokens:
-            yield from _singles(keys, first, begin)
-    yield from _singles(keys, begin, len(keys))
+    yield _singles(keys, begin, len(keys))
+
+
+def _packs_of(
+    stretch: Stretch, keys: Sequence[bytes], begin: int, row_bytes: int, pack_bytes: int,
+    *, with_tails: bool,
+) -> Iterator[Group]:  # fmt: skip
+    first = begin
+    for places in _aligned(begin, stretch, row_bytes, pack_bytes):
+        if with_tails:
+            yield from _singles(keys, first, min(places))
+        start = stretch.start + (places[0] - begin) * stretch.step
+        fields = msgspec.structs.replace(stretch, rows=len(places), start=start, backwards=False)
+        yield Group(places, [keys[place] for place in places], fields)
+        first = max(places) + 1
+    if with_tails or not stretch.tokens:
+        yield from _singles(keys, first, begin + stretch.rows)
 
 
 def begun_before(

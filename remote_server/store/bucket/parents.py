@@ -6,10 +6,12 @@ together. Each row keeps the number of the one before it, in memory and on disk.
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from remote_server.protocol import KeyState, Stretch
 from remote_server.store.bucket.packs import joined, row_id
 from remote_server.store.slabs import Block
+from remote_server.turns import KEYS_PER_STEP, Steps
 
 MAX_EXPECTED = 1 << 16
 """Rows that lookups named and no put has brought yet: these are kept, and up to as many more."""
@@ -29,12 +31,12 @@ class Parents:
 
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> None:
+    ) -> Steps[None]:
         """A lookup of `keys` found `states`: puts of the others may come in any parts."""
         missing = len(states) - len(states.lstrip(_READABLE))
         if missing == len(keys):
             return
-        begin = 0
+        begin = spent = 0
         for stretch in joined(chain):
             end = begin + stretch.rows
             if stretch.backwards:
@@ -42,9 +44,14 @@ class Parents:
             else:
                 first = max(begin + 1, missing)
                 rows, before = keys[first:end], keys[first - 1 : end - 1]
-            if stretch.tokens:
-                names = zip([namespace] * len(rows), rows, strict=True)
-                self._new.update(zip(names, before, strict=False))
+            for first in range(0, len(rows) if stretch.tokens else 0, KEYS_PER_STEP):
+                part = slice(first, first + KEYS_PER_STEP)
+                names = zip(repeat(namespace), rows[part], strict=False)
+                self._new.update(zip(names, before[part], strict=False))
+                spent += KEYS_PER_STEP // 4 + len(rows[part])
+                if spent >= KEYS_PER_STEP:
+                    yield
+                    spent = 0
             begin = end
         if len(self._new) > MAX_EXPECTED:
             self._new, self._old = {}, self._new

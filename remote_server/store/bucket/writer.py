@@ -8,11 +8,18 @@ it is written as soon as puts have completed it.
 import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS, Group, begun_before, packs_in
+from remote_server.store.bucket.packs import (
+    MAX_PACK_TOKENS,
+    Group,
+    begun_before,
+    joined,
+    packs_by_stretch,
+)
 from remote_server.store.bucket.parents import Parents
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.windows import can_end, shows_every_end, whole
@@ -21,6 +28,7 @@ from remote_server.store.policies import Admit, WriteBudget
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Written
 from remote_server.store.write_behind import RecencyBuffer, checksum_of
+from remote_server.turns import Steps, parts
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +37,9 @@ MAX_WAITING = 4096
 
 # Rows of packs that are awaited from puts.
 MAX_AWAITED_ROWS = 1 << 16
+
+# Packs of a lookup in one step. One takes up to 7 µs, and so does a stretch without any.
+GROUPS_PER_STEP = 128
 
 BYTES_PER_ROW = 320
 """Memory of a row that waits or is awaited: its key twice, and its places in tables."""
@@ -112,7 +123,7 @@ class PackWriter:
 
     def expect(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> Sequence[Group]:
+    ) -> Steps[Sequence[Group]]:
         """A lookup of `keys` follows. Returns its whole packs, for `looked_up`."""
         if namespace.startswith(protocol.SELF_TESTS):
             return ()
@@ -120,27 +131,52 @@ class PackWriter:
             block_bytes = self._block_bytes_of(namespace)
         except KeyError:  # no client has declared it
             return ()
-        groups = [*packs_in(keys, chain, block_bytes, self.tier.pack_bytes)]
-        begun = begun_before(keys, chain, block_bytes, self.tier.pack_bytes)
-        self.tier.expect(namespace, [*begun, *groups])
+        chain = [*joined(chain)]
+        groups: list[Group] = []
+        spent = 0
+        for some in packs_by_stretch(keys, chain, block_bytes, self.tier.pack_bytes):
+            while here := [*islice(some, GROUPS_PER_STEP)]:
+                groups += here
+                spent += len(here)
+                if spent >= GROUPS_PER_STEP:
+                    yield
+                    spent = 0
+            spent += 1
+        begun = [*begun_before(keys, chain, block_bytes, self.tier.pack_bytes)]
+        for part in parts([*begun, *groups], GROUPS_PER_STEP):
+            self.tier.expect(namespace, part)
+            if len(part) < GROUPS_PER_STEP or not self.tier.availability.is_open:
+                break
+            yield
         return groups
 
-    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> None:
+    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> Steps[None]:
         """The states of all keys of the lookup, whose packs `expect` returned."""
-        if any(group.fields.window for group in groups):
-            self._hybrids.setdefault(namespace, None)
-        unknown = [group for group in groups if not self.tier.is_known(namespace, group.name)]
+        unknown: list[Group] = []
+        for part in parts(groups, GROUPS_PER_STEP):
+            if any(group.fields.window for group in part):
+                self._hybrids.setdefault(namespace, None)
+            unknown += [one for one in part if not self.tier.is_known(namespace, one.name)]
+            if len(part) == GROUPS_PER_STEP:
+                yield
         if not unknown:
             return
         block_bytes = self._block_bytes_of(namespace)
+        wanted: list[Group] = []
         if namespace in self._hybrids:
             wanted = self._wanted_of_hybrid(namespace, groups, unknown, states)
         else:
-            wanted = whole(unknown, states)
-            if self._admit is Admit.ALL:
-                self._await_rest(namespace, block_bytes, unknown, states)
-        for group in wanted:
-            self._offer(Wanted(namespace, block_bytes, group.keys))
+            for part in parts(unknown, GROUPS_PER_STEP):
+                wanted += whole(part, states)
+                if self._admit is Admit.ALL:
+                    self._await_rest(namespace, block_bytes, part, states)
+                if len(part) == GROUPS_PER_STEP:
+                    yield
+        for part in parts(wanted, GROUPS_PER_STEP):
+            for group in part:
+                self._offer(Wanted(namespace, block_bytes, group.keys))
+            if len(part) == GROUPS_PER_STEP:
+                yield
         self.write_some()
 
     def _wanted_of_hybrid(
@@ -164,9 +200,9 @@ class PackWriter:
 
     def missed(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> None:
+    ) -> Steps[None]:
         """A lookup of `keys`, with these chain fields, found `states`."""
-        self._parents.looked_up(namespace, keys, chain, states)
+        yield from self._parents.looked_up(namespace, keys, chain, states)
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
         """A put has room for `blocks`, the first of those that `chain` describes."""

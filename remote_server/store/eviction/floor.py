@@ -5,8 +5,10 @@ from itertools import islice
 from math import exp, sqrt
 
 from remote_server.store.eviction.hazard import Hazards, is_hinted
+from remote_server.store.eviction.paths import FEW
 from remote_server.store.eviction.tree import ALONE, InTree, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
+from remote_server.turns import Steps
 
 MAX_SHADOW = 4096
 """Keys of one shadow; a cache of more than eight times as many has smaller shares sampled."""
@@ -250,22 +252,29 @@ class Floor:
 
     def request(
         self, names: Sequence[int], kinds: Sequence[int], number: int, now: float, num_blocks: int
-    ) -> None:
-        """A request for a prompt of these sampled names, with `num_blocks` in the cache."""
+    ) -> Steps[None]:
+        """A request for a prompt of these sampled names, with `num_blocks` in the cache. Each
+        shadow is a step where they are many."""
         capacity = num_blocks // (self.mask + 1)
         if names and capacity:
-            found = [
-                shadow.request(names, kinds, number, now, capacity) for shadow in self._all_shadows
-            ]
+            found = []
+            for shadow in self._all_shadows:
+                if len(names) > FEW:
+                    yield
+                found.append(shadow.request(names, kinds, number, now, capacity))
             self._judge(len(names), found, now, capacity, is_hinted=is_hinted(kinds[0]))
 
-    def request_alone(self, names: Sequence[int], kind: int, now: float, num_blocks: int) -> None:
+    def request_alone(
+        self, names: Sequence[int], kind: int, now: float, num_blocks: int
+    ) -> Steps[None]:
         """The same for keys whose place in a prompt is not known."""
         capacity = num_blocks // (self.mask + 1)
         if names and capacity:
-            found = [
-                shadow.request_alone(names, kind, now, capacity) for shadow in self._all_shadows
-            ]
+            found = []
+            for shadow in self._all_shadows:
+                if len(names) > FEW:
+                    yield
+                found.append(shadow.request_alone(names, kind, now, capacity))
             self._judge(len(names), found, now, capacity)
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:

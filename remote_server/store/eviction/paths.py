@@ -74,12 +74,10 @@ class Paths:
         rows = sum(len(keys) for both in (self._new, self._old) for keys in both.values())
         return EXPECTED_BYTES * rows
 
-    def add(self, namespace: str, path: Path) -> None:
-        """Gets and puts of the keys of `path` follow."""
-        rows = self._new.setdefault(namespace, {})
-        for key in path.keys:
-            rows[key] = path
-        self._num_new += len(path.keys)
+    def add(self, namespace: str, path: Path, keys: Sequence[bytes]) -> None:
+        """Gets and puts of `keys`, which are some of `path`, follow."""
+        self._new.setdefault(namespace, {}).update(dict.fromkeys(keys, path))
+        self._num_new += len(keys)
         if self._num_new > MAX_EXPECTED:
             self._new, self._old, self._num_new = {}, self._new, 0
 

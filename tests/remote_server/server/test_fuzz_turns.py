@@ -10,7 +10,7 @@ from test_fuzz_server import Conversation, converse, scripts
 
 from remote_server import turns
 from remote_server.protocol import Got
-from remote_server.server import copier, dispatch, get, outgoing, put, serving
+from remote_server.server import copier, get, outgoing, put, serving
 from remote_server.server.serving import Serving
 from remote_server.store import gets
 
@@ -23,7 +23,7 @@ FEW = 2
 def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (turns, gets, copier, put, get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
-    monkeypatch.setattr(dispatch, "LOOKUP_KEYS_PER_STEP", FEW)
+    monkeypatch.setattr(gets, "LOOKUP_KEYS_PER_STEP", FEW)
     monkeypatch.setattr(outgoing, "MAX_SHARING", FEW)
     monkeypatch.setattr(serving, "TURN_S", 0.0)
 

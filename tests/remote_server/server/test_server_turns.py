@@ -17,13 +17,14 @@ from gates import copies_held
 from wire_peer import Peer, key
 
 from remote_server import protocol, turns
-from remote_server.protocol import Error, Get, Keep, Lookup, Put, Stats, Touch, Verify
-from remote_server.server import copier, dispatch, get, outgoing, put, serving
+from remote_server.protocol import Error, Get, Keep, Lookup, Put, Stats, Stretch, Touch, Verify
+from remote_server.server import copier, get, outgoing, put, serving
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.server import Server
 from remote_server.server.serving import Serving
 from remote_server.store import gets
+from remote_server.store.bucket import writer
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
@@ -142,16 +143,21 @@ def long_put(request_id: int, **fields: object) -> tuple[Put, bytes]:
 
 
 @pytest.fixture
-def by_hand(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[ByHand]:
-    """One step of a request in each turn of the loop, and few keys in a step."""
+def by_hand(
+    context: zmq.Context, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[ByHand]:
+    """One step of a request in each turn of the loop, and few keys in a step. A parameter is the
+    server's bucket."""
+    bucket = getattr(request, "param", "")
     monkeypatch.setattr(serving, "TURN_S", 0.0)
     monkeypatch.setattr(serving, "SMALL_BYTES", 40 * LOOKUP_KEYS_PER_STEP)
     monkeypatch.setattr(outgoing, "MAX_SHARING", KEYS_PER_STEP)
     for module in (turns, gets, copier, put, get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", KEYS_PER_STEP)
-    for module in (turns, gets, dispatch):
+    for module in (turns, gets):
         monkeypatch.setattr(module, "LOOKUP_KEYS_PER_STEP", LOOKUP_KEYS_PER_STEP)
-    server = Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False))
+    bind = "tcp://127.0.0.1:*"
+    server = Server(ServerConfig(bind=bind, memory=16 * MiB, populate=False, bucket=bucket))
     server.start()
     # Every step takes the same time.
     server._serving._turns._clock = server.copier.turns._clock = count(0, 1e-6).__next__
@@ -162,8 +168,12 @@ def by_hand(context: zmq.Context, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
     assert server._guard.counters["internal_errors"] == 0
 
 
+PROMPTS = [Stretch(2, number, 0, 16) for number in range(NUM_KEYS // 2)]
+"""Of two rows each: new ones take as long as 250 keys."""
+
 LONG = {
     "lookup": (Lookup, {}, NUM_KEYS // LOOKUP_KEYS_PER_STEP),
+    "lookup of many prompts": (Lookup, {"chain": PROMPTS}, len(PROMPTS) // 4),
     "get": (Get, {"stream": True}, STEPS),
     "get whole": (Get, {"stream": False}, STEPS),
     "touch": (Touch, {}, STEPS),
@@ -184,6 +194,26 @@ def test_between_the_steps_of_a_long_request_every_lookup_of_others_is_answered_
     greedy.send(kind(request_id=greedy.next_id(), namespace="ns", keys=KEYS, **fields))
     by_hand.take_in(1)
     assert others_answered(by_hand, greedy, other) >= steps - 2
+
+
+def test_to_explain_keys_takes_as_many_steps_as_to_get_them(by_hand: ByHand):
+    """The copies of a key cost as much as a put of it."""
+    explained = by_hand.server.store.gets.lookup_in_steps("ns", KEYS, explain=True)
+    assert sum(1 for _ in explained) >= STEPS
+
+
+@pytest.mark.parametrize("by_hand", ["memory://"], indirect=True)
+@pytest.mark.parametrize("chain", [[], PROMPTS])
+def test_with_a_bucket_no_lookup_is_one_step_for_all_its_packs(
+    by_hand: ByHand, chain: list[Stretch], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(writer, "GROUPS_PER_STEP", KEYS_PER_STEP)
+    greedy, other = by_hand.peer(), by_hand.peer()
+    by_hand.store_all(greedy)
+    lookup = Lookup(request_id=greedy.next_id(), namespace="ns", keys=KEYS, chain=chain)
+    greedy.send(lookup)
+    by_hand.take_in(1)
+    assert others_answered(by_hand, greedy, other) >= 3 * STEPS
 
 
 @pytest.mark.parametrize("force", [False, True])
