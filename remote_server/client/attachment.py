@@ -38,6 +38,12 @@ RETRY_S = 5.0
 """Pause before another welcome is requested and the same socket is tried again. It doubles while
 attempts fail. A welcome with another socket or secret is tried at once."""
 
+BUSY_S = 0.05
+"""The same when the server had no place for the attempt. It doubles up to `RETRY_S`, and up to
+`LONGEST_FULL_S` where the kernel has refused the attempt, which costs the server nothing."""
+
+LONGEST_FULL_S = 0.1
+
 LONGEST_RETRY_S = 60.0
 """The pause of a client on another host, whose attempts all fail."""
 
@@ -80,6 +86,8 @@ class Attachment:
         """The server's boot to which we are, or were last, attached."""
         self._due = 0.0
         self._pause_s = RETRY_S
+        self._busy_s = BUSY_S
+        self._was_busy = False
 
     @property
     def wake_at(self) -> float:
@@ -107,15 +115,16 @@ class Attachment:
         is_new = (local_socket, secret) != self._tried
         if is_new:
             self._tried, self._refused, self._due = (local_socket, secret), False, now
-            self._pause_s = RETRY_S
+            self._pause_s, self._busy_s, self._was_busy = RETRY_S, BUSY_S, False
             if self._socket is not None and self.arena is None:
                 self.hang_up("the server restarted")
             if local_socket == "":
                 self._refuse("the server does not offer it")
         if self._socket is None and local_socket is not None and now >= self._due:
-            if not is_new:
+            if not is_new and not self._was_busy:
                 session.renew_welcome()
                 self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+            self._was_busy = False
             self._due = now + self._pause_s
             if local_socket and not self._refused:
                 self._connect(local_socket, secret, now)
@@ -156,12 +165,17 @@ class Attachment:
             return
         connection.setblocking(False)
         try:
-            # A connect on a Unix socket completes or fails at once.
+            # A connect on a Unix socket completes or fails at once: by EAGAIN when as many wait to
+            # be accepted as may.
             connection.connect(f"\0{name}")
             _check_server_user(connection)  # before it receives our memory
             socket.send_fds(
                 connection, [protocol.encode_local(message)], [self._region.fd, self._tickets.fd]
             )
+        except BlockingIOError:
+            connection.close()
+            self._busy("others fill its local socket", now, LONGEST_FULL_S)
+            return
         except OSError as error:
             connection.close()
             self.fail(f"its local socket cannot be reached: {error.strerror}", now)
@@ -189,7 +203,7 @@ class Attachment:
                 if len(self._data) > _MOST_BYTES:
                     raise RemoteProtocolError("the reply to attach is too long")
                 if files or protocol.is_complete(self._data):
-                    self._take(protocol.decode_local(self._data), files, epoch)
+                    self._take(protocol.decode_local(self._data), files, epoch, now)
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError, NotAttachable) as error:
@@ -198,7 +212,9 @@ class Attachment:
             for file in files:
                 os.close(file)
 
-    def _take(self, reply: protocol.LocalMessage, files: list[int], epoch: str | None) -> None:
+    def _take(
+        self, reply: protocol.LocalMessage, files: list[int], epoch: str | None, now: float
+    ) -> None:
         assert self._socket is not None
         match reply:
             case Attached():
@@ -206,9 +222,11 @@ class Attachment:
                     raise RemoteProtocolError("the attached reply is not from this server")
                 self.arena = ArenaView(files[0], reply.arena_bytes, user_of(self._socket))
                 self.token, self.epoch = reply.region, reply.epoch
-                self._pause_s = RETRY_S
+                self._pause_s, self._busy_s = RETRY_S, BUSY_S
                 self._counters["shm_attached"] += 1
                 logger.info("%s: shared memory in use", self._config.endpoint)
+            case NotAttached(again=True):
+                self._busy(reply.reason, now)
             case NotAttached():
                 self._refuse(reply.reason)
             case _:
@@ -220,6 +238,13 @@ class Attachment:
         self._refused = True
         self.hang_up(reason)
         self._log_once(reason)
+
+    def _busy(self, reason: str, now: float, longest_s: float = RETRY_S) -> None:
+        """The server had no place for this attempt: try again soon."""
+        self._counters["shm_busy"] += 1
+        self.fail(reason, now)
+        self._due, self._was_busy = now + self._busy_s, True
+        self._busy_s = min(2 * self._busy_s, longest_s)
 
     def fail(self, reason: str, now: float) -> None:
         """Hang up, and try again after the pause."""

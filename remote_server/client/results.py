@@ -357,7 +357,7 @@ _COUNTERS = (
     "protocol_errors", "late_replies",
     "verify_sent", "verify_removed", "verify_intact",
     # shared memory
-    "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",
+    "shm_attached", "shm_detached", "shm_refused", "shm_busy", "shm_bytes_in", "shm_bytes_out",
     "withdrawn_puts", "expired_blocks", "released_leases",
     # lanes
     "lanes_opened", "lanes_refused", "lanes_not_trusted", "lanes_broken", "lane_bytes_in",

@@ -31,9 +31,11 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
 
 
 class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
-    """Shared memory cannot be used, and the reason; all transfers use TCP."""
+    """Shared memory cannot be used, and the reason; all transfers use TCP. `again`: the same attach
+    may succeed later."""
 
     reason: ShortText
+    again: bool = False
 
 
 LocalMessage = Attach | Attached | NotAttached

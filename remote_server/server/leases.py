@@ -147,6 +147,10 @@ class Regions:
     def refused(self) -> None:
         self._counters["regions_refused"] += 1
 
+    def displaced(self) -> None:
+        """A connection to the local socket had to go for others before it attached a region."""
+        self._counters["regions_displaced"] += 1
+
     def find(self, token: int) -> Region:
         """Raises `RequestRefused`."""
         region = self._regions.get(token)

@@ -52,7 +52,9 @@ from remote_server.turns import Guard
 log = logging.getLogger(__name__)
 
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not report when it drains
-RELEASE_MS = 10  # when frames or reads of the bucket are under way and nothing else happens
+# When frames or reads of the bucket are under way, or the local socket rests, and nothing else
+# happens.
+RELEASE_MS = 10
 PENDING_MS = 100  # when a pending attach may time out, or descriptors are short
 WATCH_MS = 100  # of libzmq's memory, while a client is connected
 IDLE_MS = 1_000  # also the longest delay of the end of a lease
@@ -370,6 +372,8 @@ class Server:
         if any(tenant.send_queues.stuck for tenant in tenants):
             return STUCK_RETRY_MS
         if self._drain_until is not None or any(tenant.awaits_bytes for tenant in tenants):
+            return RELEASE_MS
+        if any(tenant.local is not None and tenant.local.is_resting for tenant in tenants):
             return RELEASE_MS
         if any(tenant.local is not None and tenant.local.pending for tenant in tenants):
             return PENDING_MS

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,8 +25,12 @@ from remote_server.turns import Guard
 log = logging.getLogger(__name__)
 
 MAX_REGIONS = 64  # engines on one host, many times over
-MAX_PENDING = 8  # connections whose attach is not complete
+MAX_PENDING = 32  # connections whose attach is not complete
 BACKLOG = 128  # kept by the kernel meanwhile: engines that all reconnect at once
+# One that sends nothing takes the loop 50 µs. A turn's requests have a millisecond too. After a
+# turn in which some had to go for others it rests: a flood takes a third of the loop's time.
+ACCEPTED_PER_TURN = 32
+REST_S = 0.005
 PATIENCE_S = 1.0  # for a complete attach
 MAX_ATTACH_BYTES = 4096
 FILES = 2  # the region and its tickets
@@ -40,6 +45,7 @@ class _Pending:
     ends_at: float
     data: bytes = b""
     files: list[int] = field(default_factory=list)
+    is_polled: bool = False
 
 
 class LocalSocket:
@@ -58,13 +64,15 @@ class LocalSocket:
         attached: Callable[[Region], None],
         gone: Callable[[Region], None],
         refused: Callable[[], None],
+        displaced: Callable[[], None],
         *,
         needs_secret: bool = False,
         guard: Guard | None = None,
     ) -> None:
         """Listen from now on, under `name`. Raises `OSError` where that is not possible.
 
-        The three callbacks report the outcome of each connection. With `needs_secret` an attach
+        The callbacks report the outcome of each connection; one that is displaced is refused too.
+        With `needs_secret` an attach
         must carry `secret`, which welcomes carry. The name alone does not prove that a client had a
         welcome, because the kernel lists the names of all such sockets to every process.
         """
@@ -77,7 +85,12 @@ class LocalSocket:
         self._clock = clock
         self._lines = FewLines(log, clock)
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
-        self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
+        self._on_displaced = displaced
+        self._pending: dict[int, _Pending] = {}  # by descriptor, as events are; the oldest first
+        self._num_displaced = 0
+        """In this turn."""
+        self._num_pending: Counter[int] = Counter()
+        """Of each user."""
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
         self._leaving: list[Region] = []  # of clients that are gone, until they are unmapped
         self._accept_again_at = 0.0
@@ -98,6 +111,11 @@ class LocalSocket:
     def pending(self) -> bool:
         """The time of an attach is running: call `handle` soon, even without events."""
         return bool(self._pending or self._accept_again_at)
+
+    @property
+    def is_resting(self) -> bool:
+        """Connections may wait: call `handle` after `REST_S`, even without events."""
+        return bool(self._num_displaced and self._accept_again_at)
 
     def handle(self, events: Mapping[object, int]) -> None:
         """Handle `events` of the poller, and end attaches whose time is over."""
@@ -130,23 +148,36 @@ class LocalSocket:
         now = self._clock()
         for number, pending in [*self._pending.items()]:
             if now >= pending.ends_at:
-                self._refuse(number, f"no complete attach within {PATIENCE_S:g} s")
+                self._refuse(number, f"no complete attach within {PATIENCE_S:g} s", again=True)
         if self._accept_again_at and now >= self._accept_again_at:
             self._accept_again_at = 0.0
 
     def _watch_listener(self) -> None:
-        """Poll for new connections only while there is room. Others wait in the kernel."""
-        room = len(self._pending) < MAX_PENDING and not self._accept_again_at
-        if room and not self._listening:
+        """Poll for new connections only while there are descriptors. Others wait in the kernel."""
+        listening = not self._accept_again_at
+        if listening and not self._listening:
             self._poller.register(self._number, zmq.POLLIN)
-        elif self._listening and not room:
+        elif self._listening and not listening:
             self._poller.unregister(self._number)
-        self._listening = room
+        self._listening = listening
 
     # ── one connection ───────────────────────────────────────────────────────────────────
 
     def _accept(self) -> None:
-        while len(self._pending) < MAX_PENDING:
+        """Accept those that wait in the kernel, whatever places are taken: the kernel refuses a
+        client for which it has no place. A correct client has sent its attach by now, so that it
+        needs no place here."""
+        self._num_displaced = 0
+        self._accept_some()
+        if self._num_displaced and not self._accept_again_at:
+            self._accept_again_at = self._clock() + REST_S
+        for number, pending in self._pending.items():
+            if not pending.is_polled:
+                pending.is_polled = True
+                self._poller.register(number, zmq.POLLIN)
+
+    def _accept_some(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -160,11 +191,27 @@ class LocalSocket:
             number = connection.fileno()
             uid = user_of(connection)
             self._pending[number] = _Pending(connection, uid, self._clock() + PATIENCE_S)
-            self._poller.register(number, zmq.POLLIN)
+            self._num_pending[uid] += 1
             if uid not in (os.getuid(), 0) and os.getuid() != 0:
                 self._refuse(number, f"this server belongs to user {os.getuid()}, not {uid}")
             elif len(self._regions) >= MAX_REGIONS:
-                self._refuse(number, f"{MAX_REGIONS} regions are attached already")
+                self._refuse(number, f"{MAX_REGIONS} regions are attached already", again=True)
+            else:
+                self._guard.run("an attach", partial(self._read, number), None)
+            if len(self._pending) > MAX_PENDING:
+                self._displace()
+
+    def _displace(self) -> None:
+        """End the oldest of the connections that have not sent their attach: of the user with most
+        of them, so that one user takes no place of another."""
+        of_each = self._num_pending
+        most = max(of_each.values())
+        oldest = next(n for n, one in self._pending.items() if of_each[one.uid] == most)
+        self._guard.run("an attach", partial(self._read, oldest), None)
+        if oldest in self._pending:
+            self._num_displaced += 1
+            self._on_displaced()
+            self._refuse(oldest, "others needed its place before its attach came", again=True)
 
     def _read(self, number: int) -> None:
         pending = self._pending[number]
@@ -183,7 +230,8 @@ class LocalSocket:
             self._refuse(number, "the connection ended before its attach was complete")
         elif len(pending.files) < FILES and flags & socket.MSG_CTRUNC:
             # The kernel drops descriptors for which the receiver has no room.
-            self._refuse(number, f"the server has its limit of {may_open()} files open")
+            why = f"the server has its limit of {may_open()} files open"
+            self._refuse(number, why, again=True)
         elif len(pending.data) > MAX_ATTACH_BYTES or flags & socket.MSG_CTRUNC:
             self._refuse(number, "too much for an attach")
         # checked before the rest arrives: each message can bring more
@@ -214,27 +262,40 @@ class LocalSocket:
                 os.close(arena)
         except OSError as error:
             region.close()
-            self._refuse(number, f"the arena cannot be sent: {error.strerror}")
+            self._refuse(number, f"the arena cannot be sent: {error.strerror}", again=True)
             return
         _close_files(pending)
-        del self._pending[number]
+        self._take_pending(number)
+        if not pending.is_polled:
+            self._poller.register(number, zmq.POLLIN)
         self._regions[number] = (pending.connection, region)
         self._on_attached(region)
         name = plain(request.client) or "a client"
         self._lines.say(logging.INFO, "%s shares %d bytes of memory", name, region.num_bytes)
 
-    def _refuse(self, number: int, reason: str) -> None:
+    def _refuse(self, number: int, reason: str, *, again: bool = False) -> None:
+        """`again`: another attempt may succeed."""
         self._lines.say(logging.INFO, "a local client stays on TCP: %s", plain(reason))
         with suppress(OSError):  # it may be gone
-            self._pending[number].connection.send(protocol.encode_local(NotAttached(reason=reason)))
+            reply = protocol.encode_local(NotAttached(reason=reason, again=again))
+            self._pending[number].connection.send(reply)
         self._end_pending(number)
         self._on_refused()
 
     def _end_pending(self, number: int) -> None:
-        pending = self._pending.pop(number)
+        pending = self._take_pending(number)
         _close_files(pending)
-        self._poller.unregister(number)
+        if pending.is_polled:
+            self._poller.unregister(number)
         pending.connection.close()
+
+    def _take_pending(self, number: int) -> _Pending:
+        """It is pending no more."""
+        pending = self._pending.pop(number)
+        self._num_pending[pending.uid] -= 1
+        if not self._num_pending[pending.uid]:
+            del self._num_pending[pending.uid]
+        return pending
 
     def _hang_up(self, number: int) -> None:
         """The client has gone, or sent data after its attach."""

@@ -365,6 +365,7 @@ class Tenant:
                 attached=self.regions.attached,
                 gone=self.regions.gone,
                 refused=self.regions.refused,
+                displaced=self.regions.displaced,
                 needs_secret=bool(self.config.keys),
                 guard=self._guard,
             )

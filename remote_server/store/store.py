@@ -33,7 +33,7 @@ COUNTERS = (
     "shared_bytes_in", "shared_bytes_out", "lane_bytes_in", "lane_bytes_out",
     "lane_puts_waited",
     "regions_attached", "regions_gone",
-    "regions_refused", "leases_expired", "releases_unknown",
+    "regions_refused", "regions_displaced", "leases_expired", "releases_unknown",
     "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md defines each."""

@@ -88,6 +88,7 @@ class Listening:
         self.local = LocalSocket(
             self.poller, self.arena, EPOCH, lambda: self.now,
             attached=self.attached.append, gone=self.end, refused=self.refuse,
+            displaced=lambda: None,
         )  # fmt: skip
 
     def end(self, region: Region) -> None:

@@ -55,7 +55,7 @@ def files():
 
 
 @pytest.fixture
-def no_leaks(peer, server):
+def no_leaks(peer, server, clock):
     """Afterwards there are no more descriptors than before, no regions, and the server serves."""
     peer.lookup([1])
     gc.collect()  # what earlier tests left open
@@ -64,15 +64,17 @@ def no_leaks(peer, server):
     tenant = server.tenants[""]
 
     def nothing_is_left(_: object) -> bool:
+        clock.now += local_socket_module.REST_S
         return not (open_fds() > before or len(tenant.regions) or tenant.local.pending)
 
     peer.stats_once(nothing_is_left)
     assert peer.put([1]).created == 1
 
 
-def refusal(connection: LocalConnection) -> str:
+def refusal(connection: LocalConnection, *, again: bool = False) -> str:
     reply, files = connection.receive()
     assert isinstance(reply, NotAttached)
+    assert reply.again == again
     assert not files
     assert connection.ended()
     connection.close()
@@ -240,22 +242,76 @@ def test_who_says_nothing_is_sent_away_and_delays_nobody(name, peer, server, clo
     assert peer.stats().counters["regions_refused"] == 0
     pass_patience(clock, peer)
     for connection in silent:
-        assert "within 1 s" in refusal(connection)
+        assert "within 1 s" in refusal(connection, again=True)
     assert peer.stats().counters["regions_refused"] == len(silent)
 
 
-def test_more_than_can_wait_wait_outside_and_are_served_in_turn(
-    name, files, peer, server, clock, no_leaks
-):
-    silent = [LocalConnection(name) for _ in range(local_socket_module.MAX_PENDING)]
-    peer.stats_once(lambda _: not server.tenants[""].local._listening)
+def silent_ones(name: str, peer: Peer, clock: LaneClock, number: int) -> list[LocalConnection]:
+    """Connections that send nothing, each accepted before the next ones come."""
+    silent: list[LocalConnection] = []
+    while len(silent) < number:
+        silent += [LocalConnection(name) for _ in range(16)]
+        let_accept(peer, clock)
+    return silent
+
+
+def let_accept(peer: Peer, clock: LaneClock) -> None:
+    """Let the loop accept what waits, also when it rests after others."""
+    for _ in range(2):
+        clock.now += local_socket_module.REST_S
+        peer.stats()
+
+
+def test_silent_connections_keep_no_client_out(name, files, peer, clock, no_leaks):
+    """Their places were theirs for a second, then the kernel's queue was full, and a client that
+    connected got EAGAIN."""
+    places = local_socket_module.MAX_PENDING
+    silent = silent_ones(name, peer, clock, 2 * (places + local_socket_module.BACKLOG))
     connection = LocalConnection(name)
     connection.send(GOOD, files)
-    pass_patience(clock, peer)
+    let_accept(peer, clock)
     reply, (arena,) = connection.receive()
     assert isinstance(reply, Attached)
+    counters = peer.stats_once(
+        lambda s: s.counters["regions_displaced"] == len(silent) - places
+    ).counters
+    assert counters["regions_refused"] == len(silent) - places
+    assert "needed its place" in refusal(silent[0], again=True)
     os.close(arena)
     for each in (*silent, connection):
+        each.close()
+
+
+def test_an_attach_that_comes_in_time_is_taken_before_its_place_is(
+    name, files, peer, clock, no_leaks
+):
+    """The oldest connection has a place to lose, and has sent its attach by then."""
+    slow = LocalConnection(name)
+    peer.stats()
+    slow.send(GOOD[:9], files)
+    silent = silent_ones(name, peer, clock, local_socket_module.MAX_PENDING - 16)
+    slow.send(GOOD[9:], [])
+    silent += [LocalConnection(name) for _ in range(32)]
+    reply, (arena,) = slow.receive()
+    assert isinstance(reply, Attached)
+    os.close(arena)
+    for each in (*silent, slow):
+        each.close()
+
+
+def test_one_user_takes_no_place_of_another(name, peer, server, clock, no_leaks, monkeypatch):
+    users = [1, 2]
+    monkeypatch.setattr(local_socket_module.os, "getuid", lambda: 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        local_socket_module, "user_of", lambda _: users.pop(0) if len(users) > 1 else users[0]
+    )
+    slow = LocalConnection(name)
+    peer.stats_once(lambda _: len(users) == 1)
+    silent = silent_ones(name, peer, clock, 3 * local_socket_module.MAX_PENDING)
+    pending = server.tenants[""].local._pending.values()
+    peer.stats_once(lambda _: len(pending) == local_socket_module.MAX_PENDING)
+    assert next(iter(pending)).uid == 1
+    for each in (*silent, slow):
         each.close()
 
 
@@ -265,7 +321,7 @@ def test_only_so_many_regions_are_attached(name, files, no_leaks, monkeypatch):
     for connection in attached:
         _, (arena,) = connection.attach(files)
         os.close(arena)
-    assert "2 regions are attached already" in refusal(LocalConnection(name))
+    assert "2 regions are attached already" in refusal(LocalConnection(name), again=True)
     for connection in attached:
         connection.close()
 

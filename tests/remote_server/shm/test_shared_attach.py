@@ -1,7 +1,10 @@
 """How a client and a server on one host find each other, and lose each other again."""
 
+import contextlib
 import logging
 import os
+import secrets
+import socket
 import threading
 import time
 
@@ -26,10 +29,16 @@ from shared_messages import SharedGet, SharedPut
 from smaps import mapped
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.attachment import ANSWER_S, LONGEST_RETRY_S, RETRY_S
+from remote_server.client.attachment import (
+    ANSWER_S,
+    BUSY_S,
+    LONGEST_FULL_S,
+    LONGEST_RETRY_S,
+    RETRY_S,
+)
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
-from remote_server.protocol import Get, Hello, NotAttached, Put
+from remote_server.protocol import Get, Hello, NotAttached, Put, decode_local
 from remote_server.shm import mapping
 
 pytestmark = pytest.mark.real_time
@@ -125,6 +134,60 @@ def test_a_silent_local_socket_is_given_up_and_tried_again(near, shared, make_cl
     clock.advance(RETRY_S + 0.1)
     eventually(lambda: client.transport == "shm")
     works(client, near, SharedGet)
+
+
+def full_socket() -> tuple[socket.socket, list[socket.socket]]:
+    """A local socket whose queue others fill."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.settimeout(PATIENCE_S)
+    listener.bind("\0kvferry-" + secrets.token_hex(16))
+    listener.listen(1)
+    others: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            others.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            others[-1].connect(listener.getsockname())
+    others.pop().close()
+    return listener, others
+
+
+def test_a_full_local_socket_is_tried_again_soon(near, shared, make_client, clock):
+    """EAGAIN cost five seconds on TCP, and then ten, and so on."""
+    listener, others = full_socket()
+    near.local_socket = listener.getsockname()[1:].decode()
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    eventually(lambda: client.counters()["shm_busy"])
+    hellos = len(near.all_asked(Hello))
+    for number in range(1, 4):
+        eventually(lambda number=number: client.counters()["shm_busy"] == number)
+        clock.advance(min(BUSY_S * 2 ** (number - 1), LONGEST_FULL_S) + 0.001)
+    for one in others:
+        listener.accept()[0].close()
+        one.close()
+    clock.advance(0.5)  # for an attempt that came before this
+    connection, _ = listener.accept()
+    data, files, _, _ = socket.recv_fds(connection, 4096, 4)
+    near.attach(connection, decode_local(data), list(files))
+    eventually(lambda: client.transport == "shm")
+    assert len(near.all_asked(Hello)) == hellos, "no other welcome was requested"
+    for fd in files:
+        os.close(fd)
+    client.close()
+    connection.close()
+    listener.close()
+
+
+def test_an_attach_that_found_no_place_is_sent_again_soon(near, shared, make_client, clock):
+    near.local_rule = lambda connection, message, files: near.say(
+        connection, NotAttached(reason="no place", again=True), []
+    )
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    eventually(lambda: client.counters()["shm_busy"] == 1)
+    works(client, near, Get)
+    near.local_rule = near.attach
+    clock.advance(BUSY_S + 0.001)
+    eventually(lambda: client.transport == "shm")
+    assert client.counters()["shm_refused"] == 0
 
 
 def _not_offered(near):
