@@ -5,6 +5,7 @@ at all while the store is away is the decision of `Availability`.
 """
 
 import logging
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from remote_server.errors import ConfigError
 from remote_server.plain_text import without_secrets
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -357,17 +358,32 @@ def open_store(url: str, *, make: bool = True) -> "ObjectStore":
             return LocalStore(parts.path, mkdir=make)
         return from_url(
             url,
-            client_options={
-                "connect_timeout": CONNECT_TIMEOUT,
-                "read_timeout": READ_TIMEOUT,
-                "timeout": CALL_TIMEOUT,
-                "allow_http": True,  # for an endpoint with http:// alone
-            },
+            client_options=_client_options(),
             retry_config={"max_retries": MAX_RETRIES, "retry_timeout": CALL_TIMEOUT},
             **_OPTIONS.get(parts.scheme, {}),
         )
     except Exception as error:
         raise ConfigError(f"bucket: {url}: {_words(error)}") from error
+
+
+# The variables that name a store other than the provider's own.
+_ENDPOINTS = (
+    "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_ENDPOINT",
+    "AZURE_STORAGE_ENDPOINT",
+)  # fmt: skip
+
+
+def _client_options() -> "ClientConfig":
+    """Without encryption only where the endpoint has none. The client follows redirects, and no
+    option forbids it: from a store with https:// none leads to http:// at least."""
+    options: ClientConfig = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "read_timeout": READ_TIMEOUT,
+        "timeout": CALL_TIMEOUT,
+    }
+    if any(os.environ.get(name, "").lower().startswith("http://") for name in _ENDPOINTS):
+        options["allow_http"] = True
+    return options
 
 
 # A hash of the body is a third of a put's time, and rows have checksums of their own.
