@@ -273,6 +273,7 @@ class Tenant:
             more |= run(f"{label}draining to the bucket", self.drain.take_turn, False)
         if self.config.ttl_s:
             run(f"{label}ageing", self.store.tier_stack.expire_some, None)
+        run(f"{label}blocks that wait for room", self.store.tier_stack.write_again, None)
         return more
 
     def drain_to_bucket(self) -> bool:

@@ -102,6 +102,10 @@ class Tier(Protocol[B]):
         """Whether the oldest blocks of `namespace` can make room for its new ones. What was
         declined before is offered again then."""
 
+    def take_retry(self) -> bool:
+        """True once when there may be room again that a write lacked: what was declined for want of
+        it is offered again then."""
+
     def where(self, block: B) -> str:
         """The place of `block` in the tier, for people."""
 

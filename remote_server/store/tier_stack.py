@@ -324,6 +324,11 @@ class TierStack:
             each.tier.finish_jobs()
             each.write_some()
 
+    def write_again(self) -> None:
+        """To be called now and then: tiers that had no room may have some again."""
+        for each in self.below:
+            each.write_again()
+
     def check(self) -> None:
         self.memory.check()
         for tier in self.tiers:

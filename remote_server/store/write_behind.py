@@ -80,6 +80,9 @@ class WayDown(Protocol):
     def write_some(self) -> None:
         """Hand as many blocks to the tier as it has time for."""
 
+    def write_again(self) -> None:
+        """Hand blocks that waited for room to the tier again, when it may have some."""
+
     def clear(self, namespace: str | None) -> None:
         """Drop the blocks that wait."""
 
@@ -194,6 +197,13 @@ class WriteBehind:
             if room < len(blocks):
                 return
 
+    def write_again(self) -> None:
+        """Hand blocks that waited for room to the tier again, when it may have some. Without this
+        none would be written before the next put of their namespace."""
+        if self.tier.take_retry() and self._unplaced:
+            self._queue.extendleft(reversed(self._take_unplaced(None)))
+            self.write_some()
+
     def clear(self, namespace: str | None) -> None:
         """Drop the blocks that wait."""
         self._take_unplaced(namespace)
@@ -276,6 +286,14 @@ class WriteBehind:
         for block, written in zip(blocks, results, strict=True):
             if written is Written.NO_SPACE:  # other errors may have written a part
                 self._admission.not_written(self._stored_bytes(block))
+        namespace = blocks[0].namespace
+        full = [
+            block
+            for block, written in zip(blocks, results, strict=True)
+            if written is Written.NO_SPACE and block.state is BlockState.READABLE
+        ]
+        if full and not self.tier.has_room_of_its_own(namespace, self._block_bytes_of(namespace)):
+            self._hold_unplaced(namespace, full)
 
     def _declined(self, count: int, reason: str) -> None:
         self.counters[reason] += count

@@ -75,6 +75,9 @@ class DictTier:
     def namespaces(self) -> Mapping[str, int]:
         return {block.namespace: block.block_bytes for block in self._blocks.values()}
 
+    def take_retry(self) -> bool:
+        return False
+
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         return True
 

@@ -141,6 +141,9 @@ class BucketTier:
     def peek(self, namespace: str, key: bytes) -> BucketBlock | None:
         return self._index.row(namespace, key)
 
+    def take_retry(self) -> bool:
+        return False
+
     def num_places(self, block_bytes: int) -> int:
         return 0
 

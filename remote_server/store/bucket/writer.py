@@ -273,6 +273,9 @@ class PackWriter:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
+    def write_again(self) -> None:
+        """Nothing to do: what waits needs no room of its own."""
+
     def write_some(self) -> None:
         """Hand as many packs to the tier as it has time for."""
         while self._waiting and not self._fetching:

@@ -20,8 +20,9 @@ from remote_server.values import format_bytes
 log = logging.getLogger(__name__)
 
 # The pause after a segment could not be made, for example because another program filled the disk.
-# Until then each class keeps its segments: one taken from another class would only be lost.
-MAKE_AGAIN_S = 10.0
+# It doubles until one is made. Meanwhile each class keeps its segments: one taken from another
+# would only be lost.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 # Keys are remembered as hashes, 100 bytes each. A segment with more slots than `MAX_OF_ONE` is
 # granted for that many.
@@ -102,6 +103,9 @@ class SegmentAllocator:
         self._clock = clock
         self._demand = Demand()
         self._make_again = clock()
+        self._pause_s = FIRST_PAUSE_S
+        self._is_missed = False
+        """A segment could not be made, and `take_retry` has not shown that one may be."""
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._file_jobs: deque[Callable[[], Job[Any]]] = deque()
         self._file_job_runs = False
@@ -137,6 +141,12 @@ class SegmentAllocator:
     def forget_demand(self, namespace: str | None) -> None:
         """Of a namespace that was cleared, or of all."""
         self._demand.forget(namespace)
+
+    def take_retry(self) -> bool:
+        """True once after each pause that followed a failure: a segment may be made again."""
+        is_due = self._is_missed and self._clock() >= self._make_again
+        self._is_missed = self._is_missed and not is_due
+        return is_due
 
     def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
         """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use, or its
@@ -256,18 +266,22 @@ class SegmentAllocator:
             self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
         else:
             segment.file = made.file
+            self._pause_s = FIRST_PAUSE_S
             self._counters["segments_made"] += 1
         for job in self._waiting.pop(segment):
             self._pool.submit(job)
 
     def _give_up(self, segment: Segment, why: Written) -> None:
         """The segment could not be made. Writes to it fail, and its slots are lost."""
-        log.warning(
-            "disk: no new segment of %s (%s); trying again in %g s",
-            format_bytes(segment.num_bytes), why, MAKE_AGAIN_S,
-        )  # fmt: skip
         self._counters["segments_failed"] += 1
-        self._make_again = self._clock() + MAKE_AGAIN_S
+        if self._clock() >= self._make_again:  # of several under way the first one
+            self._make_again = self._clock() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._is_missed = True
+        log.warning(
+            "disk: no new segment of %s (%s); trying again in %.3g s",
+            format_bytes(segment.num_bytes), why, self._make_again - self._clock(),
+        )  # fmt: skip
         segment.failure = why
         if not segment.retired:
             self._retire(segment)

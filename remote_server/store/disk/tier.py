@@ -178,6 +178,10 @@ class DiskTier:
         """Whether it has a segment, in which its oldest blocks can make room."""
         return (namespace, block_bytes) in self.segments.classes
 
+    def take_retry(self) -> bool:
+        """True once after each pause that followed a segment which could not be made."""
+        return self._allocator.take_retry()
+
     def where(self, block: DiskBlock) -> str:
         """Its file and its slot."""
         return f"{segment_name(block.segment.number)}, slot {block.slot}"

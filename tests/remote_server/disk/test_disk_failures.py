@@ -6,7 +6,8 @@ import mmap
 import os
 
 import pytest
-from disk_helpers import RealDisk, budget_for, state_of, wait_for
+from disk_helpers import BLOCK as SMALL
+from disk_helpers import MemoryAboveDisk, RealDisk, budget_for, state_of, wait_for
 
 from remote_server import protocol
 from remote_server.native.mover import what_moves
@@ -111,8 +112,53 @@ def test_when_the_disk_is_full_the_tier_makes_do_with_what_it_has(tmp_path, capl
         assert disk.tier.begin_puts("other", [b"k"], BLOCK, [1], [0]) == []
         assert disk.tier.num_blocks("ns") == 4, "a segment was taken that could not be replaced"
         folder.fail.clear()
-        now[0] = allocator.MAKE_AGAIN_S
+        now[0] = allocator.FIRST_PAUSE_S
         assert disk.put(b"k", data_of(5), "other") is Written.OK
+
+
+def test_on_a_full_disk_a_segment_is_tried_less_and_less_often_and_at_last_made(tmp_path):
+    now, folder = [0.0], FailingFolder(tmp_path)
+    folder.fail["create"] = errno.ENOSPC
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, files=folder, clock=lambda: now[0]) as disk:
+        pauses = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+        for pause in pauses:
+            assert disk.put(b"k", data_of(0)) is Written.NO_SPACE
+            now[0] += pause - 0.01
+            assert not disk.tier.take_retry()
+            assert disk.tier.begin_puts("ns", [b"k"], BLOCK, [BLOCK], [0]) == []
+            now[0] += 0.01
+            assert disk.tier.take_retry()
+            assert not disk.tier.take_retry(), "once"
+        assert disk.tier.counters()["segments_failed"] == len(pauses)
+        folder.fail.clear()
+        assert disk.put(b"k", data_of(0)) is Written.OK
+        folder.fail["create"] = errno.ENOSPC
+        assert disk.put(b"k", data_of(0), "other") is Written.NO_SPACE
+        now[0] += allocator.FIRST_PAUSE_S
+        assert disk.tier.take_retry(), "the pauses began anew"
+
+
+def test_what_was_put_while_the_disk_was_full_is_written_once_there_is_room(tmp_path):
+    """Nothing else is put: before, the blocks stayed in memory alone, and a restart lost them."""
+    now, folder, keys = [0.0], FailingFolder(tmp_path), [b"%d" % n for n in range(4)]
+    folder.fail["create"] = errno.ENOSPC
+    budget, segment_bytes = budget_for(4, 4, SMALL)
+    scene = MemoryAboveDisk(
+        tmp_path, 16, budget, segment_bytes, files=folder, clock=lambda: now[0]
+    )  # fmt: skip
+    for _ in range(3):
+        scene.write("ns", keys, [bytes([n]) * SMALL for n in range(4)])
+        scene.settle()
+        now[0] += allocator.LONGEST_PAUSE_S
+        scene.tier_stack.write_again()
+        scene.settle()
+    assert scene.disk.tier.num_blocks("ns") == 0
+    folder.fail.clear()
+    now[0] += allocator.LONGEST_PAUSE_S
+    scene.tier_stack.write_again()
+    scene.settle()
+    assert scene.disk.tier.num_blocks("ns") == 4
+    scene.close()
 
 
 def write_all(disk, bad: int = -1) -> list[Written]:
