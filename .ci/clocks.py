@@ -30,6 +30,7 @@ ONLY_BY_NAME = {"run", "check_output", "check_call", "call", "get", "put", "comm
 
 EXCEPTIONS = {
     "tests/chaos/outage.py::suffer": "paces prompts through an outage; --whole takes its length",
+    "tests/chaos/memory_soak.py::soak": "paces samples and faults; what it judges is bytes",
 }
 """`path::function`, and why its seconds decide nothing about the product."""
 
