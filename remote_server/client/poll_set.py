@@ -57,6 +57,8 @@ class PollSet:
     def close(self) -> None:
         """Its sockets stay open. Idempotent."""
         self._epoll.close()
+        while self._copies:
+            os.close(self._copies.pop())
 
 
 def _descriptor(socket: "zmq.Socket[bytes] | int") -> int:

@@ -14,7 +14,7 @@ class Bound(NamedTuple):
 
 BOUNDS = {
     "lookup, tcp": Bound(30, 5, 1),
-    "put, tcp": Bound(42, 7, 1),
+    "put, tcp": Bound(43, 7, 1),
     "get, tcp": Bound(46, 8, 1),
     "lookup, shm": Bound(30, 5, 1),
     "put, shm": Bound(47, 5, 1),

@@ -87,7 +87,8 @@ class TokenThief:
         one = socket.create_connection(address, _PATIENCE_S)
         one.sendall(_PREAMBLE + token)
         try:
-            greeted = len(one.recv(GREETING_BYTES)) == GREETING_BYTES
+            answer = one.recv(GREETING_BYTES)
+            greeted = len(answer) == GREETING_BYTES and any(answer[4:])  # the lane's number
         except OSError:
             greeted = False
         if greeted:
