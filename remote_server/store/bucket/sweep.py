@@ -18,6 +18,10 @@ one partition alone may be smaller than a pack, and would never keep one."""
 
 REMOVED_AT_ONCE = 256
 
+MOST_PACKS = 1 << 19
+"""Of one sweep, 150 MB: a store may send a list without an end. All partitions, of packs of 16 MiB,
+have two petabytes then, where each is swept by itself."""
+
 UNFINISHED_S = 3600.0
 """A write that takes longer has ended with its server."""
 
@@ -68,13 +72,7 @@ def sweep(objects: Objects, prefix: str, partitions: range, limits: Limits) -> S
     """Sweep the packs of `partitions` in all namespaces below `prefix`."""
     try:
         folders = _folders(objects, prefix, partitions)
-        found = [
-            listed
-            for folder in folders
-            for chunk in objects.listing(folder)
-            for listed in chunk
-            if parse_name(listed.name) is not None
-        ]
+        found = _packs(objects, folders)
         found.sort(key=lambda listed: (listed.modified, listed.name))
         now = objects.time(f"{prefix}/{CLOCK}")
         gone = too_many(found, limits, now, len(partitions))
@@ -90,6 +88,16 @@ def sweep(objects: Objects, prefix: str, partitions: range, limits: Limits) -> S
         [(named.namespace, named.key) for named in names if named is not None],
         partitions, ids_of(left), sum(each.num_bytes for each in left), now=now,
     )  # fmt: skip
+
+
+def _packs(objects: Objects, folders: Sequence[str]) -> list[Listed]:
+    found: list[Listed] = []
+    for folder in folders:
+        for chunk in objects.listing(folder):
+            found += [listed for listed in chunk if parse_name(listed.name) is not None]
+            if len(found) > MOST_PACKS:
+                raise BucketError(Failure.OTHER, f"more than {MOST_PACKS} packs below {folder}")
+    return found
 
 
 def _folders(objects: Objects, prefix: str, partitions: range) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import repeat
 
 import pytest
 from bucket_helpers import (
@@ -16,9 +17,10 @@ from bucket_helpers import (
 from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
-from remote_server.store.bucket.objects import Listed
+from remote_server.store.bucket import sweep as sweep_module
+from remote_server.store.bucket.objects import LIST_CHUNK, Failure, Listed, StoreObjects
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
-from remote_server.store.bucket.packs import PARTITIONS, parse_name, tenant_prefix
+from remote_server.store.bucket.packs import PARTITIONS, object_name, parse_name, tenant_prefix
 from remote_server.store.bucket.store_clock import StoreClock
 from remote_server.store.bucket.sweep import (
     LEAST_PACKS,
@@ -220,3 +222,16 @@ def test_packs_that_are_not_requested_expire_whatever_place_they_have(tmp_path):
         for _ in range(4):
             bucket.tier.expire_some(max_age_s=DAY_S, at_most=2)
         assert bucket.tier.stats().blocks == 5, "a second round"
+
+
+def test_a_list_without_an_end_ends_the_sweep_and_removes_nothing(tmp_path, monkeypatch):
+    class Endless(StoreObjects):
+        def listing(self, prefix):
+            name = object_name("", "ns", key(1))
+            yield from repeat([Listed(name, 1, 0.0)] * LIST_CHUNK)
+
+    monkeypatch.setattr(sweep_module, "MOST_PACKS", 10 * LIST_CHUNK)
+    objects = Endless(folder_url(tmp_path))
+    objects.put(object_name("", "ns", key(1)), memoryview(b"pack"))
+    swept = sweep(objects, tenant_prefix(""), range(PARTITIONS), Limits(max_age_s=1.0))
+    assert (swept.removed, swept.failure) == ([], Failure.OTHER)
