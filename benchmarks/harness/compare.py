@@ -1,7 +1,7 @@
 """The verdict on two records of one benchmark."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from benchmarks.harness import statistics, table
 from benchmarks.harness.record import Figure, Record, Row
@@ -44,6 +44,9 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
     parts += [*figures,
               *_changes("command", {"": before.command}, {"": after.command}),
               *_changes("version", before.versions, after.versions),
+              *_known_changes("source", before.source, after.source),
+              *_known_changes("host", before.host, after.host),
+              *_known_changes("storage", before.storage, after.storage),
               *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
     return ComparedRecords(True, "\n".join(parts), verdicts)
 
@@ -103,6 +106,20 @@ def _values(row: Row, ratios: bool) -> Sequence[float]:
 def _names(row: Row) -> list[table.Cell]:
     integrity = {True: "on", False: "off", None: None}[row.integrity]
     return [row.model, row.operation, row.transport, integrity]
+
+
+def _known_changes(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """None where one of both records is older than these facts."""
+    if not before or not after:
+        return []
+    return _changes(kind, _texts(before), _texts(after))
+
+
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: ", ".join(fact.values()) if isinstance(fact, Mapping) else str(fact)
+        for name, fact in facts.items()
+    }
 
 
 def _changes(kind: str, before: dict[str, str], after: dict[str, str]) -> list[str]:

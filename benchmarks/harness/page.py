@@ -153,6 +153,12 @@ def record_parts(shown: Shown) -> Iterable[str]:
     record = shown.record
     yield f"<h3><code>{escape(record.command)}</code></h3>"
     about = [record.started, record.describe_machine()]
+    about += filter(None, [record.describe_source()])
+    about += [f"{name.replace('_', ' ')} {fact}" for name, fact in record.host.items()]
+    about += [
+        f"{name}: {facts['type']}, {facts['device']}, {facts['options']}"
+        for name, facts in record.storage.items()
+    ]
     if record.stolen_percent is not None:
         about.append(f"{record.stolen_percent:g} % of its CPU time was given to other machines")
     if record.interrupted:

@@ -2,7 +2,8 @@
 
     {"schema": 1, "benchmark": "…", "command": "…", "started": "…", "interrupted": false,
      "machine": {"cores": 2, "memory_gib": 24}, "stolen_percent": 0.4, "versions": {…},
-     "parameters": {…},
+     "source": {"commit": "…", "clean": true}, "host": {"cpu": "…", "kernel": "…", …},
+     "storage": {"directory": {"type": "ext4", …}, …}, "parameters": {…},
      "rows": [{"model", "operation", "transport", "integrity",
                "seconds": {"median", "min", "max"}, "gb_per_s", "ratio_to_memcpy",
                "bytes", "values", "warm_ups", …}],
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import machine as here
+from benchmarks.harness import origin
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.summary import summarize
 
@@ -128,6 +130,10 @@ class Record:
     interrupted: bool = False
     machine: Mapping[str, Any] = field(default_factory=here.describe)
     versions: dict[str, str] = field(default_factory=here.versions)
+    source: dict[str, Any] = field(default_factory=dict)
+    host: dict[str, Any] = field(default_factory=dict)
+    storage: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What made it (`origin.py`); empty in records that are older than these."""
     parameters: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -145,11 +151,20 @@ class Record:
     @classmethod
     def begin(cls, benchmark: str, argv: Sequence[str]) -> "Record":
         """A record of `python -m BENCHMARK ARGV…`, without the flags that name output files."""
-        return cls(benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip())
+        return cls(
+            benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip(),
+            source=origin.source(), host=origin.host(), storage=origin.storage(argv),
+        )  # fmt: skip
 
     def describe_machine(self) -> str:
         gpu = f", {self.machine['gpu']}" if "gpu" in self.machine else ""
         return f"{self.machine['cores']} cores, {self.machine['memory_gib']} GiB{gpu}"
+
+    def describe_source(self) -> str:
+        """Empty for a record that does not name its source."""
+        if not self.source:
+            return ""
+        return f"at {self.source['commit']}{'' if self.source['clean'] else ' with changes'}"
 
     def write(self, path: Path) -> None:
         document = {
@@ -160,6 +175,9 @@ class Record:
             "interrupted": self.interrupted,
             "machine": dict(self.machine),
             "stolen_percent": self.stolen_percent,
+            "source": self.source,
+            "host": self.host,
+            "storage": self.storage,
             "versions": self.versions,
             "parameters": self.parameters,
             "rows": [row.to_json() for row in self.rows],
@@ -188,7 +206,8 @@ class Record:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
         stolen = document.get("stolen_percent")
-        return cls(**known, rows=rows, figures=figures, stolen_percent=stolen)
+        made_by = {name: document.get(name, {}) for name in ("source", "host", "storage")}
+        return cls(**known, **made_by, rows=rows, figures=figures, stolen_percent=stolen)
 
 
 def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:

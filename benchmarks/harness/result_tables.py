@@ -212,6 +212,7 @@ def _shown(table: Table, value: str) -> str:
 
 def _about(record: Record, link: str, trials: Sequence[int], table: Table) -> Iterator[str]:
     parts = [f"[{link.rpartition('/')[2]}]({link})", record.started[:10], record.describe_machine()]
+    parts += filter(None, [record.host.get("cpu"), record.describe_source()])
     if trials:
         low, high = min(trials), max(trials)
         count = f"{high}" if low == high else f"{low} to {high}"

@@ -70,6 +70,9 @@ class Run:
             "failure": self.failure,
             "machine": dict(record.machine),
             "stolen_percent": record.stolen_percent,
+            "source": record.source,
+            "host": record.host,
+            "storage": record.storage,
             "versions": record.versions,
             "parameters": {
                 "request digest": self.request_digest,
