@@ -20,7 +20,7 @@ from benchmarks.engine.session import conduct
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
-from benchmarks.harness.statistics import compare_pairs
+from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
 from benchmarks.harness.summary import summarize
 from examples import tiny_model
 from examples.engine import Completion, VllmServer
@@ -211,6 +211,7 @@ def figures_of(record: Record) -> list[Figure]:
                 "cost": (ratio.ratio - 1) * 100,
                 "low": (ratio.low - 1) * 100,
                 "high": (ratio.high - 1) * 100,
+                "rounds": ratio.rounds,
             }
             figures.append(Figure(f"cost of the connector: {what}", "%", values))
     return figures
@@ -237,17 +238,14 @@ def describe(record: Record) -> str:
         if what == ANSWER:
             text.append(f"under {GOAL:.0%}: {verdict(cost)}")
     text += [f"{row.operation}: {row.reason}" for row in record.rows if row.reason]
-    headers = ["", f"{WITH}, ms", f"{WITHOUT}, ms", "cost", "95% interval"]
+    headers = ["", f"{WITH}, ms", f"{WITHOUT}, ms", "cost", "95% interval, by bootstrap"]
     return "\n".join([*([table.render(headers, lines)] if lines else []), *text])
 
 
 def verdict(cost: Mapping[str, float]) -> str:
-    """Met or missed with 95% confidence, or neither."""
-    if cost["high"] < GOAL * 100:
-        return "met, with 95% confidence"
-    if cost["low"] > GOAL * 100:
-        return "NOT met"
-    return "not certain: use more --trials"
+    """Whether the cost is below the goal."""
+    rounds = int(cost.get("rounds", LEAST_ROUNDS))  # of records without it
+    return judge(cost["low"], cost["high"], rounds, goal=GOAL * 100, at_most=True)
 
 
 def chart(record: Record) -> plot.Chart:

@@ -25,7 +25,7 @@ from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
-from benchmarks.harness.statistics import compare_pairs
+from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
 from benchmarks.remote_kv_cache.source_figures import TRANSFER_OUT
 from remote_server.errors import ConfigError
 
@@ -257,18 +257,14 @@ def _ratio(base: Row | None, row: Row, prefix: str) -> dict[str, float]:
         return {}
     rounds = min(len(base.sample.values), len(row.sample.values))
     found = compare_pairs(base.sample.values[:rounds], row.sample.values[:rounds])
-    ratios = {"ratio": found.ratio, "low": found.low, "high": found.high}
+    ratios = found._asdict()
     return {f"{prefix}{name}": value for name, value in ratios.items()}
 
 
 def verdict(values: Mapping[str, float]) -> str:
-    """Met or missed with 95% confidence, or the likelier of them."""
-    ratio, low, high = (values[name] for name in ("ratio", "low", "high"))
-    if low >= GOAL:
-        return "met"
-    if high < GOAL:
-        return "NOT met"
-    return "met, not certain" if ratio >= GOAL else "NOT met, not certain"
+    """Whether the ratio reaches the goal."""
+    rounds = int(values.get("rounds", LEAST_ROUNDS))  # of records without it
+    return judge(values["low"], values["high"], rounds, goal=GOAL, at_most=False)
 
 
 def describe(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> str:

@@ -85,14 +85,15 @@ def test_the_ratio_is_of_rounds_and_warm_ups_are_left_out():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ((0.97, 0.96, 0.98), "met"),
-        ((0.97, 0.94, 0.98), "met, not certain"),
-        ((0.94, 0.90, 0.96), "NOT met, not certain"),
-        ((0.90, 0.88, 0.94), "NOT met"),
+        ((0.97, 0.96, 0.98, 6), "met"),
+        ((0.97, 0.94, 0.98, 6), "not certain: use more --trials"),
+        ((0.94, 0.90, 0.96, 6), "not certain: use more --trials"),
+        ((0.90, 0.88, 0.94, 6), "NOT met"),
+        ((0.97, 0.96, 0.98, 5), "not judged: 5 rounds, and a verdict takes 6"),
     ],
 )
-def test_the_goal_is_met_or_missed_for_certain_only_when_all_of_the_interval_says_so(values, said):
-    named = dict(zip(("ratio", "low", "high"), values, strict=True))
+def test_the_goal_is_met_or_missed_only_when_all_of_the_interval_of_enough_rounds_is(values, said):
+    named = dict(zip(("ratio", "low", "high", "rounds"), values, strict=True))
     assert transfer_out.verdict(named) == said
 
 

@@ -43,7 +43,7 @@ def test_a_value_is_what_a_request_of_the_trial_took_on_the_average_and_warm_ups
 @pytest.mark.parametrize(
     ("with_s", "swing_s", "said"),
     [
-        (1.0, 0.005, "under 2%: met, with"),
+        (1.0, 0.005, "under 2%: met"),
         (1.02, 0.03, "under 2%: not certain"),
         (1.1, 0.005, "under 2%: NOT met"),
     ],
@@ -59,3 +59,8 @@ def test_the_goal_is_met_or_missed_only_when_the_whole_interval_says_so(
     assert cost["low"] <= cost["cost"] <= cost["high"]
     assert with_s < 1.05 or cost["cost"] == pytest.approx(10, abs=1), "dearer is positive"
     assert "<svg" in miss_cost.chart(record).svg()
+
+
+def test_few_trials_give_no_verdict():
+    """Two rounds of nearly equal values are no proof of anything."""
+    assert "under 2%: not judged: 2 rounds" in miss_cost.describe(record_of(1.0, 1.0, 3))

@@ -85,3 +85,24 @@ def test_what_is_no_sample_of_durations_is_refused(compare, first, second):
     pairs = compare is statistics.compare_pairs
     with pytest.raises(ValueError, match=r"each value|positive" if pairs else "positive durations"):
         compare(first, second)
+
+
+@pytest.mark.parametrize("at_most", [True, False])
+def test_a_verdict_takes_enough_rounds_and_the_whole_interval(at_most: bool):
+    better, worse = ((0.1, 0.2), (0.4, 0.5)) if at_most else ((0.4, 0.5), (0.1, 0.2))
+
+    def judged(low: float, high: float, rounds: int) -> str:
+        return statistics.judge(low, high, rounds, goal=0.3, at_most=at_most).partition(":")[0]
+
+    assert judged(*better, statistics.LEAST_ROUNDS) == "met"
+    assert judged(*worse, statistics.LEAST_ROUNDS) == "NOT met"
+    assert judged(0.2, 0.4, 100) == "not certain"
+    for interval in (better, worse):
+        assert judged(*interval, statistics.LEAST_ROUNDS - 1) == "not judged"
+
+
+def test_six_rounds_are_the_least_whose_range_has_the_median_with_95_percent():
+    def chance(rounds: int) -> float:
+        return float(1 - 2.0 ** (1 - rounds))
+
+    assert chance(statistics.LEAST_ROUNDS) >= 0.95 > chance(statistics.LEAST_ROUNDS - 1)

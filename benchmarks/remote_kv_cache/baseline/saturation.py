@@ -13,7 +13,7 @@ import zmq
 
 from benchmarks.harness.record import Figure
 from benchmarks.harness.runner import Runner
-from benchmarks.harness.statistics import compare_pairs, percentile
+from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge, percentile
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work, shared_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
@@ -141,8 +141,9 @@ def _measure(
     values = {f"{name}, ms": 1e3 * percentile(seconds[name], 50) for name in loads}
     for name, other in ((SATURATED, ALONE), (RAW, ALONE), (SATURATED, RAW)):
         slower = compare_pairs(seconds[name], seconds[other])
-        for what, ratio in zip(("", ", low", ", high"), slower, strict=True):
+        for what, ratio in zip(("", ", low", ", high"), slower[:3], strict=True):
             values[f"{_against(name, other)}{what}"] = 100 * (ratio - 1)
+        values[f"{_against(name, other)}, rounds"] = slower.rounds
     values |= {f"{name}, GB/s read": each for name, each in gb_per_s.items()}
     return Figure(f"{some.num_bytes >> 20} MiB from memory", "", values, transport)
 
@@ -192,16 +193,12 @@ def verdicts(figure: Figure) -> list[str]:
 
 
 def _verdict(figure: Figure, name: str, other: str) -> str:
-    """Met or missed with 95% confidence, or neither."""
     key = _against(name, other)
     if key not in figure.values:
         return ""
     low, high = figure.values[f"{key}, low"], figure.values[f"{key}, high"]
-    verdict = "not certain: use more --trials"
-    if high <= GOAL_PERCENT:
-        verdict = "met"
-    elif low > GOAL_PERCENT:
-        verdict = "NOT met"
+    rounds = int(figure.values.get(f"{key}, rounds", LEAST_ROUNDS))  # of records without it
+    verdict = judge(low, high, rounds, goal=GOAL_PERCENT, at_most=True)
     return (
         f"{figure.name}, {figure.transport}, {name}: {figure.values[key]:+.0f} % to {other} "
         f"({low:+.0f} to {high:+.0f} %); at most {GOAL_PERCENT:g} %: {verdict}"
