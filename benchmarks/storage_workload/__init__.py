@@ -18,7 +18,7 @@ wire                        a server, through the ordinary client
 driver, slots               users that wait for their answers, or arrivals at fixed times
 autoscale, scaling          the number of users: the decision, and its execution
 progress                    the progress line of a run
-samples, summary, verdict   the measurements, all figures from them, PASS or FAIL
+samples, summary, verdict   the measurements, all figures from them, the criteria
 accounting                  the tiers' counts against arithmetic
 document, validation        the JSON of a run; comparison with a recorded trace
 report, plots, page         text, charts and a page

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.harness import table
+from benchmarks.storage_workload.document import word_of
 
 _TIERS = ("gpu", "cpu", "nvme")
 
@@ -43,7 +44,7 @@ def _speeds(outcomes: Sequence[Outcome]) -> str:
         stats = summary["cache_stats"]
         hits = stats["cache_hit_rate"]
         rows.append(
-            [name, ("PASS" if found["verdict"]["passed"] else "FAIL") + mark, _users(found),
+            [name, word_of(found) + mark, _users(found),
              summary["avg_throughput_tokens_per_sec"], summary["requests_per_second"],
              stats["read_gb_per_sec"], stats["write_gb_per_sec"],
              _p95(summary["end_to_end_latency_ms"]), _p95(summary["storage_io_latency_ms"]),

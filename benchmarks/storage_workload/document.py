@@ -59,6 +59,9 @@ class Run:
         summary["autoscaling_stats"] = scaling.get("steps", [])
         summary["autoscaling_summary"] = scaling.get("summary")
         criteria = judge(summary, self.options.performance_profile)
+        options = _plain(asdict(self.options))
+        why_not = why_not_judged(options)
+        is_right = passed(criteria) and self.agrees and self.failure is None
         record = self.record
         return {
             "schema": SCHEMA,
@@ -78,14 +81,15 @@ class Run:
                 "request digest": self.request_digest,
                 **({"label": self.options.label} if self.options.label else {}),
             },
-            "options": _plain(asdict(self.options)),
+            "options": options,
             "seed": self.options.seed,
             "request_digest": self.request_digest,
             "tiers": list(self.tiers),
             "notes": self.notes,
             "summary": summary,
             "verdict": {
-                "passed": passed(criteria) and self.agrees and self.failure is None,
+                "passed": None if is_right and why_not else is_right,
+                "not_judged": why_not,
                 "profile": self.options.performance_profile,
                 "criteria": [criterion._asdict() for criterion in criteria],
             },
@@ -100,6 +104,22 @@ class Run:
             "throughput_timeline": throughput_timeline(self.samples),
             "samples": self.samples.to_json() if self.options.samples else None,
         }
+
+
+def why_not_judged(options: Mapping[str, Any]) -> str:
+    """Why a run with these options can fail and not pass; empty where it can do both."""
+    if options.get("emulated_device"):
+        return "no storage was measured"
+    if options.get("bytes_scale", 1) != 1:
+        return "its blocks have not the model's size"
+    return ""
+
+
+def word_of(document: Mapping[str, Any]) -> str:
+    """The verdict on a run: `PASS`, `FAIL` or `NOT JUDGED`."""
+    if document["verdict"]["passed"] is False:
+        return "FAIL"
+    return "NOT JUDGED" if why_not_judged(document["options"]) else "PASS"
 
 
 def criteria_of(document: Mapping[str, Any]) -> list[Criterion]:

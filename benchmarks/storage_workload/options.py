@@ -182,6 +182,8 @@ class Options:
         """Why the figures are not those of the model or of a submission; empty for an ordinary
         run. It is shown beside every verdict."""
         said = []
+        if self.emulated_device:
+            said.append(f"EMULATED: a device of {self.emulated_device:g} GB/s, and no storage")
         if self.bytes_scale != 1:
             said.append(f"SCALED: blocks of {self.bytes_scale:g} times their size")
         if self.performance_profile == "throughput":

@@ -8,14 +8,15 @@ from typing import Any
 from benchmarks.harness import html
 from benchmarks.harness.plot import Chart
 from benchmarks.storage_workload import report
-from benchmarks.storage_workload.document import criteria_of
+from benchmarks.storage_workload.document import criteria_of, word_of
 
 _HALF = (5.4, 3.6)
 """Inches of a chart in one of two columns: its text is as large there as in the wide one."""
 
 _STYLE = """
 h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
-.PASS { color: var(--good) } .FAIL { color: var(--bad) } .SKIPPED, .about { color: var(--quiet) }
+.PASS { color: var(--good) } .FAIL { color: var(--bad) }
+.SKIPPED, .NOT_JUDGED, .about { color: var(--quiet) }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: .6rem;
   margin: 1.2rem 0 }
 .tiles div { background: var(--soft); border-radius: .4rem; padding: .5rem .7rem }
@@ -43,8 +44,8 @@ def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
 
 
 def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator[str]:
-    word = "PASS" if document["verdict"]["passed"] else "FAIL"
-    yield f'<h1>Storage workload: <span class="{word}">{word}</span></h1>'
+    word = word_of(document)
+    yield f'<h1>Storage workload: <span class="{word.replace(" ", "_")}">{word}</span></h1>'
     if label := report.label_of(document):
         yield f'<p class="label"><strong>{escape(label)}</strong></p>'
     yield f"<p><code>{_command(document['command'])}</code></p>"

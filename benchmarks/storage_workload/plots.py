@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.harness import plot
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.statistics import percentile
+from benchmarks.storage_workload.report import label_of
 from benchmarks.storage_workload.samples import RequestSample, Samples
 from remote_server.values import GiB
 
@@ -22,9 +23,15 @@ def charts(document: Mapping[str, Any], samples: Samples) -> dict[str, Chart]:
     middles = [middle for middle, _ in slices]
     parts = [part for _, part in slices]
 
+    label = label_of(document)
+
+    def titled(what: str) -> str:
+        """With the label of a run that has one: a picture may stand alone."""
+        return f"{what} ({label})" if label else what
+
     def over(title: str, unit: str, **series: str) -> Chart:
         columns = {name: [moment[key] for moment in timeline] for name, key in series.items()}
-        return plot.over_time(title, unit, seconds, columns)
+        return plot.over_time(titled(title), unit, seconds, columns)
 
     held = {
         tier: [moment["used_bytes"].get(tier, 0) / GiB for moment in timeline] for tier in tiers
@@ -34,14 +41,14 @@ def charts(document: Mapping[str, Any], samples: Samples) -> dict[str, Chart]:
         "storage": [_p95([r.storage_s for r in part]) for part in parts],
         "end to end": [_p95([r.total_s for r in part]) for part in parts],
     }
-    title = "Latency, P95 of what ended then"
+    title = titled("Latency, P95 of what ended then")
     return {
         "latency": plot.over_time(title, "ms", middles, latencies),
         "throughput": over(
             "Throughput", "GB/s", read="read_gb_per_sec", written="write_gb_per_sec"
         ),
         "tokens": over("Tokens", "tokens per s", generated="throughput_tokens_per_sec"),
-        "tiers": plot.over_time("What the tiers hold", "GiB", seconds, held),
+        "tiers": plot.over_time(titled("What the tiers hold"), "GiB", seconds, held),
         "users": over("Users", "users", active="num_users", waiting="in_flight"),
     }
 

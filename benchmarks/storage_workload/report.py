@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.storage_workload.document import criteria_of
+from benchmarks.storage_workload.document import criteria_of, why_not_judged, word_of
 from remote_server.values import GiB
 
 _ADVICE = {
@@ -37,7 +37,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 def sections(document: Mapping[str, Any]) -> Iterator[Section]:
     """The verdict first. Functions not used by the run, such as autoscaling, have no section."""
-    word = "PASS" if document["verdict"]["passed"] else "FAIL"
+    word = word_of(document)
     for title, lines in (
         (f"STORAGE PERFORMANCE ASSESSMENT: {word}", _assessment(document)),
         ("OVERALL PERFORMANCE", _overall(document)),
@@ -61,6 +61,8 @@ def sections(document: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _assessment(document: Mapping[str, Any]) -> Iterator[str]:
+    if (why_not := why_not_judged(document["options"])) and word_of(document) != "FAIL":
+        yield f"No verdict: {why_not}"
     criteria = criteria_of(document)
     judged = [criterion for criterion in criteria if criterion.passed is not None]
     skipped = len(criteria) - len(judged)

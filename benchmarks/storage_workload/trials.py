@@ -23,7 +23,7 @@ from benchmarks.harness.options import above_zero, positive
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload import document, flags
-from benchmarks.storage_workload.document import BENCHMARK, Run
+from benchmarks.storage_workload.document import BENCHMARK, Run, why_not_judged
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.report import label_of
@@ -148,7 +148,8 @@ def render(
     trials: Sequence[Mapping[str, Any]], found: Sequence[Spread], criteria: Sequence[Criterion]
 ) -> str:
     """The verdict and the table."""
-    word = "PASS" if passed(criteria) else "FAIL"
+    why_not = why_not_judged(trials[0]["options"]) if trials else ""
+    word = "FAIL" if not passed(criteria) else "NOT JUDGED" if why_not else "PASS"
     label = label_of(trials[0]) if trials else ""
     judged = [one for one in criteria if one.passed is not None]
     heads = ["figure", "mean", "std", "CV %",
@@ -210,8 +211,11 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     record.end()
     if trials and (label := label_of(trials[0])):
         record.parameters["label"] = label
+    is_right = passed(criteria) and not interrupted
+    why_not = why_not_judged(trials[0]["options"]) if trials else ""
     record.parameters["verdict"] = {
-        "passed": passed(criteria) and not interrupted,
+        "passed": None if is_right and why_not else is_right,
+        "not_judged": why_not,
         "criteria": [one._asdict() for one in criteria],
     }
     record.figures += [_as_figure(one) for one in found]

@@ -10,11 +10,13 @@ from workload_files import WorkloadRun
 
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import document as documents
+from benchmarks.storage_workload import report
 from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape
 from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.plots import charts
 from benchmarks.storage_workload.requests import Workload
 from benchmarks.storage_workload.samples import Moment, RequestSample, Samples, TransferSample
 from benchmarks.storage_workload.summary import summarize, throughput_timeline
@@ -215,6 +217,32 @@ def test_books_that_disagree_fail_a_run_whose_criteria_are_all_met():
         return bool(run.document()["verdict"]["passed"])
 
     assert is_passed(7) and not is_passed(8)
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        (Options(emulated_device=2.0), "EMULATED: a device of 2 GB/s, and no storage"),
+        (Options(bytes_scale=0.125), "SCALED: blocks of 0.125 times their size"),
+    ],
+)
+def test_a_run_without_a_subject_may_fail_and_never_passes(options: Options, label: str):
+    """Its criteria are met whatever storage does, or by blocks of another size."""
+
+    def document_of(counted: int) -> dict[str, Any]:
+        return documents.Run(
+            options, Record("…", "…"), "digest", samples=samples_of([request()], FAST),
+            accounting=[Line("disk", "blocks", counted, 7)],
+        ).document()  # fmt: skip
+
+    met, failed = document_of(7), document_of(8)
+    assert met["verdict"]["passed"] is None and met["verdict"]["not_judged"]
+    assert (documents.word_of(met), documents.word_of(failed)) == ("NOT JUDGED", "FAIL")
+    text = report.render(met)
+    assert met["label"] == label and text.startswith(label)
+    assert "NOT JUDGED" in text and "ASSESSMENT: PASS" not in text
+    drawn = charts(met, Samples())
+    assert all(label in chart.svg() for chart in drawn.values())
 
 
 def test_five_of_a_hundred_late_answers_are_within_an_agreement_and_six_are_not():
