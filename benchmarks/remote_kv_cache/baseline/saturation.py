@@ -189,7 +189,8 @@ def _against(name: str, other: str) -> str:
 
 def verdicts(figure: Figure) -> list[str]:
     """Verdicts on a figure of `measure`: the goal, and the cause of a slowdown."""
-    return [_verdict(figure, SATURATED, ALONE), _verdict(figure, SATURATED, RAW)]
+    found = [_verdict(figure, SATURATED, ALONE), _verdict(figure, SATURATED, RAW)]
+    return [verdict for verdict in found if verdict]
 
 
 def _verdict(figure: Figure, name: str, other: str) -> str:

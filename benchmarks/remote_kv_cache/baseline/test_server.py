@@ -60,7 +60,8 @@ SOURCE_OPERATIONS = (
 )  # fmt: skip
 OWN_OPERATIONS = (server_cases.SET_READABLE, server_cases.CONTAINS)
 CHARTED = [
-    Variant(server_cases.SET, "tcp", True), Variant(server_cases.STREAM_GET, "tcp", True),
+    Variant(server_cases.SET, "tcp", True), Variant(server_cases.SET_DEFERRED, "tcp", True),
+    Variant(server_cases.GET, "tcp", True), Variant(server_cases.STREAM_GET, "tcp", True),
     server_cases.TCP_WALL, Variant(server_cases.REDIS_GET, "tcp"),
     Variant(server_cases.SET, "shm", True), Variant(server_cases.STREAM_GET, "shm", True),
     server_cases.SHM_WALL,
