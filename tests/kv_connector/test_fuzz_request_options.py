@@ -92,7 +92,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(
 
     fuzz.run(serve, examples=25)
     known = {name for kind in (Missed, Bypass, BadHint, AdapterState) for name in map(str, kind)}
-    known |= {OLD_KV, "", "unavailable", "pinned_rows", "draining", "partial_block"}
+    known |= {OLD_KV, "", "unavailable", "pinned_rows", "draining", "partial_block", "failed"}
     known |= {*client.counters(), *metrics.INTEGRITY_REASONS.values()}
     assert {label for _, label in tier.counters.totals()} <= known
     assert not [key for key in tier.counters.totals() if key[0] == metrics.HOOK_ERRORS]
