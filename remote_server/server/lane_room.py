@@ -37,8 +37,9 @@ class LaneRoom:
         return bool(self._lanes)
 
     def has_room(self, lane: Lane, num_bytes: int) -> bool:
-        """Whether a put of so much that has just arrived on `lane` may begin."""
-        return not lane.has_waiting and self._fits(num_bytes)
+        """Whether a put of so much that has just arrived on `lane` may begin. Where others wait it
+        may not, or a large one among them would never have its turn."""
+        return not (lane.has_waiting or self._lanes) and self._fits(num_bytes)
 
     def wait(self, lane: Lane, num_bytes: int, begin: Callable[[], None]) -> None:
         """Call `begin` when `lane` has its turn and there is room, in a later turn of the loop, or

@@ -85,14 +85,19 @@ class LaneBlocks(Source):
 
     def waits(self, begin: Callable[[], None]) -> bool:
         """Whether there is no room for the put now. `begin` is called when there is, or when its
-        lane has ended. Raises `RequestRefused`."""
+        lane has ended. Raises `RequestRefused`, and then the lane must end."""
         puts, keys = self._puts, self._request.keys
         lane = puts.lanes.find(self._client, self._request.lane)
         num_bytes = self._slot_bytes() * len(keys)
         if puts.room.has_room(lane, num_bytes):
             return False
         waiting = PUT_BYTES + waiting_bytes(len(keys))
-        puts.coming.check(self._client, waiting)
+        try:
+            puts.coming.check(self._client, waiting)
+        except RequestRefused:
+            if lane.has_waiting:  # its blocks come behind those of others, and cannot be dropped
+                raise
+            return False  # its first step refuses it, and drops its blocks
         puts.coming.take(self._client, waiting)
         puts.store.counters["lane_puts_waited"] += 1
 

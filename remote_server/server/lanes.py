@@ -66,8 +66,8 @@ class Lane:
     """One lane of a connection."""
 
     __slots__ = (
-        "_lanes", "_seen", "_silent", "client", "id", "is_open", "is_settling", "num_discarded",
-        "number", "receive_by", "receiving", "sending_bytes", "tenant", "waiting",
+        "_contested", "_lanes", "_seen", "_silent", "client", "id", "is_open", "is_settling",
+        "num_discarded", "number", "receive_by", "receiving", "sending_bytes", "tenant", "waiting",
     )  # fmt: skip
 
     def __init__(self, lanes: "ServerLanes", ticket: Ticket, lane_id: int) -> None:
@@ -84,6 +84,8 @@ class Lane:
         """The first of `receiving`, and what had come of it, at the last look."""
         self._silent = 0
         """Looks in a row at which nothing new had come."""
+        self._contested = 0
+        """Looks in a row at which others waited for the memory of the first of `receiving`."""
         self.waiting: deque[tuple[int, Callable[[], None]]] = deque()
         """Puts that wait for memory (`LaneRoom`): their bytes, and how they begin."""
         self.is_settling = False
@@ -94,16 +96,21 @@ class Lane:
         """What its client has sent now must wait, because something before it does."""
         return bool(self.waiting) or self.is_settling
 
-    def is_stalled(self, now: float) -> bool:
-        """At this look, whether the bytes that it owes do not come, or too slowly."""
+    def is_stalled(self, now: float, *, is_contested: bool) -> bool:
+        """At this look, whether the bytes that it owes do not come, or too slowly: where the memory
+        is contested it has no time beyond that of `LEAST_RATE`, and a few looks."""
         if not self.receiving:
-            self._seen, self._silent = None, 0
+            self._seen, self._silent, self._contested = None, 0, 0
             return False
         first = self.receiving[0]
         seen = first, sum(first.done)
+        is_same = self._seen is not None and self._seen[0] is first
+        self._contested = self._contested + 1 if is_same and is_contested else 0
         self._silent = self._silent + 1 if seen == self._seen else 0
         self._seen = seen
-        return self._silent >= SILENT_LOOKS or now >= self.receive_by
+        most_contested = SILENT_LOOKS + first.num_bytes / LEAST_RATE / LOOK_S
+        is_late = self._contested > most_contested or now >= self.receive_by
+        return is_late or self._silent >= SILENT_LOOKS
 
     @property
     def is_full(self) -> bool:
@@ -363,8 +370,10 @@ class ServerLanes:
         now = self._clock()
         if now >= self._check_at:
             self._check_at = now + LOOK_S
-            for lane in [*self._by_id.values()]:
-                if lane.is_stalled(now):
+            lanes = [*self._by_id.values()]
+            contested = {lane.tenant for lane in lanes if lane.waiting}
+            for lane in lanes:
+                if lane.is_stalled(now, is_contested=lane.tenant in contested):
                     self.end(lane, "stalled")
 
     def close(self) -> None:

@@ -245,6 +245,9 @@ class LocalSocket:
             request = _read_attach(pending.data)
             if not hmac.compare_digest(request.secret, self.secret) and self.secret:
                 raise NotAttachable("the attach does not carry the secret of the welcome")
+            if len(self._regions) >= MAX_REGIONS:
+                self._refuse(number, f"{MAX_REGIONS} regions are attached already", again=True)
+                return
             region = _map_region(request, pending)
         except (RemoteProtocolError, NotAttachable) as error:
             self._refuse(number, str(error))

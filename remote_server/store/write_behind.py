@@ -286,14 +286,13 @@ class WriteBehind:
         for block, written in zip(blocks, results, strict=True):
             if written is Written.NO_SPACE:  # other errors may have written a part
                 self._admission.not_written(self._stored_bytes(block))
-        namespace = blocks[0].namespace
         full = [
             block
             for block, written in zip(blocks, results, strict=True)
             if written is Written.NO_SPACE and block.state is BlockState.READABLE
         ]
-        if full and not self.tier.has_room_of_its_own(namespace, self._block_bytes_of(namespace)):
-            self._hold_unplaced(namespace, full)
+        if full:  # also beside other segments: several that are being made may fail
+            self._hold_unplaced(blocks[0].namespace, full)
 
     def _declined(self, count: int, reason: str) -> None:
         self.counters[reason] += count

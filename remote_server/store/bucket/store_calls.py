@@ -16,17 +16,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from remote_server.allocator import give_back_freed_memory, private_bytes
 from remote_server.store.bucket.channel import Call, Channel, ChannelEnded, Ended, copy
 from remote_server.store.bucket.objects import BucketError, Failure, Listed, StoreObjects
 
 MAX_DATA_BYTES = 2 << 30
 """Private memory, beyond which the client is aborted: the packs under way, and what a store sends
 where a client sets no bound."""
-
-MOST_KEPT_BYTES = 192 << 20
-"""Private memory, beyond which what the allocator keeps is given back: the packs under way and 64
-MiB. It keeps freed bodies of many sizes, of each thread: 206 MiB after 30 s of packs of 64 MiB."""
 
 
 class Caller:
@@ -43,8 +38,6 @@ class Caller:
             while True:
                 call = self._channel.receive(Call)
                 self._channel.send(self._ended(call))
-                if private_bytes() > MOST_KEPT_BYTES:
-                    give_back_freed_memory()
 
     def _ended(self, call: Call) -> Ended:
         try:

@@ -161,7 +161,10 @@ class PackWriter:
                 yield
         if not unknown:
             return
-        block_bytes = self._block_bytes_of(namespace)
+        try:
+            block_bytes = self._block_bytes_of(namespace)
+        except KeyError:  # it was forgotten since the lookup's first step
+            return
         wanted: list[Group] = []
         if namespace in self._hybrids:
             wanted = self._wanted_of_hybrid(namespace, groups, unknown, states)

@@ -10,7 +10,7 @@ from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Stretch
-from remote_server.turns import LOOKUP_KEYS_PER_STEP
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, to_end
 
 pytestmark = pytest.mark.real_time
 
@@ -166,3 +166,18 @@ def test_a_forced_put_is_not_undone_by_the_bucket(url, context):
         peer.stats_once(lambda s: s.counters["bucket_removed"] == 8)
     with reader(url, context, names=1):
         """It has the other one alone."""
+
+
+def test_a_namespace_that_is_forgotten_between_the_steps_of_a_lookup_is_absent(tmp_path, context):
+    keys = [key(number) for number in range(4096)]
+    with bucket_server(folder_url(tmp_path)) as server:
+        hello(Peer(context, server.endpoint))
+        store = server.tenants[""].store
+
+        def interleave() -> bytes:
+            steps = store.gets.lookup_in_steps("ns", keys, [Stretch(len(keys), 0, 0, 16)])
+            next(steps)
+            store.clear("ns", forget=True)
+            return to_end(steps).states
+
+        assert server.loop_calls.call(interleave).result() == bytes(len(keys))

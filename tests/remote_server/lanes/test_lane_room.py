@@ -146,6 +146,10 @@ def has_come(lane: Lane, more_than: int) -> bool:
     return sum(lane.receiving[0].done) > more_than
 
 
+def has_come_or_ended(lane: Lane, more_than: int) -> bool:
+    return not lane.receiving or has_come(lane, more_than)
+
+
 def test_a_put_of_which_something_comes_at_each_look_is_not_silent(
     open_lane: Callable[[], WireLane], lane_clock: LaneClock, lane_server: Server
 ) -> None:
@@ -173,3 +177,60 @@ def test_a_server_that_was_frozen_has_not_been_waiting(
     lane.peer.stats()
     lane.socket.sendall(data)
     assert lane.answer(message).created == 1
+
+
+def test_a_put_that_needs_all_of_the_room_has_its_turn_while_others_go_on(
+    open_lane: Callable[[], WireLane],
+) -> None:
+    """The other lane always has a put announced before the bytes of the one before it."""
+    steady, large = open_lane(), open_lane()
+    message, data = steady.put_message([0], length=LENGTH)
+    steady.peer.send(message)
+    steady.peer.stats()
+    [(wanted, bytes_wanted)] = announced(large, range(100, 100 + EIGHTH))
+    large.socket.sendall(bytes_wanted)
+    large.peer.stats_once(lambda stats: stats.counters["lane_puts_waited"] == 1)
+    for number in range(1, 4):
+        [(after, data_after)] = announced(steady, [number])
+        steady.peer.stats()
+        steady.socket.sendall(data)
+        assert steady.answer(message).created == 1
+        message, data = after, data_after
+    assert large.answer(wanted).created == EIGHTH, "the other lane has one under way"
+
+
+def test_a_put_that_may_not_wait_is_dropped_and_its_lane_stays(
+    open_lane: Callable[[], WireLane], lane_server: Server
+) -> None:
+    holder, honest = open_lane(), open_lane()
+    announced(holder, range(EIGHTH))
+    holder.peer.stats()
+    coming = lane_server.tenants[""].handlers.coming
+    most, coming._most = coming._most, 1
+    [(message, data)] = announced(honest, [100])
+    assert honest.answer(message).code == "too_much_in_flight"
+    coming._most = most
+    honest.socket.sendall(data)
+    holder.close()
+    assert honest.put([101], length=LENGTH).created == 1
+    assert honest.peer.lookup([100, 101]).states == bytes([0, 2])
+
+
+def test_where_others_wait_a_put_that_comes_byte_by_byte_ends_early(
+    open_lane: Callable[[], WireLane], lane_clock: LaneClock, lane_server: Server
+) -> None:
+    dripping, honest, watch = open_lane(), open_lane(), open_lane().peer
+    message, data = dripping.put_message(range(EIGHTH), length=64)
+    dripping.peer.send(message)
+    dripping.peer.stats()
+    [of_dripping] = [lane for lane in lane_server.lanes._by_id.values() if lane.receiving]
+    [(wanted, bytes_wanted)] = announced(honest, [100])
+    honest.socket.sendall(bytes_wanted)
+    watch.stats_once(lambda stats: stats.counters["lane_puts_waited"] == 1)
+    for at in range(20, 20 + SILENT_LOOKS + 2):  # in the bytes of the first block
+        dripping.socket.sendall(data[:20] if at == 20 else data[at - 1 : at])
+        if of_dripping.is_open and of_dripping.receiving:
+            until(partial(has_come_or_ended, of_dripping, at - 18))
+        look(watch, lane_clock)
+    assert honest.answer(wanted).created == 1
+    assert watch.stats().counters["lanes_ended_stalled"] == 1

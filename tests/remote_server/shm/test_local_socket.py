@@ -317,10 +317,14 @@ def test_one_user_takes_no_place_of_another(name, peer, server, clock, no_leaks,
 
 def test_only_so_many_regions_are_attached(name, files, no_leaks, monkeypatch):
     monkeypatch.setattr(local_socket_module, "MAX_REGIONS", 2)
+    early = LocalConnection(name)  # before there are so many
     attached = [LocalConnection(name) for _ in range(2)]
     for connection in attached:
         _, (arena,) = connection.attach(files)
         os.close(arena)
+    reply, _ = early.attach(files)
+    assert "2 regions are attached already" in reply.reason
+    early.close()
     assert "2 regions are attached already" in refusal(LocalConnection(name), again=True)
     for connection in attached:
         connection.close()
