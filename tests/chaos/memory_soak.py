@@ -218,8 +218,12 @@ def main() -> int:
     parser.add_argument("--pack", default="16MiB")
     parser.add_argument("--seed", type=int, default=20)
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="kvferry-soak-", ignore_cleanup_errors=True) as folder:
-        return 0 if soak(flags.minutes, flags.pack, flags.seed, Path(folder)) else 1
+        try:
+            return 0 if soak(flags.minutes, flags.pack, flags.seed, Path(folder)) else 1
+        except KeyboardInterrupt:
+            return 130
 
 
 if __name__ == "__main__":
