@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -37,10 +36,11 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def private_bytes() -> int:
-    """Resident memory of this process without its arenas, shared files. 0 without /proc."""
+def private_bytes(pid: str = "self") -> int:
+    """Resident memory of a process, this one by default, without its arenas, shared files. 0
+    without /proc."""
     try:
-        _, resident, shared = _STATM.read_text().split()[:3]
+        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
     except OSError:
         return 0
     return (int(resident) - int(shared)) * _PAGE

@@ -14,7 +14,6 @@ right, 1 it was not.
 
 import argparse
 import json
-import mmap
 import random
 import signal
 import socket
@@ -28,6 +27,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from examples.processes import RemoteServer
+from remote_server.allocator import private_bytes
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
 from remote_server.protocol import KeyState, Stretch
@@ -134,7 +134,7 @@ class Watch:
 
     def _in_child(self) -> int:
         threads = Path(f"/proc/{self._server.pid}/task").glob("*/children")
-        return sum(private_of(pid) for thread in threads for pid in thread.read_text().split())
+        return sum(private_bytes(pid) for thread in threads for pid in thread.read_text().split())
 
     def look(self, seconds: float, num_killed: int) -> None:
         """Take a sample, and print a line."""
@@ -157,12 +157,6 @@ class Watch:
             f"blocks {tiers} MiB; {num_killed} kills",
             flush=True,
         )
-
-
-def private_of(pid: str) -> int:
-    """Resident memory of a process without what it shares."""
-    _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
-    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def free_port() -> int:

@@ -1,10 +1,11 @@
 """A store on loopback whose answers claim to be longer than any memory."""
 
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar
+
+from loopback_store import loopback_store
 
 ALL_MEMORY = 1 << 62
 
@@ -37,17 +38,5 @@ def huge_answers(status: int = 200) -> Iterator[dict[str, str]]:
     methods = [f"do_{name}" for name in ("GET", "PUT", "HEAD", "DELETE", "POST")]
     answers = dict.fromkeys(methods, HugeAnswers.answer)
     handler = type("Handler", (HugeAnswers,), {"status": status, **answers})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield {
-            "AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "AWS_ACCESS_KEY_ID": "a",
-            "AWS_SECRET_ACCESS_KEY": "b",
-            "AWS_REGION": "us-east-1",
-        }
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with loopback_store(handler) as environment:
+        yield environment

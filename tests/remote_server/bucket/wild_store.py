@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from hypothesis import strategies as st
+from loopback_store import loopback_store
 
 HUGE = "4611686018427387904"
 """As a length it ends the process of the client."""
@@ -245,20 +246,5 @@ def wild_store() -> Iterator[tuple[WildStore, dict[str, str]]]:
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer  # noqa: N815
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield (
-            store,
-            {
-                "AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-                "AWS_ACCESS_KEY_ID": "a",
-                "AWS_SECRET_ACCESS_KEY": "b",
-                "AWS_REGION": "us-east-1",
-            },
-        )
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with loopback_store(Handler) as environment:
+        yield store, environment
