@@ -161,6 +161,29 @@ def test_what_was_put_while_the_disk_was_full_is_written_once_there_is_room(tmp_
     scene.close()
 
 
+def test_blocks_of_a_segment_that_failed_beside_a_good_one_are_offered_again(tmp_path):
+    """Their namespace has room of its own. Before, that was taken as room for these, and they
+    were written only if someone put them again."""
+    now, folder = [0.0], FailingFolder(tmp_path)
+    keys = [b"%d" % number for number in range(8)]
+    budget, segment_bytes = budget_for(4, 4, SMALL)
+    scene = MemoryAboveDisk(
+        tmp_path, 16, budget, segment_bytes, files=folder, clock=lambda: now[0]
+    )  # fmt: skip
+    scene.write("ns", keys[:4], [bytes(SMALL)] * 4)
+    scene.settle()
+    folder.fail["create"] = errno.ENOSPC
+    scene.write("ns", keys[4:], [bytes(SMALL)] * 4)
+    scene.settle()
+    assert scene.disk.tier.num_blocks("ns") == 4
+    folder.fail.clear()
+    now[0] += allocator.LONGEST_PAUSE_S
+    scene.tier_stack.write_again()
+    scene.settle()
+    assert scene.disk.tier.num_blocks("ns") == 8
+    scene.close()
+
+
 def write_all(disk, bad: int = -1) -> list[Written]:
     """Write `ALL` as neighbours, with a bad sector in one of them."""
     sums = [protocol.checksum("ns", key, data) for key, data in zip(KEYS, ALL, strict=True)]
