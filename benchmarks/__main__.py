@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, readmes, registry, scripts
+from benchmarks.harness import page, pictures, readmes, registry, scripts
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record, RecordError
@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("page", type=Path, metavar="PAGE.html")
     report.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     report.set_defaults(do=_report)
-    results = commands.add_parser("results", help="write the latest results into the READMEs")
+    results = commands.add_parser(
+        "results", help="write the latest results into the READMEs, and draw their pictures"
+    )
     results.add_argument(
         "--check", action="store_true", help="write nothing; exit status 1 where one is stale"
     )
@@ -139,9 +141,32 @@ def _results(arguments: argparse.Namespace) -> int:
         else:
             readme.write_text(text)
             print(f"written: {readme}")
+    status = status or _pictures(write=not arguments.check)
     for complaint in readmes.complaints():
         print(complaint, file=sys.stderr)
         status = status or 1
+    return status
+
+
+def _pictures(*, write: bool) -> int:
+    """Draw the stale pictures, or all that their charts' code draws differently. 0; 1 for a stale
+    one that was not written; 2 for one that its record cannot give."""
+    status = 0
+    for picture in pictures.found(RESULTS):
+        if not write:
+            if not picture.is_of_its_record():
+                print(f"stale, run `make docs`: {picture.file}", file=sys.stderr)
+                status = status or 1
+            continue
+        try:
+            text = pictures.drawn(picture)
+        except LookupError as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if text != picture.file.read_text():
+            picture.file.write_text(text)
+            print(f"drawn: {picture.file}")
     return status
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness import titles
 from benchmarks.harness.record import Record
 from examples import make_dummy_inputs, target, triangle_picture
 from examples.endpoint import EndpointError
@@ -31,7 +32,7 @@ from examples.progress import one_interrupt, step
 from examples.target import BadFlags, Target
 from examples.token_sources import COMPUTED, DISK, ENGINE, MEMORY, POOL
 from examples.triangle import MODULE, Cell, Triangle
-from examples.triangle_picture import NoPicture
+from examples.triangle_picture import Drawing, NoPicture
 from remote_server.errors import KVFerryError
 
 HOLDS = {ENGINE: 1, POOL: 2, MEMORY: 3}
@@ -174,7 +175,15 @@ def _title(given: argparse.Namespace, record: Record) -> str:
     what = f"{given.n} documents"
     if given.filename is None:
         what += f" of {given.length} tokens"
-    return f"{what}, model {record.parameters['model']}, {record.describe_machine()}"
+    return titles.of(record, f"{what}, model {record.parameters['model']}").text
+
+
+def charts(record: Record) -> dict[str, Drawing]:
+    """The triangle of a record."""
+    triangle = Triangle.of(record)
+    length = triangle.cells[0].document_tokens if triangle.cells else 0
+    what = f"{triangle.n} documents of {length} tokens, model {record.parameters['model']}"
+    return {"": Drawing(triangle, titles.of(record, what).text)}
 
 
 def _advice(given: argparse.Namespace, triangle: Triangle) -> str:

@@ -6,6 +6,7 @@ after the other, the times in a round show the speed of the next level. The last
 is that of computing.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -63,6 +64,19 @@ class Triangle:
 
     n: int
     cells: list[Cell] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: Record) -> "Triangle":
+        """The triangle that `add_to` put into `record`."""
+        found = cls(int(record.parameters["documents"]))
+        question = int(record.parameters["question_tokens"])
+        for figure in record.figures:
+            if match := re.fullmatch(r"round (\d+), document (\d+)", figure.name):
+                tokens = {name: int(n) for name, n in figure.values.items() if name != "seconds"}
+                size = sum(tokens.values()) - question
+                cell = Cell(int(match[1]), int(match[2]), figure.values["seconds"], size, tokens)
+                found.cells.append(cell)
+        return found
 
     @staticmethod
     def places(n: int) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """The triangle of times as a picture: the cells as printed, and the times by level."""
 
+import io
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness.table import digits
 from examples.token_sources import CACHED, COMPUTED, DISK, ENGINE, MEMORY, POOL, SERVER
@@ -38,6 +39,24 @@ def check(path: Path) -> None:
 
 def draw(triangle: "Triangle", title: str, path: Path) -> None:
     """Write the picture; the same cells give the same bytes with the same matplotlib."""
+    path.write_bytes(Drawing(triangle, title).render(path.suffix.removeprefix(".")))
+
+
+class Drawing(NamedTuple):
+    """A triangle's picture, drawn when it is asked for."""
+
+    triangle: "Triangle"
+    title: str
+
+    def svg(self) -> str:
+        return self.render("svg").decode()
+
+    def render(self, kind: str) -> bytes:
+        """As `svg` or `png`."""
+        return _render(self.triangle, self.title, kind)
+
+
+def _render(triangle: "Triangle", title: str, kind: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -48,8 +67,10 @@ def draw(triangle: "Triangle", title: str, path: Path) -> None:
         figure.suptitle(title, fontsize=11)
         _draw_cells(cells, triangle)
         _draw_levels(levels, triangle)
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, dpi=110, metadata=metadata)
+        metadata = {"Date": None} if kind == "svg" else None
+        to = io.BytesIO()
+        figure.savefig(to, format=kind, dpi=110, metadata=metadata)
+        return to.getvalue()
 
 
 def _draw_cells(axes: Any, triangle: "Triangle") -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.engine.driver import Engine, EngineSettings
 from benchmarks.engine.vllm_engine import VllmEngine
+from benchmarks.harness.record import Record
 
 VLLM, SIMULATED = "vllm", "simulated"
 
@@ -36,6 +37,11 @@ def make(kind: str, settings: EngineSettings) -> Engine:
     """An engine of this kind, not started."""
     name, _, ratio = kind.partition(":")
     return KINDS[name](settings, float(ratio) if ratio else None)
+
+
+def model_of(record: Record) -> str:
+    """The model that was run, without the kind of engine; empty for a record without rows."""
+    return record.rows[0].model.rpartition(": ")[2] if record.rows else ""
 
 
 def label(kind: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.harness import pictures
 from benchmarks.harness.files import why_not_written
-from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
@@ -121,10 +121,12 @@ def drawing(text: str) -> Path:
 
 
 def write(
-    record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], Chart]
-) -> None:
-    """Write the files that the arguments name. This precedes printing, because a closed pipe must
-    not lose them. A file that cannot be written (a full disk) is reported and counts as a failure;
+    record: Record, runner: Runner, arguments: argparse.Namespace,
+    draw: Callable[[Record], pictures.Charts],
+) -> None:  # fmt: skip
+    """Write the files that the arguments name; of several charts the first is `--plot`, the others
+    have their names behind it. This precedes printing, because a closed pipe must not lose them. A
+    file that cannot be written (a full disk) is reported and counts as a failure;
     the table is still printed."""
     record.interrupted = runner.interrupted
     record.end()
@@ -132,7 +134,8 @@ def write(
         if arguments.json is not None:
             record.write(arguments.json)
         if arguments.plot is not None:
-            chart(record).write(arguments.plot)
+            for file, chart in pictures.named(draw(record), arguments.plot):
+                chart.write(file)
     except OSError as error:
         print(f"not written: {error}", file=sys.stderr)
         runner.num_failed += 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.titles import Title
+
 # Okabe and Ito's palette without yellow, which a white ground hides: distinct for the
 # colour-blind.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#5a5a5a")
@@ -37,6 +39,9 @@ _INCHES = (9.0, 4.6)
 _MOST_INCHES = 24.0
 _LEGEND_CHARACTERS = 110
 """Characters of a legend that fit below a chart of that width."""
+
+_TITLE_CHARACTERS = 100
+"""Characters of a title's line."""
 
 _CHARACTERS_PER_INCH = 11
 """Characters of group names, with room between them."""
@@ -82,7 +87,7 @@ class Chart:
 
 
 def bars(
-    title: str, unit: str, groups: Sequence[str], series: Series, mark: float | None = None, *,
+    title: Title, unit: str, groups: Sequence[str], series: Series, mark: float | None = None, *,
     log: bool = False,
 ) -> Chart:  # fmt: skip
     """Grouped bars: for each of `groups`, one bar per series. None leaves a gap.
@@ -121,7 +126,7 @@ def bars(
 
 
 def lines(
-    title: str,
+    title: Title,
     unit: str,
     places: Sequence[str],
     series: Series,
@@ -154,7 +159,7 @@ def lines(
 
 
 def over_time(
-    title: str, unit: str, seconds: Sequence[float], series: Series, mark: float | None = None
+    title: Title, unit: str, seconds: Sequence[float], series: Series, mark: float | None = None
 ) -> Chart:
     """One line per series over `seconds`, at any distances. None interrupts the line."""
 
@@ -171,7 +176,7 @@ def over_time(
     return Chart(draw)
 
 
-def timeline(title: str, unit: str, lanes: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+def timeline(title: Title, unit: str, lanes: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
     """One lane for each name, with a bar from the start to the end of each span."""
 
     def draw(axes: Any) -> None:
@@ -183,12 +188,12 @@ def timeline(title: str, unit: str, lanes: Mapping[str, Sequence[tuple[float, fl
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(unit)
-        axes.set_title(title, loc="left")
+        axes.set_title(textwrap.fill(title.text, _TITLE_CHARACTERS), loc="left")
 
     return Chart(draw, (_INCHES[0], 1.4 + 0.5 * len(lanes)))
 
 
-def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bool) -> None:
+def _finish(axes: Any, title: Title, unit: str, mark: float | None, has_series: bool) -> None:
     if mark is not None:
         axes.axhline(mark, color="#1a1a1a", linestyle="--", linewidth=1)
     axes.set_ylim(bottom=0)
@@ -196,7 +201,7 @@ def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bo
     if highest > 0:  # a mark on the edge would be cut in half
         axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * highest))
     axes.set_ylabel(unit)
-    axes.set_title(title, loc="left")
+    axes.set_title(textwrap.fill(title.text, _TITLE_CHARACTERS), loc="left")
     if has_series:
         names = [text.get_label() for text in axes.get_legend_handles_labels()[0]]
         widest = max(map(len, names), default=1)

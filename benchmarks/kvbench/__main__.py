@@ -26,6 +26,7 @@ from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
+from benchmarks.kvbench.report import chart
 from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
@@ -92,7 +93,7 @@ def _measure(
             )  # fmt: skip
             if runner.interrupted:
                 break
-    options.write(record, runner, arguments, report.chart)
+    options.write(record, runner, arguments, chart)
     print(report.plans_as_text(plans))
     print(f"\n{report.measured_as_text(record, plans)}")
     print(

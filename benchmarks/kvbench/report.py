@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Record
 from benchmarks.kvbench.plan import Plan
 from remote_server.values import GiB, format_bytes
@@ -90,4 +90,4 @@ def chart(record: Record) -> plot.Chart:
         f"{way}, {operation}": [speeds.get((model, way, operation)) for model in models]
         for way, operation in ways
     }
-    return plot.bars(f"kvbench: {record.describe_machine()}", "GB/s", models, series)
+    return plot.bars(titles.of(record, "kvbench"), "GB/s", models, series)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.engine.driver import EngineFailed
-from benchmarks.harness import options, peer_folder, plot, table
+from benchmarks.harness import options, peer_folder, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes
 from benchmarks.pack_codecs import trained_model, ways
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for model in arguments.models:
             for kv_dtype in arguments.kv_dtypes:
                 _measure_one(record, runner, model, kv_dtype, arguments)
-    options.write(record, runner, arguments, _chart)
+    options.write(record, runner, arguments, chart)
     print(_describe(record))
     return options.finish(record, runner)
 
@@ -218,7 +218,7 @@ def _describe(record: Record) -> str:
     return "\n".join([table.render(headers, lines), "", *ends, *dict.fromkeys(reasons)])
 
 
-def _chart(record: Record) -> plot.Chart:
+def chart(record: Record) -> plot.Chart:
     """Decompressed GB/s on one core, by codec and rows."""
     by_way: dict[str, dict[str, float]] = {}
     for figure in record.figures:
@@ -226,7 +226,8 @@ def _chart(record: Record) -> plot.Chart:
         by_way.setdefault(name, {})[label] = figure.values.get("decompress GB/s", 0.0)
     labels = [*dict.fromkeys(figure.name.partition(": ")[0] for figure in record.figures)]
     series = {name: [each.get(label) for label in labels] for name, each in by_way.items()}
-    return plot.bars("Decompression of rows on one thread", "GB/s", labels, series)
+    title = titles.of(record, "decompression of rows on one thread")
+    return plot.bars(title, "GB/s", labels, series)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from benchmarks.harness import plot, table
+from benchmarks.engine.kinds import model_of
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.statistics import percentile
@@ -240,8 +241,7 @@ def chart(record: Record) -> plot.Chart:
         values = [found.get(Key(step_ms, depth, engine)) for depth in depths]
         name = f"steps {Key(step_ms, 0, engine).steps}, {engine}"
         series[name] = [v["from the server"] if v else None for v in values]
-    kind = record.rows[0].model if record.rows else ""
-    title = f"{kind}, a busy engine: {record.describe_machine()}"
+    title = titles.of(record, f"{model_of(record)}, a busy engine")
     return plot.lines(
         title, "% of complete rows that the server gave", [str(depth) for depth in depths], series,
         x_unit="prompts asked at once, all of them on the server",

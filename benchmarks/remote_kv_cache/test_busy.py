@@ -24,7 +24,7 @@ from benchmarks.harness.runner import Case, Runner
 from benchmarks.remote_kv_cache import busy_plan
 from benchmarks.remote_kv_cache import busy_results as results
 from benchmarks.remote_kv_cache.busy_plan import BLOCK_TOKENS, WARM, Plan
-from benchmarks.remote_kv_cache.busy_results import NONE, ON, Counted, Key, Trial
+from benchmarks.remote_kv_cache.busy_results import NONE, ON, Counted, Key, Trial, chart
 from examples import tiny_model
 from examples.engine import Completion
 from examples.processes import RemoteServer
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Busy(stack, plan, model).measure(record, runner)
 
     conduct(record, runner, plan.model, "engine", plan.needed_bytes, arguments.memory, measure)
-    options.write(record, runner, arguments, results.chart)
+    options.write(record, runner, arguments, chart)
     print(
         f"{plan.model}: prompts of {plan.input_len:,} tokens, answers of {plan.output_len}, "
         f"{plan.max_num_seqs} requests at a time, {plan.max_num_batched_tokens:,} tokens a step; "

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from benchmarks.engine import presets, transfer_ratio
 from benchmarks.engine.driver import Batch, Request
-from benchmarks.engine.kinds import label
+from benchmarks.engine.kinds import label, model_of
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
 from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.statistics import compare
@@ -258,8 +258,7 @@ def chart(record: Record) -> plot.Chart:
                 for value in row.sample.values
             )  # fmt: skip
             series[level].append(values[len(values) // 2] if values else None)
-    kind = record.rows[0].model if record.rows else ""
-    title = f"{kind}: a batch of long prompts, by where they come from: {record.describe_machine()}"
+    title = titles.of(record, f"{model_of(record)}: long prompts, by where they come from")
     return plot.bars(title, "s", [f"answers of {output}" for output in outputs], series)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.session import conduct
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
@@ -255,7 +255,7 @@ def chart(record: Record) -> plot.Chart:
         name: [seconds.get(operation(name, what)) for what in (ANSWER, FIRST)]
         for name in (WITH, WITHOUT)
     }
-    title = f"a request that finds nothing: {record.describe_machine()}"
+    title = titles.of(record, "a request that finds nothing")
     return plot.bars(title, "s", [ANSWER, FIRST], series)
 
 

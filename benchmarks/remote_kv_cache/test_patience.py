@@ -12,7 +12,7 @@ from copy import deepcopy
 from math import ceil, inf
 from typing import Any, NamedTuple
 
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.harness.statistics import percentile
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runner.interrupted = True
     runner.show("")
     record.figures += figures_of(found)
-    options.write(record, runner, arguments, _chart)
+    options.write(record, runner, arguments, chart)
     print(_described(record.figures))
     return options.finish(record, runner)
 
@@ -284,7 +284,7 @@ def _described(figures: Sequence[Figure]) -> str:
     return text
 
 
-def _chart(record: Record) -> plot.Chart:
+def chart(record: Record) -> plot.Chart:
     """The regret of each policy, by the server's behaviour."""
     p99: dict[str, dict[str, float]] = {}
     for figure in record.figures:
@@ -295,7 +295,7 @@ def _chart(record: Record) -> plot.Chart:
     series: dict[str, list[float | None]] = {
         policy: [each.get(scene) for scene in scenes] for policy, each in p99.items()
     }
-    title = "time to first token, 99th percentile"
+    title = titles.of(record, "time to first token, 99th percentile")
     return plot.bars(title, "times the oracle's", scenes, series, mark=1.0, log=True)
 
 

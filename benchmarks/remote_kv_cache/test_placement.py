@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             runner.interrupted = True
     runner.show("")
-    options.write(record, runner, arguments, _chart)
+    options.write(record, runner, arguments, chart)
     print(_described(record.figures))
     return options.finish(record, runner)
 
@@ -175,7 +175,7 @@ def _described(figures: Sequence[Figure]) -> str:
     )
 
 
-def _chart(record: Record) -> plot.Chart:
+def chart(record: Record) -> plot.Chart:
     """The usable part against the number of servers."""
     values: dict[tuple[str, str], float] = {}
     for figure in record.figures:
@@ -186,7 +186,7 @@ def _chart(record: Record) -> plot.Chart:
         name: [values.get((name, count)) for count in counts]
         for name in dict.fromkeys(name for name, _ in values)
     }
-    title = "reusable tokens that stay usable when one server is gone"
+    title = titles.of(record, "reusable tokens that stay usable when one server is gone")
     return plot.lines(title, "%", counts, series, x_unit="servers")
 
 

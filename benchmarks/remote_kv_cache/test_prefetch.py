@@ -27,7 +27,7 @@ from benchmarks.engine.kinds import VLLM
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers, size
 from benchmarks.engine.prompts import check_length, distinct, keys_of
 from benchmarks.engine.session import Site, conduct, needed_bytes
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.remote_kv_cache.baseline import blocks
@@ -302,7 +302,7 @@ def describe(record: Record) -> str:
 def chart(record: Record) -> plot.Chart:
     """The first token's time, a bar a way."""
     rows = [row for row in record.rows if row.seconds is not None]
-    title = f"first token of a prompt that comes back: {record.describe_machine()}"
+    title = titles.of(record, "first token of a prompt that comes back")
     names = [row.operation.replace(", ", ",\n") for row in rows]
     return plot.bars(title, "ms", names, {"": [row.seconds * 1e3 for row in rows if row.seconds]})
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.profile import COMPUTE, LOAD, STORE, merge, within
 from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
 from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.summary import summarize
@@ -115,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.memory,
         measure,
     )
-    options.write(record, runner, arguments, lambda record: chart(record, bench.trials))
+    record.parameters |= timeline(bench.trials)
+    options.write(record, runner, arguments, chart)
     print(
         f"{numbers.num_prompts} prompts of {numbers.input_len:,} tokens, "
         f"{numbers.max_num_batched_tokens:,} of them a step; {numbers.trials} rounds"
@@ -257,18 +258,27 @@ def describe(record: Record) -> str:
     return "\n".join([*shown, *text, SOURCE, *reasons])
 
 
-def chart(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> plot.Chart:
+def timeline(trials: Mapping[Key, Sequence[Trial]]) -> dict[str, Any]:
+    """The worker's work in the last measured batch with both directions, for the record: the model,
+    and for each lane the beginnings and ends of its spans in milliseconds."""
+    mixed = [(key.model, done[-1]) for key, done in trials.items() if key.phase == BOTH and done]
+    if not mixed or not mixed[0][1].spans:
+        return {}
+    model, trial = mixed[0]
+    lanes: dict[str, list[list[float]]] = {"computing": [], "swap out": [], "swap in": []}
+    zero = min(span.began_s for span in trial.spans)
+    for span in trial.spans:
+        lane = {COMPUTE: "computing", STORE: "swap out", LOAD: "swap in"}[span.what]
+        lanes[lane].append([round((at - zero) * 1e3, 3) for at in (span.began_s, span.ended_s)])
+    return {"timeline, ms": {"model": model, "lanes": lanes}}
+
+
+def chart(record: Record) -> plot.Chart:
     """The worker's timeline of the last measured batch with both directions."""
-    mixed = [done[-1] for key, done in trials.items() if key.phase == BOTH and done]
-    lanes: dict[str, list[tuple[float, float]]] = {"computing": [], "swap out": [], "swap in": []}
-    model = next((key.model for key, done in trials.items() if key.phase == BOTH and done), "")
-    if mixed and mixed[0].spans:
-        zero = min(span.began_s for span in mixed[0].spans)
-        for span in mixed[0].spans:
-            lane = {COMPUTE: "computing", STORE: "swap out", LOAD: "swap in"}[span.what]
-            lanes[lane].append(((span.began_s - zero) * 1e3, (span.ended_s - zero) * 1e3))
-    title = f"{model}: half of the prompts new, half swapped in; {record.describe_machine()}"
-    return plot.timeline(title, "ms", lanes)
+    shown = record.parameters.get("timeline, ms", {"model": "nothing", "lanes": {}})
+    lanes = {name: [(a, b) for a, b in spans] for name, spans in shown["lanes"].items()}
+    what = f"{shown['model']}: half of the prompts new, half swapped in"
+    return plot.timeline(titles.of(record, what), "ms", lanes)
 
 
 if __name__ == "__main__":

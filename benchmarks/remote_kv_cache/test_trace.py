@@ -9,9 +9,10 @@ server's eviction in one level without a pool above.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.harness import options
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay import flags, report, trace_file
@@ -100,16 +101,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: Study) -> None:
-    """Write the chosen files; a chart for each size of disk, the first at `--plot`."""
-    first, *others = report.disks(study) or [0]
-    machine = record.describe_machine()
-    options.write(record, runner, arguments, lambda _: report.chart(study, first, machine))
-    if arguments.plot is not None:
-        for disk in others:
-            name = f"{arguments.plot.stem}_disk_{disk * study.block_bytes >> 30}GiB"
-            report.chart(study, disk, machine).write(arguments.plot.with_name(name))
+    """Write the chosen files."""
+    options.write(record, runner, arguments, charts)
     if arguments.csv is not None:
         report.write_csv(study, arguments.csv)
+
+
+def charts(record: Record) -> Mapping[str, Chart]:
+    """Those of the report that belongs to the record's command."""
+    from benchmarks.remote_kv_cache.replay import fleet_report, one_level_report
+
+    words = record.command.split()
+    if any(word.partition("=")[0] == "--servers" for word in words):
+        return fleet_report.charts(record)
+    if any(word.partition("=")[0] == "--eviction" for word in words):
+        return one_level_report.charts(record)
+    return report.charts(record)
 
 
 def headline(study: Study, pool: int, arguments: argparse.Namespace) -> str:
@@ -186,7 +193,7 @@ def _fleets(
     runner.num_failed += len(study.failures())
     record.parameters |= {"requests": len(requests), "model": model.name, "pool blocks": pool}
     record.figures += fleet_report.figures(study)
-    options.write(record, runner, arguments, fleet_report.chart)
+    options.write(record, runner, arguments, charts)
     print(fleet_report.describe(study))
     return options.finish(record, runner)
 
@@ -211,8 +218,7 @@ def _one_level(
         "hints' times, s": list(of.HINTS_WITHIN_S),
     }  # fmt: skip
     record.figures += of.figures(study)
-    machine = record.describe_machine()
-    options.write(record, runner, arguments, lambda _: of.chart(study, machine))
+    options.write(record, runner, arguments, charts)
     print(of.headline(study))
     print(of.describe(study))
     return options.finish(record, runner)

@@ -23,7 +23,7 @@ from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.remote_kv_cache import transfer_in_results as results
-from benchmarks.remote_kv_cache.transfer_in_results import FIRST, PASSES, SECOND, Key
+from benchmarks.remote_kv_cache.transfer_in_results import FIRST, PASSES, SECOND, Key, charts
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.remote_kv_cache.test_transfer_in"
@@ -74,11 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     needed = needed_bytes(numbers)
     measure = partial(bench.measure, record, runner)
     conduct(record, runner, bench.title, "engine", needed, arguments.memory, measure)
-    options.write(record, runner, arguments, results.chart)
-    if arguments.plot is not None:
-        for cache in numbers.engine_cache:
-            name = f"{arguments.plot.stem}_cache_{cache}"
-            results.chart(record, cache).write(arguments.plot.with_name(name))
+    options.write(record, runner, arguments, charts)
     if arguments.csv is not None:
         arguments.csv.write_text(results.csv(record, arguments.engine))
     print(bench.describe())

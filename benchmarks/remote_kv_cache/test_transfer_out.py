@@ -22,7 +22,7 @@ from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.profile import Profile, median, profile
 from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
 from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
-from benchmarks.harness import options, plot, table
+from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
@@ -329,7 +329,7 @@ def chart(record: Record) -> plot.Chart:
         point.removeprefix("engine cache ").replace(", ", "\n").replace(" tokens a step", "")
         for point in points
     ]
-    title = f"requests a second, of those without a connector: {record.describe_machine()}"
+    title = titles.of(record, "requests a second, of those without a connector")
     return plot.bars(title, "ratio; cache on or off, tokens a step", names, series, mark=GOAL)
 
 

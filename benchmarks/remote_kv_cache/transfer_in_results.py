@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from benchmarks.engine import transfer_ratio
 from benchmarks.engine.driver import LEVELS, Batch
-from benchmarks.harness import plot, table
+from benchmarks.engine.kinds import model_of
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.statistics import compare, percentile
@@ -164,7 +165,13 @@ def csv(record: Record, engine: str) -> str:
     return out.getvalue()
 
 
-def chart(record: Record, cache: str | None = None) -> plot.Chart:
+def charts(record: Record) -> dict[str, plot.Chart]:
+    """Both settings of the engine's cache together, and each alone."""
+    caches = dict.fromkeys(key.cache for key in points(record) if key.rate is not None)
+    return {"": _chart(record), **{f"cache_{cache}": _chart(record, cache) for cache in caches}}
+
+
+def _chart(record: Record, cache: str | None = None) -> plot.Chart:
     """Requests a second against the hit rate, a line for each pass; for the engine cache `cache`
     on or off, or both."""
     found = {key: each for key, each in points(record).items() if key.rate is not None}
@@ -178,9 +185,8 @@ def chart(record: Record, cache: str | None = None) -> plot.Chart:
             values = [found.get(Key(each, which, rate)) for rate in rates]
             series[name] = [v["requests a second"] if v else None for v in values]
             bands[name] = [(v["slowest"], v["fastest"]) if v else None for v in values]
-    kind = record.rows[0].model if record.rows else ""
     which_cache = f"engine cache {cache}" if cache else "transfer in"
-    title = f"{kind}, {which_cache}: {record.describe_machine()}"
+    title = titles.of(record, f"{model_of(record)}, {which_cache}")
     return plot.lines(
         title, "requests a second", [f"{rate:.0%}" for rate in rates], series,
         bands=bands, x_unit="hit rate of the engine's host",

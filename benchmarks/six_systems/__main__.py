@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import machine, options, peer_folder, plot, table
+from benchmarks.harness import machine, options, peer_folder, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.six_systems import catalogue, shared_prefix
@@ -224,7 +224,7 @@ def chart(record: Record) -> plot.Chart:
         operation: [found.get((name, operation)) for name in names]
         for operation in (WRITE, HOT, COLD)
     }
-    return plot.bars(f"six systems: {record.describe_machine()}", "GB/s", names, series)
+    return plot.bars(titles.of(record, "six systems"), "GB/s", names, series)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from benchmarks.harness.files import why_not_into
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import document, flags, pictures, report, suite, trials
 from benchmarks.storage_workload.options import default_output
+from benchmarks.storage_workload.pictures import charts_of_file as charts_of_file
 from benchmarks.storage_workload.run import execute
 from remote_server.errors import ConfigError
 
@@ -73,7 +74,7 @@ def _write(found: Mapping[str, Any], run: document.Run) -> tuple[Path | None, st
     try:
         output = output or default_output()
         document.write(found, output)
-        pictures.write(found, run.samples, run.options.html, run.options.plots)
+        pictures.write(found, run.options.html, run.options.plots)
     except OSError as error:
         return output, str(error)
     return output, ""

@@ -10,7 +10,7 @@ from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.samples import Samples
-from benchmarks.storage_workload.summary import summarize, throughput_timeline
+from benchmarks.storage_workload.summary import latency_timeline, summarize, throughput_timeline
 from benchmarks.storage_workload.verdict import Criterion, judge, passed
 
 SCHEMA = 1
@@ -102,6 +102,7 @@ class Run:
             "rows": [],
             "figures": [figure.to_json() for figure in _figures(summary, criteria)],
             "throughput_timeline": throughput_timeline(self.samples),
+            "latency_timeline": latency_timeline(self.samples),
             "samples": self.samples.to_json() if self.options.samples else None,
         }
 

@@ -5,28 +5,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.page import page
 from benchmarks.storage_workload.plots import charts
-from benchmarks.storage_workload.samples import Samples
 from remote_server.errors import ConfigError
 
 
 def write(
-    document: Mapping[str, Any], samples: Samples, html: Path | None, plots: Path | None
-) -> None:
+    document: Mapping[str, Any], html: Path | None, plots: Path | None
+) -> None:  # fmt: skip
     """Write the page and the folder of charts, where a path is given."""
     if html is None and plots is None:
         return
-    drawn = charts(document, samples)
+    drawn = charts(document)
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         for name, chart in drawn.items():
             chart.write(plots / name)
     if html is not None:
         html.write_text(page(document, drawn), encoding="utf-8")
+
+
+def charts_of_file(file: Path) -> dict[str, Chart]:
+    """The charts of a run's JSON. Raises `LookupError` for another file, as of `validate`."""
+    try:
+        return charts(_read(file))
+    except ConfigError as error:
+        raise LookupError(str(error)) from None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,11 +48,8 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--plots", type=Path, metavar="FOLDER", help="charts as SVG and as PNG")
     arguments = made.parse_args(argv)
     found = _read(arguments.file)
-    if found["samples"] is None and (arguments.html or arguments.plots):
-        raise ConfigError(f"{arguments.file} has no samples to draw: it is of --no-samples")
-    samples = Samples.from_json(found["samples"]) if found["samples"] else Samples()
     try:
-        write(found, samples, arguments.html, arguments.plots)
+        write(found, arguments.html, arguments.plots)
     except OSError as error:
         raise ConfigError(f"not written: {error}") from None
     with tolerate_closed_pipe():

@@ -18,6 +18,9 @@ SOURCE_NAMES = {"gpu": "gpu", "memory": "cpu", "disk": "nvme"}
 
 PERCENTILES = (50, 95, 99)
 
+MAX_SLICES = 60
+"""The number of parts of a run for which the P95 of latencies is known."""
+
 REUSE = ("reuse", "chunk")
 """Reads that can save computing; a decode reads blocks that its request has just stored."""
 
@@ -219,3 +222,30 @@ def _tiers(transfers: Sequence[TransferSample]) -> list[str]:
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
+
+
+def latency_timeline(samples: Samples) -> list[dict[str, float | None]]:
+    """The P95 of each part of a request's time, in milliseconds, for each part of the run."""
+    return [
+        {
+            "timestamp": middle,
+            "queue_p95_ms": _p95([request.queue_s for request in part]),
+            "storage_p95_ms": _p95([request.storage_s for request in part]),
+            "end_to_end_p95_ms": _p95([request.total_s for request in part]),
+        }
+        for middle, part in _slices(samples)
+    ]
+
+
+def _slices(samples: Samples) -> list[tuple[float, list[RequestSample]]]:
+    """The middle of each part of the run, and the requests that ended in it."""
+    count = max(1, min(MAX_SLICES, len(samples.requests) // 5))
+    width = max(samples.elapsed_s, 1e-9) / count
+    parts: list[list[RequestSample]] = [[] for _ in range(count)]
+    for request in samples.requests:
+        parts[min(count - 1, int(request.ended_s / width))].append(request)
+    return [((place + 0.5) * width, part) for place, part in enumerate(parts)]
+
+
+def _p95(seconds: Sequence[float]) -> float | None:
+    return 1000 * percentile(seconds, 95) if seconds else None

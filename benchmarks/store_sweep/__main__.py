@@ -25,6 +25,7 @@ from benchmarks.remote_kv_cache import object_stores
 from benchmarks.store_sweep import network, page, plan, printed, source, spare, sweep
 from benchmarks.store_sweep.figures import as_figure
 from benchmarks.store_sweep.operating import WithinSla, slas_for, within_slas
+from benchmarks.store_sweep.pictures import chart as chart
 from benchmarks.store_sweep.points import Point, as_csv, in_rounds
 from benchmarks.store_sweep.servers import (
     Bucket,
@@ -177,7 +178,7 @@ def _show(
     results = [one.result for one in verdicts]
     print(printed.header(load, record.parameters["servers"], wanted.storage))
     if wanted.bucket is not None:
-        print(f"a real store: {wanted.bucket}: {record.parameters['objects']}")
+        print(f"the store: {wanted.bucket}: {record.parameters['objects']}")
     print(printed.points(verdicts))
     print(record.parameters["conclusion"])
     print(record.parameters["network"])

@@ -77,7 +77,7 @@ def test_the_goal_is_judged_for_each_walk_with_answers_and_for_no_other_step():
     assert "the timer charges 0.25 us" in text
     assert "NOT" not in text  # the first step, with 90 us a block, is none of them
     assert "answers used: 1.60 us, NOT met" in results.describe(record_of([trial(0.16)]), [LENGTH])
-    assert "<svg" in results.chart(record_of([trial(0.15)]), [LENGTH, 2 * LENGTH]).svg()
+    assert "<svg" in results.chart(record_of([trial(0.15)])).svg()
 
 
 def test_lengths_are_whole_blocks_each_once():

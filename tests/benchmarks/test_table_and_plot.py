@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.harness import plot, table
+from benchmarks.harness.titles import Title
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,7 +46,7 @@ def words_of(svg: str) -> set[str | None]:
 
 @pytest.mark.parametrize("draw", [plot.bars, plot.lines])
 def test_charts_are_well_formed_and_their_text_stays_text(draw: Callable[..., plot.Chart]):
-    svg = draw("a title", "times a memcpy", ["3B", "7B", "32B"], SERIES, mark=1.0).svg()
+    svg = draw(Title("a title"), "times a memcpy", ["3B", "7B", "32B"], SERIES, mark=1.0).svg()
     assert "fill: #ffffff" in svg, "its own ground, so that dark pages do not swallow it"
     assert {"a title", "times a memcpy", "3B", "7B", "32B", "get <tcp>", "put & wait"} <= words_of(
         svg
@@ -53,7 +54,9 @@ def test_charts_are_well_formed_and_their_text_stays_text(draw: Callable[..., pl
 
 
 def test_a_chart_is_written_as_both_kinds_and_the_same_each_time(tmp_path: Path):
-    chart = plot.lines("t", "s", ["a", "b"], {"x": [1.0, 2.0]}, bands={"x": [(0.5, 2.0), None]})
+    chart = plot.lines(
+        Title("t"), "s", ["a", "b"], {"x": [1.0, 2.0]}, bands={"x": [(0.5, 2.0), None]}
+    )
     chart.write(tmp_path / "a.svg")
     chart.write(tmp_path / "b.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
@@ -64,6 +67,6 @@ def test_a_chart_is_written_as_both_kinds_and_the_same_each_time(tmp_path: Path)
 
 
 def test_a_chart_of_nothing_is_still_one():
-    ElementTree.fromstring(plot.bars("empty", "s", [], {}).svg())
-    ElementTree.fromstring(plot.lines("empty", "s", ["a"], {"x": [None]}).svg())
-    ElementTree.fromstring(plot.timeline("empty", "s", {}).svg())
+    ElementTree.fromstring(plot.bars(Title("empty"), "s", [], {}).svg())
+    ElementTree.fromstring(plot.lines(Title("empty"), "s", ["a"], {"x": [None]}).svg())
+    ElementTree.fromstring(plot.timeline(Title("empty"), "s", {}).svg())

@@ -108,8 +108,7 @@ def test_a_page_has_the_verdict_the_command_every_chart_and_every_section(worklo
     found = document_of(workload_run)
     found["notes"] = ["<b>not bold</b>"]
     found["interrupted"] = True
-    samples = Samples.from_json(found["samples"])
-    text = page(found, charts(found, samples))
+    text = page(found, charts(found))
     assert '<h1>Storage workload: <span class="NOT_JUDGED">NOT JUDGED</span></h1>' in text
     assert [*re.findall(r"<h2>(.*?)</h2>", text)] == HEADERS
     assert text.count("<svg ") == 5 and "<b>not bold</b>" not in text
@@ -125,7 +124,7 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
     found = json.loads(workload_run.json.read_text())
     samples = Samples.from_json(found["samples"])
     drawn: dict[str, dict[str, list[float]]] = {}
-    for name, chart in charts(found, samples).items():
+    for name, chart in charts(found).items():
         axes = Figure().add_subplot()
         chart.draw(axes)
         drawn[name] = {line.get_label(): [*line.get_ydata()] for line in axes.lines}

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.summary import summarize
@@ -94,7 +94,7 @@ def chart(variants: Sequence[Variant], record: Record) -> plot.Chart:
         ]
         for variant in variants
     }
-    title = f"{record.benchmark.rpartition('.')[2]}: {record.describe_machine()}"
+    title = titles.of(record, record.benchmark.rpartition(".")[2])
     return plot.bars(title, "times a plain memcpy", models, series, mark=1.0)
 
 

@@ -1,8 +1,9 @@
 """Rows, figures and a table of the steps of a returning prompt, by length and phase."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.summary import summarize
@@ -134,19 +135,26 @@ def describe(record: Record, lengths: Sequence[int]) -> str:
     return "\n".join(text)
 
 
-def chart(record: Record, lengths: Sequence[int]) -> plot.Chart:
+def chart(record: Record) -> plot.Chart:
     """Our share of each phase's walk, a block, by length, with the goal as a mark."""
+    lengths = lengths_of(record)
     series = {
         phase: [(_figure(record, _name(length, phase)) or {}).get(WALK) for length in lengths]
         for phase in PHASES
     }
     names = [f"{length:,} tokens" for length in lengths]
-    title = f"our share of a walk: {record.describe_machine()}"
+    title = titles.of(record, "our share of a walk")
     return plot.bars(title, "us a block", names, series, mark=GOAL_US)
 
 
 def _median(values: Sequence[float]) -> float:
     return summarize(values).median
+
+
+def lengths_of(record: Record) -> list[int]:
+    """The measured lengths of a prompt, in order."""
+    found = (re.match(r"([\d,]+) tokens, ", figure.name) for figure in record.figures)
+    return [*dict.fromkeys(int(match[1].replace(",", "")) for match in found if match)]
 
 
 def _name(length: int, phase: str) -> str:

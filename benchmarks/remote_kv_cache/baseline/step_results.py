@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.statistics import compare, percentile
@@ -127,7 +127,7 @@ def chart(record: Record) -> plot.Chart:
         for what in (OURS, VLLMS)
     }
     names = [", ".join(filter(None, variant[:2])) for variant in variants]
-    title = f"time in the connector per engine step: {record.describe_machine()}"
+    title = titles.of(record, "time in the connector per engine step")
     return plot.bars(title, "ms", names, series, mark=GOAL_MS)
 
 

@@ -9,10 +9,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import machine, options, table
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.summary import summarize
@@ -59,9 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 record.rows.append(Row(name, BARE, load.num_bytes, Sample(skipped=str(reason))))
             if runner.interrupted:
                 break
-    options.write(record, runner, arguments, partial(results.chart, _charted(record)))
+    options.write(record, runner, arguments, chart)
     show(record, arguments, load)
     return options.finish(record, runner)
+
+
+def chart(record: Record) -> Chart:
+    """Each way to each store."""
+    return results.chart(_charted(record), record)
 
 
 def _parser() -> argparse.ArgumentParser:

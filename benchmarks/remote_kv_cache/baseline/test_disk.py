@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import machine, options, table
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
@@ -43,9 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             record.rows += measure(runner, arguments, block_bytes)
             if runner.interrupted:
                 break
-    options.write(record, runner, arguments, partial(results.chart, _charted(record)))
+    options.write(record, runner, arguments, chart)
     show(record, arguments)
     return options.finish(record, runner)
+
+
+def chart(record: Record) -> Chart:
+    """Each way over the disk, by size."""
+    return results.chart(_charted(record), record)
 
 
 def _parser() -> argparse.ArgumentParser:

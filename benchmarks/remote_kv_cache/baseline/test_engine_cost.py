@@ -28,7 +28,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, connect
 from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
 from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
+from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial, chart
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, SteppedEngine
 from examples import tiny_model
 from examples.processes import RemoteServer
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             record.figures += step_results.figures_of(key, sample, trials)
 
     conduct(record, runner, arguments.preset, str(IDLE), _NEEDED, arguments.memory, measure)
-    options.write(record, runner, arguments, step_results.chart)
+    options.write(record, runner, arguments, chart)
     print(
         f"{NUM_REQUESTS} requests decoding, {arguments.trials} trials of {arguments.steps} steps; "
         "times in ms, of all steps together"

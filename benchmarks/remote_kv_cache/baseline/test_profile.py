@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.harness import machine, options, plot, table
+from benchmarks.harness import machine, options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
@@ -182,7 +182,7 @@ def chart(record: Record) -> plot.Chart:
         ]
         for way, transport in ways
     }
-    title = f"test_profile: {record.describe_machine()}"
+    title = titles.of(record, "test_profile")
     return plot.bars(title, "times a plain copy", sizes, series, mark=1.0)
 
 

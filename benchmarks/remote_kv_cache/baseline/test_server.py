@@ -12,10 +12,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import machine, options, peer_folder, table
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
@@ -125,11 +125,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         _measure(runner, record, arguments, server)
-    options.write(record, runner, arguments, partial(results.chart, CHARTED))
+    options.write(record, runner, arguments, chart)
     show(record, results.describe_work(arguments))
     for name, why in left_out.items():
         print(f"not measured: {name}: {why}")
     return options.finish(record, runner)
+
+
+def chart(record: Record) -> Chart:
+    """The ways that a reader compares first."""
+    return results.chart(CHARTED, record)
 
 
 def _leave_out(arguments: argparse.Namespace, server: Target) -> dict[str, str]:

@@ -25,7 +25,7 @@ from benchmarks.harness.runner import Case, Runner
 from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, server_for
 from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
-from benchmarks.remote_kv_cache.baseline.step_cost_results import ASKS, Trial
+from benchmarks.remote_kv_cache.baseline.step_cost_results import ASKS, Trial, chart
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step, SteppedEngine
 from examples import tiny_model
 from remote_server.client import ClientConfig, RemoteClient
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = results.operation(arguments.lengths[0], ASKS, results.STEP)
     needed = needed_bytes(max(arguments.lengths))
     conduct(record, runner, PRESET, first, needed, arguments.memory, measure)
-    options.write(record, runner, arguments, partial(results.chart, lengths=arguments.lengths))
+    options.write(record, runner, arguments, chart)
     print(
         f"prompts whose blocks of {BLOCK_TOKENS} tokens the server holds; medians of "
         f"{arguments.trials} trials, in each the median step of a phase; hooks timed by the "

@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from benchmarks.harness import machine, options, table
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
@@ -59,9 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             measure(runner, record, work, arguments.memory, arguments.tuned)
             if runner.interrupted:
                 break
-    options.write(record, runner, arguments, partial(results.chart, CHARTED))
+    options.write(record, runner, arguments, chart)
     show(record, results.describe_work(arguments))
     return options.finish(record, runner)
+
+
+def chart(record: Record) -> Chart:
+    """The transports that a reader compares first."""
+    return results.chart(CHARTED, record)
 
 
 def measure(runner: Runner, record: Record, work: Work, memory: int | None, tuned: bool) -> None:

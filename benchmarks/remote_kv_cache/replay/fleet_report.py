@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
@@ -148,10 +148,11 @@ def describe(study: FleetStudy) -> str:
     return "\n".join([*text, *study.failures()])
 
 
-def chart(record: Record) -> Chart:
+def charts(record: Record) -> dict[str, Chart]:
     """The found share of each replay."""
     values = {figure.name: figure.values.get("found") for figure in record.figures}
-    return plot.bars("blocks found", "%", [*values], {"found": [*values.values()]})
+    title = titles.of(record, "blocks found")
+    return {"": plot.bars(title, "%", [*values], {"found": [*values.values()]})}
 
 
 def _percent(part: int, whole: int) -> float:

@@ -1,12 +1,13 @@
 """Eviction in one level without a pool above: which replays are made, their table and figures."""
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
-from benchmarks.harness.record import Figure
+from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
 from benchmarks.remote_kv_cache.replay.flags import SERVED
@@ -17,6 +18,9 @@ from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Reque
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.protocol import Hint
 from remote_server.values import format_bytes
+
+_NAME = r"(?P<replay>[^:]+): (?P<policy>[^,]+), (?P<room>.+)"
+"""Matches `LevelPoint.name`."""
 
 HINTS_RIGHT = 0.9
 HINTS_WITHIN_S = (300.0,)
@@ -225,15 +229,15 @@ def describe(study: LevelStudy) -> str:
     return "\n".join([*text, *study.failures()])
 
 
-def chart(study: LevelStudy, machine: str) -> Chart:
+def charts(record: Record) -> dict[str, Chart]:
     """The share found against the capacity: a line for each policy."""
-    rooms = list(dict.fromkeys(point.room for point in study.points))
+    named = [re.fullmatch(_NAME, figure.name) for figure in record.figures]
+    found = [(m, f.values["found"]) for m, f in zip(named, record.figures, strict=True) if m]
+    rooms = list(dict.fromkeys(match["room"] for match, _ in found))
     series: dict[str, list[float | None]] = {}
-    for point in study.points:
-        name = point.policy if point.replay == STORE else f"{point.policy}, {point.replay}"
+    for match, percent in found:
+        name = match["policy"] if match["replay"] == STORE else f"{match['policy']}, {WIRE}"
         values = series.setdefault(name, [None] * len(rooms))
-        values[rooms.index(point.room)] = point.found_percent
-    return plot.lines(
-        f"one level, {study.source}: {machine}", "% of blocks found",
-        [f"{room}" for room in rooms], series, x_unit="capacity",
-    )  # fmt: skip
+        values[rooms.index(match["room"])] = percent
+    title = titles.of(record, f"one level, {record.parameters['source']}")
+    return {"": plot.lines(title, "% of blocks found", rooms, series, x_unit="capacity")}

@@ -1,14 +1,15 @@
 """The report of replays: a table, a CSV file, figures and a chart."""
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import plot, table
+from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
-from benchmarks.harness.record import Figure
+from benchmarks.harness.record import Figure, Record
 from benchmarks.remote_kv_cache.models import Model
 from benchmarks.remote_kv_cache.replay.bucket_model import Lost, Tails
 from benchmarks.remote_kv_cache.replay.costs import Cost, Prices, cost_of
@@ -175,8 +176,8 @@ def figures(study: Study) -> list[Figure]:
         Figure("counted over the trace, nothing ever leaves", "%",
                {"found": study.percent(study.unlimited)}),
     ]  # fmt: skip
-    for places, best in sorted(study.optimum.items()):
-        made.append(Figure(f"optimum: {places} blocks", "%", {"found": study.percent(best)}))
+    for places, most in sorted(study.optimum.items()):
+        made.append(Figure(f"optimum: {places} blocks", "%", {"found": study.percent(most)}))
     for point in study.points:
         values = {
             "found": point.hit_rate,
@@ -184,6 +185,7 @@ def figures(study: Study) -> list[Figure]:
             "memory": point.percent(point.from_memory),
             "disk": point.percent(point.from_disk),
             **_bucket_figures(study, point),
+            **({} if (best := study.optimum_of(point)) is None else {"optimum": best}),
             "requests": point.requests,
             "seconds": point.seconds,
             **{f"late ms, {name}": ms for name, ms in point.late_ms.items()},
@@ -246,31 +248,36 @@ def write_csv(study: Study, path: Path) -> None:
             ])  # fmt: skip
 
 
-def disks(study: Study) -> list[int]:
-    """The replayed sizes of the disk: a chart for each."""
-    return sorted({point.setting.disk for point in study.points})
+def charts(record: Record) -> dict[str, Chart]:
+    """The hit rate against the server's memory, a chart for each size of disk below it: a line for
+    each policy, and the optimum. Interrupted replays are omitted."""
+    made: dict[str, Chart] = {}
+    of_disk: dict[str, list[tuple[re.Match[str], Mapping[str, float]]]] = {}
+    for figure in record.figures:
+        match = re.fullmatch(_NAME, figure.name)
+        if match and figure.values["requests"] == record.parameters["requests"]:
+            of_disk.setdefault(match["disk"], []).append((match, figure.values))
+    for disk, points in of_disk.items():
+        name = f"disk_{re.sub(r'[.][0-9]+ ', '', disk)}" if made else ""
+        made[name] = _chart(record, disk, points)
+    return made or {"": _chart(record, "none", [])}
 
 
-def chart(study: Study, disk: int, machine: str) -> Chart:
-    """The hit rate against the server's memory, with this disk below it: a line for each policy,
-    and the optimum. Interrupted replays are omitted."""
-    here = [p for p in study.points if p.setting.disk == disk and study.complete(p)]
-    memories = sorted({point.setting.memory for point in here})
-    series = {
-        "optimum": _by_memory(memories, ((p.setting.memory, study.optimum_of(p)) for p in here))
-    }
-    for name in dict.fromkeys(_series(p.setting) for p in here):
-        found = ((p.setting.memory, p.hit_rate) for p in here if _series(p.setting) == name)
-        series[name] = _by_memory(memories, found)
-    below = f", {study.size(disk)} of disk" if disk else ""
-    title = f"{study.requests:,} requests, {study.model.name}{below}: {machine}"
-    places = [study.size(memory) for memory in memories]
-    return plot.lines(title, "% of blocks found", places, series, x_unit="the server's memory")
-
-
-def _series(of: Setting) -> str:
-    below = f", bucket {of.bucket}" if of.bucket else ""
-    return f"{of.replay}: pool {of.pool_policy}, server {of.policy}{below}"
+def _chart(
+    record: Record, disk: str, points: Sequence[tuple[re.Match[str], Mapping[str, float]]]
+) -> Chart:
+    memories = list(dict.fromkeys(match["memory"] for match, _ in points))
+    series: dict[str, list[float | None]] = {}
+    for match, values in points:
+        place = memories.index(match["memory"])
+        replay = f"{match['replay']}: {match['policies']}{match['bucket']}"
+        for name, value in (("optimum", values.get("optimum")), (replay, values["found"])):
+            if value is not None:
+                series.setdefault(name, [None] * len(memories))[place] = value
+    below = "" if disk == "none" else f", {disk} of disk"
+    given = record.parameters
+    title = titles.of(record, f"{given['requests']:,} requests, {given['model']}{below}")
+    return plot.lines(title, "% of blocks found", memories, series, x_unit="the server's memory")
 
 
 def _by_memory(
@@ -291,6 +298,13 @@ def _line(study: Study, point: Point) -> list[table.Cell]:
         None if point.bucket is None else f"{point.percent(point.from_bucket):.2f} %",
         None if best is None else f"{best:.2f} %", f"{point.seconds:.1f}",
     ]  # fmt: skip
+
+
+_NAME = (
+    r"(?P<replay>[^:]+): (?P<policies>pool [^,]+, server [^,]+), memory (?P<memory>[^,]+), "
+    r"disk (?P<disk>[^,]+)(?P<bucket>.*)"
+)
+"""Matches what `_name` returns."""
 
 
 def _name(study: Study, of: Setting) -> str:
