@@ -3,7 +3,7 @@ client."""
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -79,11 +79,10 @@ class HostReads:
 
     def _read_window(self, window: Blocks, spans: Mapping[str, "_Span"]) -> Turn[int]:
         """The number of good blocks from the first on."""
-        here = self._memory.tier.lookup_all(self._namespace, window.keys)
         began = time.monotonic()
-        pinned, during = yield from self._fetch(window)
+        pinned, tier_of, during = yield from self._fetch(window)
         fetched = time.monotonic()
-        tiers = ["memory" if here[i] == KeyState.READABLE else "disk" for i in pinned.indices]
+        tiers = [tier_of[index] for index in pinned.indices]
         if "disk" in tiers:
             spans["disk"].total_s += fetched - began
         left = deque(zip(pinned.indices, pinned.blocks, tiers, strict=True))
@@ -116,24 +115,31 @@ class HostReads:
             self._cascade.put_back(keys)
         return good
 
-    def _fetch(self, window: Blocks) -> Turn[tuple[Pinned, Mapping[bytes, Interval]]]:
-        """The present blocks, pinned, and the device's intervals for those from disk."""
+    def _fetch(
+        self, window: Blocks
+    ) -> Turn[tuple[Pinned, Sequence[str], Mapping[bytes, Interval]]]:
+        """The present blocks, pinned, the tier of each of `window`, and the device's intervals for
+        the blocks from disk."""
         found: list[Pinned] = []
         if self._disk is None:
             at_once = to_end(self._store.gets.fetch(self._namespace, window.keys, found.append))
             assert at_once is not None, "there is nothing to be read"
-            return at_once, {}
+            return at_once, ["memory"] * len(window.keys), {}
         reads = self._disk.tier.reads
         reads.expect(window.keys)
         try:
             at_once = to_end(self._store.gets.fetch(self._namespace, window.keys, found.append))
+            # After the get has begun, and before a read of it can end. The get takes its keys in
+            # steps, and a step that reads from disk may evict blocks of the next one.
+            states = self._memory.tier.lookup_all(self._namespace, window.keys)
+            tier_of = ["memory" if each == KeyState.READABLE else "disk" for each in states]
             if at_once is not None:
                 found.append(at_once)
             while not found:
                 yield False
         finally:
             during = reads.take(window.keys)
-        return found[0], during
+        return found[0], tier_of, during
 
     def _copy(self, block: Block) -> bool:
         """Copy the block into the next row. True if its bytes are right; if not, the block is

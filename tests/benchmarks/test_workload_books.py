@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from workload_stores import BLOCK_BYTES, MEMORY, Booked, blocks_of, disk_of, host_of
+from workload_stores import BLOCK_BYTES, MEMORY, Booked, MiB, blocks_of, disk_of, host_of
 
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import accounting, stores
@@ -23,6 +23,7 @@ from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot
 from remote_server.store.slabs import slot_bytes_for as memory_slot
+from remote_server.turns import KEYS_PER_STEP
 
 SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))
 TIERS = {
@@ -46,9 +47,9 @@ class Books(NamedTuple):
     has_memory: bool
     is_cascade: bool = False
 
-    def lines(self) -> list[Line]:
+    def lines(self, slots: Slots = SLOTS) -> list[Line]:
         return accounting.lines_of(
-            self.transfers, self.counters, self.occupancy, SLOTS, has_memory=self.has_memory,
+            self.transfers, self.counters, self.occupancy, slots, has_memory=self.has_memory,
             is_cascade=self.is_cascade,
         )  # fmt: skip
 
@@ -94,6 +95,34 @@ async def test_the_books_agree_after_hundreds_of_operations_at_once(tmp_path: Pa
         assert counters["cascade_offered"] > 100 and counters["evicted"] == 0
     if tiers != "memory":
         assert counters["disk_evicted"] > 30 and counters["disk_promoted"] > 30
+
+
+async def test_a_read_that_evicts_some_of_its_own_blocks_counts_them_as_read_from_disk(
+    tmp_path: Path,
+):
+    """The get takes 256 keys a step, and what a step reads from disk takes the slots of blocks that
+    memory held when the read began."""
+    length, memory = 1024, 4 * MiB
+    step = KEYS_PER_STEP
+    num_slots = memory // memory_slot(length)
+    with host_of(tmp_path, memory, disk_of(16_384, length), length) as host:
+        booked = Booked(host)
+
+        async def write(first: int, count: int) -> None:
+            for at in range(first, first + count, 128):
+                await booked.write(blocks_of(range(at, at + 128), length))
+                await booked.settle()
+
+        await write(0, 2 * step)
+        await write(2 * step, num_slots)
+        assert await booked.read(blocks_of(range(step), length)) == step
+        await write(2 * step + num_slots, num_slots - step)
+        before = await host.counters()
+        assert await booked.read(blocks_of(range(2 * step), length)) == 2 * step
+        books = await books_of(booked, host)
+    assert books.counters["hits_disk"] - before["hits_disk"] == 2 * step
+    slots = Slots(memory_slot(length), disk_slot(length))
+    assert [line for line in books.lines(slots) if not line.agrees] == []
 
 
 def falsified(books: Books) -> list[Books]:
