@@ -1,6 +1,7 @@
 """Intervals of device calls, by block."""
 
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -31,12 +32,17 @@ def covered(intervals: Iterable[Interval]) -> float:
 
 
 class Calls:
-    """The last call that read, and the last that wrote, each slot of each segment."""
+    """The last call that read, and the last that wrote, each slot of each segment; and the seconds
+    of every call during the measurement."""
 
     def __init__(self, slot_bytes: int) -> None:
         """All slots have this size: there is one namespace."""
         self.num_bytes = {"read": 0, "write": 0}
         self.num_calls = {"read": 0, "write": 0}
+        self.seconds = {"read": array("d"), "write": array("d")}
+        """Of each call that ended while `is_measured`."""
+
+        self.is_measured = False
         self._slot_bytes = slot_bytes
         self._lock = threading.Lock()
         self._last: dict[tuple[str, str, int], Interval] = {}
@@ -48,6 +54,8 @@ class Calls:
         with self._lock:
             self.num_bytes[kind] += num_bytes
             self.num_calls[kind] += 1
+            if self.is_measured:
+                self.seconds[kind].append(interval.ended - interval.began)
             for slot in slots:
                 self._last[kind, name, slot] = interval
 

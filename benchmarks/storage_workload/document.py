@@ -100,7 +100,10 @@ class Run:
             "validation": self.validation,
             "trace": self.trace,
             "rows": [],
-            "figures": [figure.to_json() for figure in _figures(summary, criteria)],
+            "figures": [
+                figure.to_json()
+                for figure in (*_figures(summary, criteria), *_call_figures(self.device))
+            ],
             "throughput_timeline": throughput_timeline(self.samples),
             "latency_timeline": latency_timeline(self.samples),
             "samples": self.samples.to_json() if self.options.samples else None,
@@ -158,6 +161,13 @@ def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Itera
     for name, row in summary["tier_latency_ms"].items():
         values = {part: row[part]["p95"] for part in ("total", "device", "host")}
         yield Figure(f"{name.replace('_', ' ')}, P95", "ms", values)
+
+
+def _call_figures(device: Mapping[str, Any]) -> Iterator[Figure]:
+    """The time of one call of the device, which may move several blocks."""
+    for kind, calls in device.get("calls", {}).items():
+        if calls["latency_ms"] is not None:
+            yield Figure(f"device {kind} call", "ms", calls["latency_ms"])
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

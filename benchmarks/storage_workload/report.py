@@ -44,7 +44,7 @@ def sections(document: Mapping[str, Any]) -> Iterator[Section]:
         ("LATENCY BREAKDOWN", _latencies(document["summary"])),
         ("STORAGE I/O", _storage(document)),
         ("CACHE TIER DISTRIBUTION", _tiers(document)),
-        ("TIER LATENCY (P95)", _tier_latency(document["summary"])),
+        ("TIER LATENCY (P50 / P95 / P99)", _tier_latency(document)),
         ("CACHE TYPES", _types(document["summary"])),
         ("INFERENCE PHASES", _phases(document["summary"])),
         ("PREFIX CACHE (system prompts)", _prefix(document["summary"]["prefix_cache_stats"])),
@@ -136,7 +136,8 @@ def _storage(document: Mapping[str, Any]) -> Iterator[str]:
         f"{stats['write_gb_per_sec']:.2f} GB/s"
     )
     yield f"IOPS, blocks/s: read {stats['read_iops']:,.0f}, write {stats['write_iops']:,.0f}"
-    if device := document["device"]:
+    device = document["device"]
+    if "kernel_read_bytes" in device:
         yield (
             f"Device: the disk tier read {device['tier_read_bytes'] / 1e9:.2f} GB and wrote "
             f"{device['tier_written_bytes'] / 1e9:.2f} GB; the kernel counted "
@@ -158,13 +159,19 @@ def _tiers(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"Read from {tier}: {_percent(share)} of all bytes"
 
 
-def _tier_latency(summary: Mapping[str, Any]) -> Iterator[str]:
-    for name, row in summary["tier_latency_ms"].items():
-        total, device, host = (row[part]["p95"] for part in ("total", "device", "host"))
+def _tier_latency(document: Mapping[str, Any]) -> Iterator[str]:
+    """Of each read or write of a tier: all of its time, the device's part, and the store's; and
+    each call of the device by itself."""
+    for name, row in document["summary"]["tier_latency_ms"].items():
+        total, device, host = (_percentiles(row[part]) for part in ("total", "device", "host"))
         yield (
-            f"{name.replace('_', ' ')}: {total:.1f}ms in all, device {device:.1f}ms, "
-            f"host {host:.1f}ms ({row['count']:,} of them, {row['gb']:.2f} GiB)"
+            f"{name.replace('_', ' ')}: {total} ms in all, device {device}, host {host} "
+            f"({row['count']:,} of them, {row['gb']:.2f} GiB)"
         )
+    for kind, calls in document["device"].get("calls", {}).items():
+        if calls["latency_ms"] is not None:
+            found = _percentiles(calls["latency_ms"], 2)
+            yield f"one {kind} call of the device: {found} ms ({calls['count']:,} of them)"
 
 
 def _types(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -262,6 +269,10 @@ def _latency(found: Mapping[str, float] | None) -> str:
         f"mean {found['mean']:.1f}ms, P50 {found['p50']:.1f}ms, P95 {found['p95']:.1f}ms, "
         f"P99 {found['p99']:.1f}ms"
     )
+
+
+def _percentiles(latency: Mapping[str, float], digits: int = 1) -> str:
+    return " / ".join(f"{latency[name]:,.{digits}f}" for name in ("p50", "p95", "p99"))
 
 
 def _percent(share: float | None) -> str:

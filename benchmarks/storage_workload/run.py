@@ -26,7 +26,7 @@ from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.progress import Progress
 from benchmarks.storage_workload.requests import Request, Workload, digest_of
 from benchmarks.storage_workload.scaling import Scaling
-from benchmarks.storage_workload.stores import AnyStore, close_books, store_of
+from benchmarks.storage_workload.stores import AnyStore, close_books, measured_calls, store_of
 from benchmarks.storage_workload.traces import TraceSource
 from remote_server.errors import ServerUnavailable
 
@@ -110,7 +110,8 @@ async def _measure(run: Run, load: Load, backend: AnyStore, shape: BlockShape) -
     with _stopped_by_signals(driver, run):
         async with Progress(driver, run.options.duration).shown():
             await driver.ingest(load.workload.documents())
-            await _drive(driver, run, load)
+            with measured_calls(backend):
+                await _drive(driver, run, load)
         await backend.settle()
         driver.take_behind()
         if driver.num_stuck:

@@ -14,11 +14,12 @@ from benchmarks.storage_workload.device_library import NoDevice
 from benchmarks.storage_workload.document import Run
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.gpu_tier import GpuTier
+from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.store_host import StoreHost
-from benchmarks.storage_workload.summary import source_name
+from benchmarks.storage_workload.summary import latency, source_name
 from benchmarks.storage_workload.wire import WireBackend
 from remote_server.errors import ConfigError
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
@@ -96,6 +97,26 @@ def _store_below(
             yield host
 
 
+def disk_of(backend: AnyStore) -> MeasuredDisk | None:
+    """The disk tier of a store in this process, if it has one."""
+    below = backend.below if isinstance(backend, GpuTier) else backend
+    return below.disk if isinstance(below, StoreHost) else None
+
+
+@contextmanager
+def measured_calls(backend: AnyStore) -> Iterator[None]:
+    """Record the time of each call of the disk while the block runs."""
+    disk = disk_of(backend)
+    if disk is None:
+        yield
+        return
+    disk.calls.is_measured = True
+    try:
+        yield
+    finally:
+        disk.calls.is_measured = False
+
+
 @contextmanager
 def _folder(cache_dir: Path | None) -> Iterator[Path]:
     """A folder of this run, removed at its end, also after an error."""
@@ -163,6 +184,11 @@ async def close_books(
             "tier_written_bytes": backend.disk.calls.num_bytes["write"],
             "kernel_read_bytes": moved.read,
             "kernel_written_bytes": moved.written,
+        }
+    if backend.disk is not None:
+        run.device["calls"] = {
+            kind: {"count": len(seconds), "latency_ms": latency(seconds)}
+            for kind, seconds in backend.disk.calls.seconds.items()
         }
 
 

@@ -12,6 +12,7 @@ from benchmarks.harness.record import Record
 from benchmarks.storage_workload import document as documents
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.accounting import Line
+from benchmarks.storage_workload.device_times import Calls, Interval
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape
@@ -21,6 +22,7 @@ from benchmarks.storage_workload.requests import Workload
 from benchmarks.storage_workload.samples import Moment, RequestSample, Samples, TransferSample
 from benchmarks.storage_workload.summary import summarize, throughput_timeline
 from benchmarks.storage_workload.verdict import judge, passed
+from remote_server.store.disk.layout import PAGE
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,34 @@ def test_each_figure_is_computed_as_its_name_says():
     }  # fmt: skip
     assert_same(found, expected, "summary")
     assert expected.keys() >= found.keys() - {"elapsed_s", "unfinished_requests"}
+
+
+def test_the_time_of_each_call_of_the_device_stands_beside_that_of_the_whole_operation(
+    written, workload_run
+):
+    calls = written["device"]["calls"]
+    figures = {figure["name"]: figure["values"] for figure in written["figures"]}
+    for kind in ("read", "write"):
+        one, whole = calls[kind], written["summary"]["tier_latency_ms"][f"nvme_{kind}"]
+        assert one["count"] > 0
+        assert 0 < one["latency_ms"]["p50"] <= one["latency_ms"]["p95"] <= one["latency_ms"]["p99"]
+        assert figures[f"device {kind} call"]["p99"] == pytest.approx(
+            one["latency_ms"]["p99"], rel=1e-5
+        )
+        shown = [" / ".join(f"{whole[part][p]:,.1f}" for p in ("p50", "p95", "p99"))
+                 for part in ("total", "device", "host")]  # fmt: skip
+        line = f"nvme {kind}: {shown[0]} ms in all, device {shown[1]}, host {shown[2]} ("
+        assert line in workload_run.printed
+        assert f"one {kind} call of the device: " in workload_run.printed
+
+
+def test_only_calls_during_the_measurement_count():
+    calls = Calls(PAGE)
+    for is_measured in (False, True, False):
+        calls.is_measured = is_measured
+        calls.add("read", "segment", PAGE, PAGE, Interval(1.0, 1.5))
+    assert [*calls.seconds["read"]] == [0.5] and not calls.seconds["write"]
+    assert calls.num_calls["read"] == 3
 
 
 def test_a_line_of_time_has_the_rates_since_the_moment_before():
