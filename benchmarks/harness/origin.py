@@ -14,6 +14,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 _CLOCKS = "/sys/devices/system/clocksource/clocksource0"
 
+_BLOCK_DEVICES = "/sys/dev/block"
+
 _NOT_THE_SOURCE = ("benchmarks/results/", "docs/")
 """Changed files below these change no measurement: earlier runs have written them."""
 
@@ -60,8 +62,9 @@ def host() -> dict[str, Any]:
 
 def file_system(folder: Path) -> dict[str, str]:
     """Of the file system that holds `folder`: its type, its mount options, and its device:
-    `rotational` or `solid`, as it describes itself, or `none`. Empty where the kernel does not show
-    it. Virtual disks often describe themselves as rotational."""
+    `rotational` or `solid`, as it describes itself, or `none`; the device's model, its I/O
+    scheduler and its write cache where it has them. Empty where the kernel does not show it.
+    Virtual disks often describe themselves as rotational, and have no model."""
     try:
         number = os.stat(folder).st_dev
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -75,6 +78,7 @@ def file_system(folder: Path) -> dict[str, str]:
                 "type": rest.split()[0],
                 "options": _without_values(words.split()[5].split(",")),
                 "device": _kind_of(device),
+                **_about_device(device),
             }
     return {}
 
@@ -88,10 +92,24 @@ def _without_values(options: Iterable[str]) -> str:
 
 
 def _kind_of(device: str) -> str:
-    for folder in (f"/sys/dev/block/{device}", f"/sys/dev/block/{device}/.."):
-        if kind := _first(r"([01])", f"{folder}/queue/rotational"):
-            return "rotational" if kind == "1" else "solid"
-    return "none"
+    kind = _fact_of_device(device, r"([01])", "queue/rotational")
+    return {"1": "rotational", "0": "solid"}.get(kind, "none")
+
+
+def _about_device(device: str) -> dict[str, str]:
+    facts = {
+        "model": _fact_of_device(device, r"(.+)", "device/model"),
+        "scheduler": _fact_of_device(device, r"\[([\w-]+)\]", "queue/scheduler"),
+        "write_cache": _fact_of_device(device, r"(.+)", "queue/write_cache"),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _fact_of_device(device: str, pattern: str, name: str) -> str:
+    """A partition's facts are those of its disk."""
+    folders = (f"{_BLOCK_DEVICES}/{device}", f"{_BLOCK_DEVICES}/{device}/..")
+    found = (_first(pattern, f"{folder}/{name}") for folder in folders)
+    return next((fact for fact in found if fact), "")
 
 
 def _first(pattern: str, path: str) -> str:

@@ -17,11 +17,14 @@ device_library                     CuPy or torch, whichever reaches a GPU
 wire                        a server, through the ordinary client
 driver, slots               users that wait for their answers, or arrivals at fixed times
 autoscale, scaling          the number of users: the decision, and its execution
+precondition                the disk written once before a run
 progress                    the progress line of a run
 samples, summary, verdict   the measurements, all figures from them, the criteria
+steady                      whether the throughput was constant at the end
 accounting                  the tiers' counts against arithmetic
 document, validation        the JSON of a run; comparison with a recorded trace
-report, plots, page         text, charts and a page
+report, conditions          text; and its section on the device and its state
+plots, page                 charts and a page
 options, flags, scenarios   the command line
 suite, comparison           many runs, and a table of them
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.record import Figure, Record
+from benchmarks.storage_workload import steady
 from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.samples import Samples
@@ -33,6 +34,9 @@ class Run:
     counters: dict[str, int] = field(default_factory=dict)
     accounting: list[Line] = field(default_factory=list)
     device: dict[str, Any] = field(default_factory=dict)
+    preconditioning: dict[str, Any] | None = None
+    """None where the disk tier was not filled before the run, or there is none."""
+
     autoscaling: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     trace: dict[str, Any] | None = None
@@ -95,6 +99,13 @@ class Run:
             },
             "accounting": [{**line._asdict(), "agrees": line.agrees} for line in self.accounting],
             "device": self.device,
+            "preconditioning": self.preconditioning,
+            "steady_state": steady.judge(
+                self.samples,
+                steady.why_not_judged(
+                    options, interrupted=self.interrupted, failed=self.failure is not None
+                ),
+            ),
             "driver_alone_requests_per_second": self.headroom,
             "counters": self.counters,
             "validation": self.validation,

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.storage_workload.backend import Backend, Part
+from benchmarks.storage_workload.backend import Backend, Part, WriteDone
 from benchmarks.storage_workload.entries import NO_BLOCKS, AnyEntry, Blocks, Entry, Kind
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.requests import Request
@@ -99,6 +99,10 @@ class Driver:
     def elapsed_s(self) -> float:
         return self._loop.time() - self.started
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """End the run: no request is sent any more, and those in service end soon."""
         self._stopping.set()
@@ -113,6 +117,10 @@ class Driver:
                 for chunk in document:
                     await self._write(None, chunk.blocks(self._shape), "ingest", _Cost())
         self.started = self._loop.time()
+
+    def note_write(self, purpose: str, done: WriteDone) -> None:
+        """Record a write that no request has made."""
+        self._add(None, purpose, "write", done.parts, done.waited_s)
 
     # ── closed loop ──────────────────────────────────────────────────────────────────────
 
@@ -322,10 +330,10 @@ class Driver:
             )
         )  # fmt: skip
 
-    def take_behind(self) -> None:
+    def take_behind(self, purpose: str = "behind") -> None:
         """Record the writes behind that ended since the last call."""
         for behind in self._backend.take_behind():
-            self._add(None, "behind", "write", [behind.part], 0.0, behind.ended_s)
+            self._add(None, purpose, "write", [behind.part], 0.0, behind.ended_s)
 
     def _on_ended(self, ended: "asyncio.Task[None]") -> None:
         """End the run after an error of the store or the driver; `_end` raises it."""

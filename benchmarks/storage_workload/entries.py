@@ -17,6 +17,7 @@ class Kind(IntEnum):
     TURN = 2  # of one conversation
     CHUNK = 3  # of one document
     TRACE = 4  # of a recorded prompt
+    FILLER = 5  # of no request: blocks that fill a disk before a run
 
 
 class Blocks(NamedTuple):

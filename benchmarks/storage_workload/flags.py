@@ -41,6 +41,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "no_disk": ("", "memory alone"),
         "cascade": ("", "the source's waterfall: blocks are written to disk when they leave "
                     "memory, not behind their put"),
+        "precondition": ("", "write the whole disk tier once before the measurement, with blocks "
+                         "that no request names"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
                    "tcp://127.0.0.1:5757, with ?keys=FILE where it requires keys"),
         "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to test "

@@ -64,6 +64,7 @@ class Options:
     storage_capacity_gb: float = 0.0
     no_disk: bool = False
     cascade: bool = False
+    precondition: bool = False
     block_tokens: int = 16
     bytes_scale: float = 1.0
     think_scale: float = 1.0
@@ -139,6 +140,11 @@ class Options:
             ("storage_capacity_gb", "a store in this process", self.server is None),
             ("no_disk", "a store in this process", self.server is None),
             ("cascade", "a store in this process", self.server is None),
+            (
+                "precondition",
+                "a disk of a store in this process",
+                self.server is None and not self.no_disk and not self.emulated_device,
+            ),
             ("request_rate", at_rate, self.arrival not in ("closed", "trace")),
             ("trace_rate", as_recorded, self.arrival == "trace"),
             ("burst_trace_path", "use_burst_trace", self.use_burst_trace),

@@ -54,7 +54,7 @@ class Progress:
             self._hit += request.hit
         self._counted = len(requests)
         if not driver.samples.moments:
-            return "storing documents"
+            return "storing documents, or filling the disk"
         now = min(driver.elapsed_s, self._duration_s)
         last = driver.samples.moments[-1]
         parts = [

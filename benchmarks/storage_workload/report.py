@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from benchmarks.storage_workload import conditions
 from benchmarks.storage_workload.document import criteria_of, why_not_judged, word_of
 from remote_server.values import GiB
 
@@ -40,6 +41,7 @@ def sections(document: Mapping[str, Any]) -> Iterator[Section]:
     word = word_of(document)
     for title, lines in (
         (f"STORAGE PERFORMANCE ASSESSMENT: {word}", _assessment(document)),
+        ("TEST CONDITIONS", conditions.lines(document)),
         ("OVERALL PERFORMANCE", _overall(document)),
         ("LATENCY BREAKDOWN", _latencies(document["summary"])),
         ("STORAGE I/O", _storage(document)),

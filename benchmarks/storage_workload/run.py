@@ -14,6 +14,7 @@ from benchmarks.storage_workload import (
     accounting,
     arrivals,
     device_io,
+    precondition,
     trace_count,
     traces,
     validation,
@@ -26,7 +27,13 @@ from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.progress import Progress
 from benchmarks.storage_workload.requests import Request, Workload, digest_of
 from benchmarks.storage_workload.scaling import Scaling
-from benchmarks.storage_workload.stores import AnyStore, close_books, measured_calls, store_of
+from benchmarks.storage_workload.stores import (
+    AnyStore,
+    close_books,
+    host_of,
+    measured_calls,
+    store_of,
+)
 from benchmarks.storage_workload.traces import TraceSource
 from remote_server.errors import ServerUnavailable
 
@@ -52,6 +59,7 @@ def execute(options: Options) -> Run:
     shape = shape_of(MODELS[options.model], load.block_tokens, options.bytes_scale)
     measured = replace(options, output=None, html=None, plots=None)
     run = Run(options, Record.begin(BENCHMARK, measured.arguments()), load.digest)
+    run.record.storage = {}  # `store_of` adds the folder of the disk, the only one that matters
     if isinstance(load.source, TraceSource) and load.source.note:
         run.notes.append(load.source.note)
     with store_of(options, shape, run) as backend:
@@ -106,11 +114,13 @@ def pace_of(options: Options) -> Pace:
 async def _measure(run: Run, load: Load, backend: AnyStore, shape: BlockShape) -> None:
     driver = Driver(load.source, backend, shape, pace_of(run.options))
     run.samples = driver.samples
-    before = device_io.of_this_process()
     with _stopped_by_signals(driver, run):
         async with Progress(driver, run.options.duration).shown():
+            if run.options.precondition and (host := host_of(backend)) is not None:
+                run.preconditioning = await precondition.fill(driver, host, shape.num_bytes)
+            before = device_io.of_this_process()
             await driver.ingest(load.workload.documents())
-            with measured_calls(backend):
+            with measured_calls(host_of(backend)):
                 await _drive(driver, run, load)
         await backend.settle()
         driver.take_behind()

@@ -63,11 +63,11 @@ class TransferSample(NamedTuple):
 
     ended_s: float
     user: int
-    """-1 for a write behind a put, and for documents that are stored before the run."""
+    """-1 for a write behind a put, and for blocks that are stored before the run."""
 
     number: int
     purpose: str
-    """reuse, chunk, decode; new, recompute, ingest, behind"""
+    """reuse, chunk, decode; new, recompute, ingest, precondition, behind"""
 
     direction: str
     """read or write"""

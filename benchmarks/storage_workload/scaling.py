@@ -9,6 +9,7 @@ from benchmarks.storage_workload import autoscale
 from benchmarks.storage_workload.autoscale import CapacityState, Decision, QosState
 from benchmarks.storage_workload.driver import Driver
 from benchmarks.storage_workload.samples import RequestSample
+from benchmarks.storage_workload.summary import BEFORE_THE_RUN
 
 MIN_ANSWERS = 20
 """The least answers of each class: the P95 of fewer is their maximum."""
@@ -138,6 +139,6 @@ class Scaling:
         for transfer in reversed(self._driver.samples.transfers):
             if transfer.ended_s < since:
                 break
-            if transfer.purpose != "behind":
+            if transfer.purpose not in ("behind", *BEFORE_THE_RUN):
                 total += transfer.num_bytes
         return total

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.harness import origin
 from benchmarks.storage_workload import accounting, device_io, device_library
 from benchmarks.storage_workload.accounting import Line, Slots
 from benchmarks.storage_workload.backend import Backend
@@ -14,7 +15,6 @@ from benchmarks.storage_workload.device_library import NoDevice
 from benchmarks.storage_workload.document import Run
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.gpu_tier import GpuTier
-from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.payload import Payload
@@ -94,27 +94,28 @@ def _store_below(
         with host:
             run.tiers = host.tiers
             run.notes += _notes(host)
+            if host.disk is not None and (facts := origin.file_system(folder)):
+                run.record.storage = {"cache_dir": facts}
             yield host
 
 
-def disk_of(backend: AnyStore) -> MeasuredDisk | None:
-    """The disk tier of a store in this process, if it has one."""
+def host_of(backend: AnyStore) -> StoreHost | None:
+    """The store in this process, if there is one."""
     below = backend.below if isinstance(backend, GpuTier) else backend
-    return below.disk if isinstance(below, StoreHost) else None
+    return below if isinstance(below, StoreHost) else None
 
 
 @contextmanager
-def measured_calls(backend: AnyStore) -> Iterator[None]:
+def measured_calls(host: StoreHost | None) -> Iterator[None]:
     """Record the time of each call of the disk while the block runs."""
-    disk = disk_of(backend)
-    if disk is None:
+    if host is None or host.disk is None:
         yield
         return
-    disk.calls.is_measured = True
+    host.disk.calls.is_measured = True
     try:
         yield
     finally:
-        disk.calls.is_measured = False
+        host.disk.calls.is_measured = False
 
 
 @contextmanager
@@ -181,7 +182,8 @@ async def close_books(
         run.device = {
             "direct": backend.disk.direct,
             "tier_read_bytes": backend.disk.calls.num_bytes["read"],
-            "tier_written_bytes": backend.disk.calls.num_bytes["write"],
+            "tier_written_bytes": backend.disk.calls.num_bytes["write"]
+            - (run.preconditioning or {}).get("written_bytes", 0),
             "kernel_read_bytes": moved.read,
             "kernel_written_bytes": moved.written,
         }

@@ -84,6 +84,7 @@ def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
     for name in WORKLOADS:
         for own in made[name] if name in arguments.workloads else ():
             settings = {**always, **own}
+            settings["precondition"] = arguments.precondition and not own.get("no_disk", False)
             label = name if len(made[name]) == 1 else f"{name} {settings['model']}"
             output = arguments.folder / f"{label.replace(' ', '_')}.json"
             options = Options(**settings, output=output)
@@ -154,6 +155,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--storage-capacity-gb", type=float, default=0.0, metavar="N",
                       help="GiB of the disk tier (default: a quarter of the free "
                       "space)")  # fmt: skip
+    made.add_argument("--precondition", action="store_true",
+                      help="write the disk tier of each run once before it")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_results"),
                       metavar="FOLDER", help="the folder of each run's JSON and the comparison "
                       "(default: %(default)s)")  # fmt: skip

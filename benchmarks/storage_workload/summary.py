@@ -21,6 +21,9 @@ PERCENTILES = (50, 95, 99)
 MAX_SLICES = 60
 """The number of parts of a run for which the P95 of latencies is known."""
 
+BEFORE_THE_RUN = ("ingest", "precondition")
+"""Purposes of writes that precede the measurement."""
+
 REUSE = ("reuse", "chunk")
 """Reads that can save computing; a decode reads blocks that its request has just stored."""
 
@@ -34,7 +37,9 @@ def summarize(samples: Samples) -> dict[str, Any]:
     run's time only."""
     elapsed_s = samples.elapsed_s
     requests = [request for request in samples.requests if request.ended_s <= elapsed_s]
-    within = [t for t in samples.transfers if t.ended_s <= elapsed_s and t.purpose != "ingest"]
+    within = [
+        t for t in samples.transfers if t.ended_s <= elapsed_s and t.purpose not in BEFORE_THE_RUN
+    ]
     tokens = sum(request.generation_tokens for request in requests)
     return {
         "elapsed_s": elapsed_s,

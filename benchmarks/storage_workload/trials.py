@@ -209,6 +209,7 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     criteria = judge(trials, found, arguments.max_cv)
     record.interrupted = interrupted
     record.end()
+    record.storage = trials[0]["storage"] if trials else {}
     if trials and (label := label_of(trials[0])):
         record.parameters["label"] = label
     is_right = passed(criteria) and not interrupted

@@ -71,6 +71,8 @@ def test_every_letter_of_the_wrapper_changes_what_it_says(tmp_path):
     assert (of["cpu-only"].num_users, of["cpu-storage"].num_users) == (5, 6)
     assert of["cpu-only"].enable_rag and of["cpu-only"].rag_num_docs == 7
     assert not of["storage-saturation"].enable_rag
+    full = planned(tmp_path, "--precondition")
+    assert full["storage-only"].options.precondition and not full["cpu-only"].options.precondition
     assert list(planned(tmp_path, "-w", "storage-only, cpu-only")) == ["cpu-only", "storage-only"]
 
 
