@@ -27,4 +27,5 @@ report, conditions          text; and its section on the device and its state
 plots, page                 charts and a page
 options, flags, scenarios   the command line
 suite, comparison           many runs, and a table of them
+trials, resume              one run several times; runs of an earlier sequence that are kept
 """

@@ -26,6 +26,7 @@ from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.progress import Progress
 from benchmarks.storage_workload.requests import Request, Workload, digest_of
+from benchmarks.storage_workload.resume import measured
 from benchmarks.storage_workload.scaling import Scaling
 from benchmarks.storage_workload.stores import (
     AnyStore,
@@ -57,8 +58,7 @@ def execute(options: Options) -> Run:
     load = load_of(options)
     recorded = options.validation_trace and validation.read(options.validation_trace)
     shape = shape_of(MODELS[options.model], load.block_tokens, options.bytes_scale)
-    measured = replace(options, output=None, html=None, plots=None)
-    run = Run(options, Record.begin(BENCHMARK, measured.arguments()), load.digest)
+    run = Run(options, Record.begin(BENCHMARK, measured(options).arguments()), load.digest)
     run.record.storage = {}  # `store_of` adds the folder of the disk, the only one that matters
     if isinstance(load.source, TraceSource) and load.source.note:
         run.notes.append(load.source.note)

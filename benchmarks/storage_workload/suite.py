@@ -3,14 +3,16 @@
     python -m benchmarks.storage_workload suite -w cpu-only,storage-only -t 30
 
 Hardware is detected and determines the parameters. Workloads that this machine cannot run are
-SKIPPED, with the reason.
+SKIPPED, with the reason. --resume goes on after Ctrl-C or a crash.
 """
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.harness.printing import tolerate_closed_pipe
@@ -21,6 +23,7 @@ from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.hardware import STORAGE_CANDIDATES, Hardware
 from benchmarks.storage_workload.models import MODELS
 from benchmarks.storage_workload.options import Options, one_of
+from benchmarks.storage_workload.resume import Here, recorded
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
@@ -96,15 +99,25 @@ def _why_not(name: str, machine: Hardware) -> str:
     return "no GPU" if name in _GPU_TIER and not machine.gpu_gb else ""
 
 
-def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> list[Outcome]:
-    """Each writes its JSON. Ctrl-C ends the present one, and the rest is skipped."""
+def run_all(
+    planned: Sequence[Planned],
+    run_one: Callable[[Options], Run],
+    kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[Outcome]:
+    """Each writes its JSON, except those of `kept`, which are documents of an earlier suite. Ctrl-C
+    ends the present one, and the rest is skipped."""
     outcomes: list[Outcome] = []
     interrupted = False
+    left = [one for one in planned if not one.skipped and one.name not in kept]
+    num_runs = len(left)
     for name, options, skipped in planned:
-        reason = skipped or (INTERRUPTED if interrupted else "")
-        found = None
-        if not reason:
-            print(f"{name}: {shlex.join(options.arguments())}", file=sys.stderr, flush=True)
+        reason = skipped or (INTERRUPTED if interrupted and name not in kept else "")
+        found = kept.get(name)
+        if not reason and found is None:
+            number = num_runs - len(left) + 1
+            print(f"run {number} of {num_runs}, {_minutes(left)} left: {name}: "
+                  f"{shlex.join(options.arguments())}", file=sys.stderr, flush=True)  # fmt: skip
+            del left[0]
             try:
                 run = run_one(options)
             except ConfigError as error:
@@ -118,6 +131,43 @@ def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> li
                 interrupted = run.interrupted
         outcomes.append(Outcome(name, found, reason))
     return outcomes
+
+
+def _minutes(planned: Sequence[Planned]) -> str:
+    seconds = sum(one.options.duration for one in planned)
+    return f"{seconds / 60:.0f} minutes at the most"
+
+
+def kept_of(planned: Sequence[Planned]) -> dict[str, Mapping[str, Any]]:
+    """The documents of the runs that need not run again, by name. Prints those that must."""
+    here = Here.found()
+    kept: dict[str, Mapping[str, Any]] = {}
+    for name, options, skipped in planned:
+        if skipped:
+            continue
+        assert options.output is not None
+        found = recorded(options.output, options, here)
+        if found.document is not None:
+            kept[name] = found.document
+        said = f"runs again, {found.why_not}" if found.why_not else "kept"
+        print(f"{name}: {said}", file=sys.stderr)
+    return kept
+
+
+def _hardware(folder: Path, *, is_resumed: bool) -> Hardware:
+    """The hardware that the parameters follow from. A resumed suite has that of its beginning: the
+    memory that is available differs from hour to hour, and so would the parameters."""
+    file = folder / "hardware.json"
+    if is_resumed:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            return Hardware(**{**found, "storage": Path(found["storage"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            print("the hardware of the earlier suite is not known", file=sys.stderr)
+    machine = hardware.detect()
+    plain = {**machine._asdict(), "storage": str(machine.storage)}
+    file.write_text(json.dumps(plain) + "\n", encoding="utf-8")
+    return machine
 
 
 def parser() -> argparse.ArgumentParser:
@@ -157,6 +207,9 @@ def parser() -> argparse.ArgumentParser:
                       "space)")  # fmt: skip
     made.add_argument("--precondition", action="store_true",
                       help="write the disk tier of each run once before it")  # fmt: skip
+    made.add_argument("--resume", action="store_true",
+                      help="keep the runs in FOLDER that reached their end with the same command "
+                      "and commit, and run the others")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_results"),
                       metavar="FOLDER", help="the folder of each run's JSON and the comparison "
                       "(default: %(default)s)")  # fmt: skip
@@ -176,19 +229,19 @@ def main(argv: Sequence[str]) -> int:
     """0 when every run passed, 1 when one failed or none ran, 130 after Ctrl-C. Raises
     `ConfigError` before any run."""
     arguments = parser().parse_args(argv)
-    machine = hardware.detect()
-    with tolerate_closed_pipe():
-        print(machine.describe())
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True)
+        machine = _hardware(arguments.folder, is_resumed=arguments.resume)
     except OSError as error:
         raise ConfigError(f"--folder: {arguments.folder}: {error.strerror}") from None
+    with tolerate_closed_pipe():
+        print(machine.describe())
     planned = plan(arguments, machine)
-    seconds = sum(one.options.duration for one in planned if not one.skipped)
-    count = sum(not one.skipped for one in planned)
-    print(f"{count} runs, {seconds / 60:.0f} minutes at the most; Ctrl-C ends them, and the "
-          f"results are kept in {arguments.folder}", file=sys.stderr)  # fmt: skip
-    outcomes = run_all(planned, execute)
+    kept = kept_of(planned) if arguments.resume else {}
+    to_run = [one for one in planned if not one.skipped and one.name not in kept]
+    print(f"{len(to_run)} runs, {_minutes(to_run)}; Ctrl-C ends them, the results are kept in "
+          f"{arguments.folder}, and --resume runs the rest", file=sys.stderr)  # fmt: skip
+    outcomes = run_all(planned, execute, kept)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")
     with tolerate_closed_pipe():

@@ -5,7 +5,8 @@
 A warm-up run does not count. Trials with the same requests follow; for each figure the mean, the
 standard deviation (of a sample) and the coefficient of variation are shown. A criterion of the run
 passes when every trial passes it, and the throughput of the trials must not vary by more than
---max-cv. Options other than those of `validate` are options of the run.
+--max-cv. --resume goes on after Ctrl-C or a crash. Options other than those of `validate` are
+options of the run.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from benchmarks.harness import table
 from benchmarks.harness.options import above_zero, positive
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Figure, Record
-from benchmarks.storage_workload import document, flags
+from benchmarks.storage_workload import document, flags, resume
 from benchmarks.storage_workload.document import BENCHMARK, Run, why_not_judged
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.options import Options
@@ -183,6 +184,9 @@ def parser() -> argparse.ArgumentParser:
                       help="a run before them, not counted (default: none)")  # fmt: skip
     made.add_argument("--max-cv", type=above_zero, default=MAX_CV_PERCENT, metavar="PERCENT",
                       help="limit for tokens/s of the trials (default: %(default)g)")  # fmt: skip
+    made.add_argument("--resume", action="store_true",
+                      help="keep the trials in FOLDER that reached their end with the same command "
+                      "and commit, and run the others")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_validation"),
                       metavar="FOLDER", help="the folder of each trial's JSON, validation.json and "
                       "validation.txt (default: %(default)s)")  # fmt: skip
@@ -196,9 +200,11 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     options = flags.parse(of_run)
     if options.output is not None:
         raise ConfigError("output: each trial has its own file; --folder says where")
+    folder: Path = arguments.folder
+    if options.seed is None and arguments.resume:
+        options = replace(options, seed=resume.seed_of(_file_of(folder, 1)))
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
-    folder: Path = arguments.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -232,25 +238,51 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
 
 def _run_trials(
     arguments: argparse.Namespace, options: Options, run_one: Callable[[Options], Run]
-) -> tuple[list[dict[str, Any]], bool]:
+) -> tuple[list[Mapping[str, Any]], bool]:
     """The documents of the trials, and whether Ctrl-C ended them."""
-    trials: list[dict[str, Any]] = []
+    trials: list[Mapping[str, Any]] = []
+    kept = _kept(arguments, options) if arguments.resume else {}
+    num_left = arguments.trials - len(kept)
     try:
-        if arguments.warm_up is not None:
+        if arguments.warm_up is not None and num_left:
             print("warm-up, not counted", file=sys.stderr, flush=True)
             if run_one(replace(options, duration=arguments.warm_up)).interrupted:
                 return trials, True
-        for number in range(arguments.trials):
+        for number in range(1, arguments.trials + 1):
+            where = f"trial {number} of {arguments.trials}"
+            if number in kept:
+                print(f"{where}: kept", file=sys.stderr)
+                trials.append(kept[number])
+                continue
+            left = f"{num_left * options.duration / 60:.0f} minutes at the most left"
             words = shlex.join(options.arguments())
-            print(f"trial {number + 1} of {arguments.trials}: {words}", file=sys.stderr, flush=True)
+            print(f"{where}, {left}: {words}", file=sys.stderr, flush=True)
             run = run_one(options)
             if run.interrupted:
                 return trials, True
+            num_left -= 1
             trials.append(run.document())
-            document.write(trials[-1], arguments.folder / f"trial_{number + 1}.json")
+            document.write(trials[-1], _file_of(arguments.folder, number))
     except KeyboardInterrupt:  # before the measurement
         return trials, True
     return trials, False
+
+
+def _kept(arguments: argparse.Namespace, options: Options) -> dict[int, Mapping[str, Any]]:
+    """The trials that need not run again, by number."""
+    here = resume.Here.found()
+    kept: dict[int, Mapping[str, Any]] = {}
+    for number in range(1, arguments.trials + 1):
+        found = resume.recorded(_file_of(arguments.folder, number), options, here)
+        if found.document is not None:
+            kept[number] = found.document
+        else:
+            print(f"trial {number}: runs again, {found.why_not}", file=sys.stderr)
+    return kept
+
+
+def _file_of(folder: Path, number: int) -> Path:
+    return folder / f"trial_{number}.json"
 
 
 def _as_figure(one: Spread) -> Figure:
@@ -264,11 +296,11 @@ def _as_figure(one: Spread) -> Figure:
 
 
 def _measured(argv: Sequence[str]) -> list[str]:
-    """The arguments without the folder, which changes no figure."""
+    """The arguments without the folder and the resumption, which change no figure."""
     kept, words = [], iter(argv)
     for word in words:
         if word == "--folder":
             next(words, None)
-        elif not word.startswith("--folder="):
+        elif word != "--resume" and not word.startswith("--folder="):
             kept.append(word)
     return kept

@@ -170,5 +170,5 @@ def test_a_suite_of_two_tiers_runs_and_one_without_a_gpu_is_skipped(tmp_path, ca
     shares = [documents[name]["summary"]["cache_stats"]["read_share_by_tier"] for name in documents]
     assert shares == [{"cpu": 1.0}, {"nvme": 1.0}]
     assert {path.name for path in tmp_path.iterdir()} == {
-        "comparison.txt", "cpu-only.json", "storage-only.json",
+        "comparison.txt", "hardware.json", "cpu-only.json", "storage-only.json",
     }  # fmt: skip
