@@ -62,8 +62,14 @@ class Run:
         scaling = self.autoscaling or {}
         summary["autoscaling_stats"] = scaling.get("steps", [])
         summary["autoscaling_summary"] = scaling.get("summary")
-        criteria = judge(summary, self.options.performance_profile)
         options = _plain(asdict(self.options))
+        settled = steady.judge(
+            self.samples,
+            steady.why_not_judged(
+                options, interrupted=self.interrupted, failed=self.failure is not None
+            ),
+        )
+        criteria = judge(summary, self.options.performance_profile)
         why_not = why_not_judged(options)
         is_right = passed(criteria) and self.agrees and self.failure is None
         record = self.record
@@ -100,12 +106,7 @@ class Run:
             "accounting": [{**line._asdict(), "agrees": line.agrees} for line in self.accounting],
             "device": self.device,
             "preconditioning": self.preconditioning,
-            "steady_state": steady.judge(
-                self.samples,
-                steady.why_not_judged(
-                    options, interrupted=self.interrupted, failed=self.failure is not None
-                ),
-            ),
+            "steady_state": settled,
             "driver_alone_requests_per_second": self.headroom,
             "counters": self.counters,
             "validation": self.validation,
@@ -113,7 +114,11 @@ class Run:
             "rows": [],
             "figures": [
                 figure.to_json()
-                for figure in (*_figures(summary, criteria), *_call_figures(self.device))
+                for figure in (
+                    *_figures(summary, criteria),
+                    *_call_figures(self.device),
+                    *_condition_figures(self.preconditioning, settled),
+                )
             ],
             "throughput_timeline": throughput_timeline(self.samples),
             "latency_timeline": latency_timeline(self.samples),
@@ -179,6 +184,16 @@ def _call_figures(device: Mapping[str, Any]) -> Iterator[Figure]:
     for kind, calls in device.get("calls", {}).items():
         if calls["latency_ms"] is not None:
             yield Figure(f"device {kind} call", "ms", calls["latency_ms"])
+
+
+def _condition_figures(
+    preconditioning: Mapping[str, Any] | None, settled: Mapping[str, Any]
+) -> Iterator[Figure]:
+    if preconditioning is not None:
+        yield Figure("preconditioned", "GB", {"": preconditioning["written_bytes"] / 1e9})
+    for figure in settled["figures"]:
+        found = {"range": figure["range_percent"], "fit": figure["slope_percent"]}
+        yield Figure(f"steady state, {figure['name']}", "%", found)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,9 @@ class Driver:
         self.num_active = 0
         """Active users."""
 
+        self.preparing = "storing documents"
+        """The work before the run, for a person to read."""
+
         self.num_stuck = 0
         """Tasks that still waited for the store `END_PATIENCE_S` after the end."""
 

@@ -12,7 +12,7 @@ from itertools import count
 from benchmarks.storage_workload.driver import Driver
 from benchmarks.storage_workload.entries import Blocks, Kind
 from benchmarks.storage_workload.store_host import StoreHost
-from remote_server.values import MiB
+from remote_server.values import MiB, format_bytes
 
 PURPOSE = "precondition"
 
@@ -30,8 +30,10 @@ _KEY = struct.Struct(">BQ")
 async def fill(driver: Driver, host: StoreHost, block_bytes: int) -> dict[str, object]:
     """The `preconditioning` of a record, after the disk of `host` has been filled or `driver` was
     stopped."""
+    assert host.disk is not None
     began = time.monotonic()
     occupancy = await host.occupancy()
+    disk_bytes = occupancy["disk"].budget_bytes
     most = MOST_TIMES * sum(tier.budget_bytes for tier in occupancy.values())
     batch = max(1, min(BATCH_BYTES, host.memory // 4) // block_bytes)
     is_full = False
@@ -39,15 +41,17 @@ async def fill(driver: Driver, host: StoreHost, block_bytes: int) -> dict[str, o
         is_full = (await host.counters())["disk_evicted"] > 0
         if is_full or first * block_bytes >= most or driver.is_stopping:
             break
+        written = format_bytes(host.disk.calls.num_bytes["write"])
+        driver.preparing = f"filling the disk, {written} of {format_bytes(disk_bytes)}"
         keys = [_KEY.pack(Kind.FILLER, number) for number in range(first, first + batch)]
         done = await host.write(Blocks(keys, [block_bytes] * batch))
         driver.note_write(PURPOSE, done)
         await host.settle()
         driver.take_behind(PURPOSE)
-    assert host.disk is not None
+    driver.preparing = "storing documents"
     return {
         "written_once": is_full,
         "written_bytes": host.disk.calls.num_bytes["write"],
-        "disk_bytes": occupancy["disk"].budget_bytes,
+        "disk_bytes": disk_bytes,
         "seconds": time.monotonic() - began,
     }

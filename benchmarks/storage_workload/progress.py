@@ -19,6 +19,13 @@ WIDTH = 110
 """The longest rewritten line: a longer one would wrap and could not be rewritten."""
 
 
+def at_most(seconds: float) -> str:
+    """The time that runs of `seconds` together take: they may end earlier, and their writes to disk
+    and the start of each are not in it."""
+    shown = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    return f"{shown} of measurement"
+
+
 class Progress:
     """The progress of one run. `duration_s` is its longest duration."""
 
@@ -54,7 +61,7 @@ class Progress:
             self._hit += request.hit
         self._counted = len(requests)
         if not driver.samples.moments:
-            return "storing documents, or filling the disk"
+            return driver.preparing
         now = min(driver.elapsed_s, self._duration_s)
         last = driver.samples.moments[-1]
         parts = [

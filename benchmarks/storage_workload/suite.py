@@ -23,6 +23,7 @@ from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.hardware import STORAGE_CANDIDATES, Hardware
 from benchmarks.storage_workload.models import MODELS
 from benchmarks.storage_workload.options import Options, one_of
+from benchmarks.storage_workload.progress import at_most
 from benchmarks.storage_workload.resume import Here, recorded
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.scenarios import SCENARIOS
@@ -115,7 +116,7 @@ def run_all(
         found = kept.get(name)
         if not reason and found is None:
             number = num_runs - len(left) + 1
-            print(f"run {number} of {num_runs}, {_minutes(left)} left: {name}: "
+            print(f"run {number} of {num_runs}, {_time_of(left)} left: {name}: "
                   f"{shlex.join(options.arguments())}", file=sys.stderr, flush=True)  # fmt: skip
             del left[0]
             try:
@@ -133,9 +134,8 @@ def run_all(
     return outcomes
 
 
-def _minutes(planned: Sequence[Planned]) -> str:
-    seconds = sum(one.options.duration for one in planned)
-    return f"{seconds / 60:.0f} minutes at the most"
+def _time_of(planned: Sequence[Planned]) -> str:
+    return at_most(sum(one.options.duration for one in planned))
 
 
 def kept_of(planned: Sequence[Planned]) -> dict[str, Mapping[str, Any]]:
@@ -239,8 +239,10 @@ def main(argv: Sequence[str]) -> int:
     planned = plan(arguments, machine)
     kept = kept_of(planned) if arguments.resume else {}
     to_run = [one for one in planned if not one.skipped and one.name not in kept]
-    print(f"{len(to_run)} runs, {_minutes(to_run)}; Ctrl-C ends them, the results are kept in "
-          f"{arguments.folder}, and --resume runs the rest", file=sys.stderr)  # fmt: skip
+    print(
+        f"{len(to_run)} runs, {_time_of(to_run)} at the most; Ctrl-C ends them, the results are "
+        f"kept in {arguments.folder}, and --resume runs the rest", file=sys.stderr,
+    )  # fmt: skip
     outcomes = run_all(planned, execute, kept)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")

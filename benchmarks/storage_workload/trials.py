@@ -27,6 +27,7 @@ from benchmarks.storage_workload import document, flags, resume
 from benchmarks.storage_workload.document import BENCHMARK, Run, why_not_judged
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.progress import at_most
 from benchmarks.storage_workload.report import label_of
 from benchmarks.storage_workload.run import execute
 from remote_server.errors import ConfigError
@@ -254,7 +255,7 @@ def _run_trials(
                 print(f"{where}: kept", file=sys.stderr)
                 trials.append(kept[number])
                 continue
-            left = f"{num_left * options.duration / 60:.0f} minutes at the most left"
+            left = f"{at_most(num_left * options.duration)} left"
             words = shlex.join(options.arguments())
             print(f"{where}, {left}: {words}", file=sys.stderr, flush=True)
             run = run_one(options)

@@ -97,6 +97,8 @@ def test_the_whole_disk_is_written_once_before_the_run_and_none_of_it_is_a_figur
         sum(each.num_bytes for each in of_run if each.direction == "write" and each.user >= 0)
     )
     assert found["device"]["tier_written_bytes"] < done["written_bytes"]
+    figures = {figure["name"]: figure["values"] for figure in found["figures"]}
+    assert figures["preconditioned"][""] == pytest.approx(done["written_bytes"] / 1e9, rel=1e-5)
     text = report.render(found)
     assert "Preconditioned: yes, every file written once: 0.0" in text
     assert "Steady state: not judged: a tenth of this run has " in text

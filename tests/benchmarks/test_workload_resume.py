@@ -103,7 +103,7 @@ def test_a_resumed_suite_has_the_records_of_one_that_was_not_interrupted(
     shown = capsys.readouterr()
     assert len(again.commands) == 4 - num_whole
     minutes = [5, 4, 3, 2][num_whole]
-    assert f"run 1 of {4 - num_whole}, {minutes} minutes at the most left: " in shown.err
+    assert f"run 1 of {4 - num_whole}, {minutes} minutes of measurement left: " in shown.err
     assert shown.err.count(": kept\n") == num_whole
     plan = (cut / "hardware.json").read_text()
     whole.mkdir()
@@ -136,7 +136,8 @@ def test_a_resumed_validation_has_the_record_of_one_that_was_not_interrupted(
     status = validate(cut, again, "--resume")
     num_trials = 4 - max(0, num_whole - 1)
     assert len(again.commands) == 1 + num_trials
-    assert f", {num_trials} minutes at the most left: " in capsys.readouterr().err
+    left = "60 s" if num_trials == 1 else f"{num_trials} minutes"
+    assert f", {left} of measurement left: " in capsys.readouterr().err
     seed = json.loads((cut / "trial_1.json").read_text())["seed"]
     assert {json.loads(file.read_text())["seed"] for file in cut.glob("trial_*")} == {seed}
     assert validate(whole, Simulated(), "--seed", str(seed)) == status
