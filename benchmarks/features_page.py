@@ -36,6 +36,10 @@ one of its program, and so is a defect.
 | skipped | A machine with 2 cores, without a GPU and a second host cannot show it. |
 | missing | It is not here. The note has what is missing. |
 
+Each row that is missing or differs names what would show the opposite (*absent*: an option, a
+command, a value, a setting, a name in the code, a module, a test or a record; `*` is any text). A
+test looks for each of them, so that no row outlives its gap.
+
 *Shown by* is a command to type; the record is one of its runs. What has no command is shown by its
 test alone. The title of the link to a test's file is the name of the test.
 
@@ -64,6 +68,11 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     record: str = ""
     """A file name below `RESULTS`: the record of a run of `shown_by`."""
+
+    absent: list[str] = msgspec.field(default_factory=list)
+    """Of `missing` and `differs`: the option, command, setting, name, module, test or record that
+    would show the opposite, as `tests/absences.py` reads it. A test looks for each; when one is
+    found, the row is out of date."""
 
     defect: bool = False
     """A defect of the source's program. `works`: it is not repeated here."""
@@ -106,12 +115,11 @@ def _count(name: str, features: Sequence[Feature]) -> str:
 
 
 def _missing(table: Mapping[str, Sequence[Feature]]) -> Iterator[str]:
-    yield "**Missing:**"
-    yield ""
-    for features in table.values():
-        for feature in features:
-            if feature.state == "missing":
-                yield f"- {feature.name}: {feature.note}"
+    lines = [
+        f"- {feature.name}: {feature.note}"
+        for features in table.values() for feature in features if feature.state == "missing"
+    ]  # fmt: skip
+    yield from ["**Missing:**", "", *lines] if lines else ["**Missing:** nothing."]
 
 
 def _rows(features: Sequence[Feature] | Iterator[Feature]) -> Iterator[str]:
@@ -120,6 +128,8 @@ def _rows(features: Sequence[Feature] | Iterator[Feature]) -> Iterator[str]:
     for one in features:
         word = "not repeated" if one.defect and one.state == "works" else one.state
         state = f"**{word}**" + (f": {one.note}" if one.note else "")
+        if one.absent:
+            state += f" *Absent:* {', '.join(f'`{each}`' for each in one.absent)}."
         cells = (f"**{one.name}.** {one.feature}", state, _shown(one), _test(one.test))
         yield f"| {' | '.join(_escaped(cell) for cell in cells)} |"
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from absences import KINDS, found
 from test_help import PROGRAMS
 
 from benchmarks.features_page import RESULTS, Feature, read, render
@@ -91,6 +92,60 @@ def test_what_works_has_a_test_and_all_else_says_why():
     texts = [text for f in FEATURES for text in (f.feature, f.note) if text]
     assert not [text for text in texts if text != text.strip() or not text.endswith((".", ".)"))]
     assert not [text for text in (*texts, *names(FEATURES)) if "\n" in text]
+
+
+OPEN = [feature for feature in FEATURES if feature.state in ("missing", "differs")]
+
+
+def test_what_is_missing_or_differs_names_what_would_show_the_opposite():
+    assert not names([feature for feature in OPEN if not feature.absent])
+    assert not names([feature for feature in FEATURES if feature.absent and feature not in OPEN])
+
+
+@pytest.mark.parametrize("feature", OPEN, ids=names(OPEN))
+def test_what_a_row_calls_absent_is_not_here(feature: Feature):
+    there = {one: here for one in feature.absent if (here := found(one))}
+    assert not there, f"{feature.name}: the row is out of date"
+
+
+PRESENT = {
+    "option: kvferry serve --pack-comp*": ["--pack-compress"],
+    "option: python -m benchmarks.store_sweep run --SERVERS": ["--servers"],
+    "command: kvferry doc*": ["doctor"],
+    "value: --eviction lru": ["exit status 0"],
+    "setting: server pack_c*": ["pack_compress"],
+    "setting: connector patience": ["patience"],
+    "setting: client endpoint": ["endpoint"],
+    "name: remote_server.protocol Touch": ["Touch"],
+    "name: remote_server.protocol.Lookup explain": ["explain"],
+    "module: remote_server *fleet.server_list": ["remote_server.fleet.server_list"],
+    "test: tests/remote_server/fleet *_is_a_list_of_one_*": [
+        "test_one_plain_address_is_a_list_of_one_without_a_name"
+    ],
+    "record: parameters.bucket *az://*": ["store_sweep_az.json"],
+    "record: versions.* 0.0.0": [],
+}
+"""What is here is found, by each kind of statement, and what is not here is not."""
+
+
+@pytest.mark.parametrize("statement", PRESENT)
+def test_what_is_here_is_found(statement: str):
+    assert found(statement) == PRESENT[statement]
+    assert {one.partition(": ")[0] for one in PRESENT} == KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "option: kvferry gone --flag", "option: python -m benchmarks.gone --flag",
+        "option: rm --all", "command: kvferry serve gone", "value: --gone 1",
+        "module: remote_gone *", "test: tests/gone *", "name: remote_server.protocol.Gone x",
+        "setting: gone *", "gone: x", "no statement",
+    ],
+)  # fmt: skip
+def test_a_statement_that_searches_nothing_is_an_error(statement: str):
+    with pytest.raises((ValueError, LookupError, AttributeError)):
+        found(statement)
 
 
 def test_every_test_is_there():
