@@ -142,20 +142,24 @@ def settings_of(
     pool = _pool_of(arguments, block_bytes, requests)
     made: dict[Setting, None] = {}
     buckets = [flags.BUCKETS[name] for name in arguments.bucket]
-    for kind in REPLAYS if arguments.replay == flags.BOTH else (arguments.replay,):
-        sizes = arguments.server_memory
-        if kind == WIRE and arguments.replay == flags.BOTH:
-            sizes = arguments.wire_memory
+    both = arguments.replay == flags.BOTH
+    for kind in REPLAYS if both else (arguments.replay,):
+        option = "--wire-memory" if kind == WIRE and both else "--server-memory"
+        sizes = arguments.wire_memory if kind == WIRE and both else arguments.server_memory
         for disk in arguments.server_disk:
             for size in sizes:
                 memory = everything if size is None else max(1, size // block_bytes)
                 if disk and memory >= everything:
                     continue  # nothing would ever be read from it
+                # The policies alone have the size as it is, unless a real server is beside them.
+                is_real = kind == WIRE or (both and size in arguments.wire_memory)
                 places = pool, memory, disk // block_bytes
                 for pool_policy, policy in policies_of(arguments, kind):
                     for bucket in ("",) if kind == WIRE else buckets:
                         setting = Setting(kind, pool_policy, policy, *places, bucket)
-                        made[rounded(setting, arguments.payload)] = None
+                        if is_real:
+                            setting = rounded(setting, arguments.payload, everything, option)
+                        made[setting] = None
     if not made:
         raise ConfigError("nothing to replay: the server has no such policy, or needs no disk")
     return [*made]

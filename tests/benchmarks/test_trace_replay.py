@@ -1,8 +1,10 @@
 """The trace replay: what is counted, what is possible, and that a real server finds the same."""
 
+import csv
 import itertools
 import json
 import random
+import re
 
 import pytest
 from synthetic_trace import write
@@ -14,10 +16,11 @@ from benchmarks.remote_kv_cache.replay.candidates import POLICIES
 from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
-from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
+from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require_size
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
 from benchmarks.simulated.tiered_pool import TieredPool
+from remote_server.errors import ConfigError
 from remote_server.store.policies import LRU
 from remote_server.store.slabs import Slabs
 
@@ -291,3 +294,60 @@ def test_a_pool_too_small_for_a_prompts_puts_is_refused(tmp_path, capsys):
     status = trace_benchmark.main(["--trace", str(trace), "--model", "tiny", "--pool", "8MiB"])
     assert status == 2
     assert "--pool: 16 blocks; the longest prompt has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replay", ["store", "both"])
+@pytest.mark.parametrize("size_mib", [1, 5, 37, 64])
+def test_the_policies_alone_have_the_memory_and_the_disk_that_were_named(
+    tmp_path, capsys, monkeypatch, replay, size_mib
+):
+    """Of any size: a small block on the wire makes no small server large."""
+    trace, file = write(tmp_path / "trace.jsonl", 60), tmp_path / "r.json"
+    status = trace_benchmark.main([
+        "--trace", str(trace), "--model", "tiny", "--pool", "64MiB", "--replay", replay,
+        "--server-memory", f"{size_mib}MiB", "--server-disk", f"0,{2 * size_mib}MiB",
+        "--wire-memory", "all", "--policies", "lru", "--pool-policies", "lru", "--csv",
+        str(tmp_path / "r.csv"), "--json", str(file),
+    ])  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    with (tmp_path / "r.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["replay"] == "store"]
+    block_bytes = json.loads(file.read_text())["parameters"]["block_bytes"]
+    blocks = (size_mib << 20) // block_bytes
+    sizes = {(int(row["memory_blocks"]), int(row["disk_blocks"])) for row in rows}
+    assert sizes == {(blocks, 0), (blocks, 2 * blocks)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--replay", "wire", "--server-memory", "8MiB"], "--server-memory: 16 blocks"),
+        (["--replay", "both", "--wire-memory", "8MiB"], "--wire-memory: 16 blocks"),
+        (["--replay", "wire", "--server-memory", "256MiB", "--server-disk", "8MiB", "--payload",
+          "4096"], "--server-disk: 16 blocks"),
+        (["--servers", "2", "--wire-memory", "16MiB"], "--wire-memory, 2 servers, each: 16 blocks"),
+        (["--replay", "wire", "--eviction", "lru", "--capacity", "8MiB"], "--capacity: 16 blocks"),
+    ],
+)  # fmt: skip
+def test_a_size_that_no_real_server_has_is_refused_and_not_enlarged(
+    tmp_path, capsys, arguments, option
+):
+    trace = write(tmp_path / "trace.jsonl", 300)
+    given = ["--trace", str(trace), "--model", "tiny", "--pool", "64MiB", *arguments]
+    assert trace_benchmark.main(given) == 2
+    said = capsys.readouterr().err
+    assert option in said and "the smallest real server has room for" in said
+    assert "--replay store" in said
+
+
+@pytest.mark.parametrize("payload", [16, 1024, 64 << 10])
+@pytest.mark.parametrize("blocks", [1, 16, 292, 585, 1170, 4681])
+def test_a_payload_that_is_recommended_is_enough(blocks, payload):
+    for room_for in (memory_for, disk_for):
+        try:
+            require_size("--size", blocks, payload, room_for)
+        except ConfigError as error:
+            if found := re.search(r"--payload (\d+)", str(error)):
+                require_size("--size", blocks, int(found[1]), room_for)
+        else:
+            assert room_for(blocks, payload).places <= 9 * blocks // 8

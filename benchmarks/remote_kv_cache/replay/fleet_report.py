@@ -12,6 +12,7 @@ from benchmarks.remote_kv_cache.replay import fleet_replays
 from benchmarks.remote_kv_cache.replay.fleet_replays import Event, FleetPoint, FleetSetting
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from benchmarks.remote_kv_cache.replay.progress import Progress
+from benchmarks.remote_kv_cache.replay.room import memory_for, require_size
 from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.values import format_bytes
 
@@ -69,7 +70,8 @@ class FleetStudy:
 
 def settings_of(arguments: argparse.Namespace, pool: int, block_bytes: int) -> list[FleetSetting]:
     """Every replay, each to be made with the model and over the wire. Events happen in a fleet
-    with room for everything."""
+    with room for everything. Raises `ConfigError` for servers that no real ones are small enough
+    for."""
     sizes = [None if size is None else max(1, size // block_bytes)
              for size in arguments.wire_memory]  # fmt: skip
     events = [event for event, wanted in (
@@ -80,10 +82,19 @@ def settings_of(arguments: argparse.Namespace, pool: int, block_bytes: int) -> l
     made: dict[FleetSetting, None] = {}
     for servers in arguments.servers:
         for size in [*sizes, *([None] if events else [])]:
-            made[FleetSetting(servers, pool, size, copies_head=head)] = None
+            setting = FleetSetting(servers, pool, size, copies_head=head)
+            if size is not None and WIRE in _kinds(arguments):
+                of_each = setting.memory_of_each(size)
+                option = f"--wire-memory, {servers} servers, each"
+                require_size(option, of_each, arguments.payload, memory_for)
+            made[setting] = None
         for event in events if servers > 1 else ():
             made[FleetSetting(servers, pool, None, event, head)] = None
     return [*made]
+
+
+def _kinds(arguments: argparse.Namespace) -> Sequence[str]:
+    return fleet_replays.KINDS if arguments.replay == "both" else (arguments.replay,)
 
 
 def run(
@@ -91,7 +102,7 @@ def run(
     arguments: argparse.Namespace, runner: Runner,
 ) -> None:  # fmt: skip
     """Fill `study`. An interruption ends it."""
-    kinds = fleet_replays.KINDS if arguments.replay == "both" else (arguments.replay,)
+    kinds = _kinds(arguments)
     cases = [(setting, kind) for setting in settings for kind in kinds]
     for number, (setting, kind) in enumerate(cases, 1):
         where = f"replay {number} of {len(cases)}: {kind}, {setting.servers} servers"

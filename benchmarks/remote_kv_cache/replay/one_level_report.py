@@ -122,10 +122,13 @@ class LevelStudy:
 
 
 def rooms_of(arguments: argparse.Namespace, block_bytes: int) -> list[Room]:
-    """The capacities. With a server beside the model both have the places of a real one."""
+    """The capacities. With a server beside the model both have the places of a real one. Raises
+    `ConfigError` for a capacity below the smallest real one."""
     made = []
     for size in arguments.capacity:
         places = max(1, size // block_bytes)
+        if not _alone(arguments):
+            one_level_wire.require_size(places)
         made.append(Room(size, places if _alone(arguments) else one_level_wire.places_for(places)))
     return made
 

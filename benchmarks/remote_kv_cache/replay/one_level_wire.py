@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.remote_kv_cache.replay import room as rooms
 from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Result, key_of
 from benchmarks.remote_kv_cache.replay.room import memory_for
 from benchmarks.remote_kv_cache.replay.timed_server import SECONDS
@@ -32,6 +33,11 @@ class TimedServer(RemoteServer):
         super().__init__(memory, args=args)
         timed = "benchmarks.remote_kv_cache.replay.timed_server"
         self.command = [sys.executable, "-m", timed, f"{clock}", *self.command[3:]]
+
+
+def require_size(capacity: int) -> None:
+    """Raises `ConfigError` where no real server has about so many places."""
+    rooms.require_size("--capacity", capacity, PAYLOAD, memory_for, can_change=False)
 
 
 def places_for(capacity: int) -> int:

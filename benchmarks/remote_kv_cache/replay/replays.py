@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.replay.points import (
     Setting,
     point_of,
 )
-from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
+from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require_size
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
@@ -67,8 +67,14 @@ class Pace:
     """Of the bucket."""
 
 
-def rounded(setting: Setting, payload: int) -> Setting:
-    """The setting with the number of places of a real server of that size."""
+def rounded(setting: Setting, payload: int, everything: int, option: str) -> Setting:
+    """The setting with the number of places of a real server of that size, which is a few percent
+    more than asked for. Raises `ConfigError` where it would be more than that, unless a level has
+    room for `everything` anyway. `option` is that of the memory."""
+    if setting.memory < everything:
+        require_size(option, setting.memory, payload, memory_for)
+    if 0 < setting.disk < everything:
+        require_size("--server-disk", setting.disk, payload, disk_for)
     memory, disk = memory_for(setting.memory, payload), disk_for(setting.disk, payload)
     return Setting(
         setting.replay, setting.pool_policy, setting.policy, setting.pool, memory.places,
