@@ -6,6 +6,7 @@ Any of these may be impossible here; that is a result and not an error.
 
 import argparse
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from benchmarks.engine.presets import Numbers, size
 from benchmarks.engine.prompts import Expected, distinct
 from benchmarks.harness import machine
 from benchmarks.harness.record import Record, Row
-from benchmarks.harness.runner import Runner, Sample, Skipped
+from benchmarks.harness.runner import Runner, Sample, Skipped, in_words
 from examples.processes import RemoteServer, StartFailed
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
@@ -48,17 +49,23 @@ def conduct(
     """Run `measure`, whose processes end with the stack. A part that cannot run becomes a row of
     this `model` and `operation`.
 
-    An interruption ends `measure` and not the program; all of `record` stays.
+    An interruption or an error, also one of the processes' end, ends `measure` and not the program;
+    all of `record` stays.
     """
-    with runner, ExitStack() as stack:
+    with runner:
         try:
-            machine.skip_unless_fits(needed, allowed)
-            measure(stack)
+            with ExitStack() as stack:
+                machine.skip_unless_fits(needed, allowed)
+                measure(stack)
         except (Skipped, StartFailed) as reason:
             record.rows.append(Row(model, operation, 0, Sample(skipped=str(reason))))
         except EngineFailed as reason:
             runner.num_failed += 1
             record.rows.append(Row(model, operation, 0, Sample(failed=str(reason))))
+        except Exception as error:  # of vLLM, of the server, of a bare assert: a row and no crash
+            traceback.print_exc()
+            runner.num_failed += 1
+            record.rows.append(Row(model, operation, 0, Sample(failed=in_words(error))))
 
 
 class Site:

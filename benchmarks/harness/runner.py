@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self, TextIO, TypeVar
 
@@ -22,8 +24,25 @@ class Skipped(Exception):
     """This cannot be measured here. The message is the reason, and is part of the result."""
 
 
+class NotJudged(Skipped):
+    """The machine did not do its part in time, so that the run shows nothing about the product."""
+
+    def __str__(self) -> str:
+        return f"not judged: {super().__str__()}"
+
+
 class WrongBytes(AssertionError):
     """The bytes that arrived differ from those sent: the time is void."""
+
+
+def in_words(error: BaseException) -> str:
+    """The kind of an error and its message. One without a message, as of a bare `assert`, has the
+    place and the line that raised it."""
+    text = f"{error}".strip()
+    if not text and (frames := traceback.extract_tb(error.__traceback__)):
+        last = frames[-1]
+        text = f"{Path(last.filename).name}, line {last.lineno}: {last.line}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def nothing() -> None:
@@ -165,7 +184,7 @@ class Runner:
         except Exception as error:
             # One broken comparator must not void the hour that the others took. Its row and the
             # exit status record the failure.
-            sample.failed = f"{type(error).__name__}: {error}"
+            sample.failed = in_words(error)
             self.num_failed += 1
         else:
             (sample.warm_ups if warm_up else sample.values).append(seconds)

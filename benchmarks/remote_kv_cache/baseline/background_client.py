@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness.runner import WrongBytes
+from benchmarks.harness.runner import NotJudged, WrongBytes
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, key_of
@@ -124,15 +124,19 @@ class BackgroundClient:
 
         def wait_for_get() -> int:
             result = got.result()
+            if result.error is not None:
+                raise NotJudged(f"a get of the second client: {result.error!r}")
             if len(result.landed) != len(result.outcomes):
-                raise WrongBytes(f"not all blocks came: {result.outcomes}, {result.error}")
+                raise WrongBytes(f"not all blocks came: {result.outcomes}")
             return result.bytes
 
         return [wait_for_put, wait_for_get]
 
 
 def _check_put(result: PutResult) -> int:
-    """The bytes of a put. Blocks still being written count: their bytes were sent."""
+    """The bytes of a put. Blocks still being written count: their bytes were sent. Raises
+    `NotJudged` when the server had no time or no room for all of them."""
     if result.error is not None or result.declined:
-        raise WrongBytes(f"not all blocks went: {result.declined}, {result.error}")
+        why = repr(result.error) if result.error is not None else f"declined: {result.declined}"
+        raise NotJudged(f"a put of the second client: {why}")
     return len(result.outcomes) * BLOCK_BYTES

@@ -8,7 +8,7 @@ connector: in our code and in vLLM's own offloading.
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner, Skipped
+from benchmarks.harness.runner import Case, NotJudged, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import step_results
 from benchmarks.remote_kv_cache.baseline.background_client import (
     BLOCK_BYTES,
@@ -46,9 +46,18 @@ PROMPT_TOKENS = 4109
 
 NUM_PROMPTS = 5  # used in turn: engine and CPU pool have room for less than four
 SETTLING_STEPS = 16
+SPARE_TOKENS = 6 * BLOCK_TOKENS
+"""Tokens that a request may decode before the last of them is admitted."""
+
 _NEEDED = 3 * GiB
 
-Load = Callable[[], BackgroundClient | None]
+BESIDE = (("demo's rate", True), ("full speed", False), ("full speed, prompts return", False))
+"""Variants with a second client, and whether it moves at the demo's rate."""
+
+OF_THE_MACHINE = frozenset(
+    {"lookup_late", "lookup_paused", "unavailable", "budget_spent", "pool_busy"}
+)
+"""Misses that a machine without a free core causes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,6 +121,7 @@ class EngineCost:
         decoded = NUM_REQUESTS * (num_steps // BLOCK_TOKENS + 10)
         engine_blocks = max(200, PROMPT_TOKENS // BLOCK_TOKENS + 17 + decoded)
         self._loaded_before = 0
+        self._misses_before: dict[str, int] = {}
         self._engine = stack.enter_context(
             SteppedEngine(model, preset, self._server.endpoint, engine_blocks)
         )
@@ -126,19 +136,19 @@ class EngineCost:
         self._engine.empty()
 
     def cases(self, stack: ExitStack, rate: float) -> list[Case]:
-        """Every variant that this client's transports allow."""
+        """Every variant; `Skipped` where a second client of that transport cannot run here."""
         cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
         for transport in TRANSPORTS:
+            variants = [(Variant(name, transport), slow) for name, slow in BESIDE]
             try:
                 client = self._client(stack, transport)
-            except Skipped:
+            except Skipped as reason:
+                self.trials |= {variant: [] for variant, _ in variants}
+                cases += [Case.skipped(variant, reason) for variant, _ in variants]
                 continue
-            for name, bytes_per_s in (
-                ("demo's rate", rate),
-                ("full speed", None),
-                ("full speed, prompts return", None),
-            ):
-                cases.append(self._case(Variant(name, transport), client, bytes_per_s))
+            cases += [
+                self._case(variant, client, rate if slow else None) for variant, slow in variants
+            ]
         return cases
 
     def _client(self, stack: ExitStack, transport: str) -> BackgroundClient:
@@ -173,8 +183,10 @@ class EngineCost:
         for number in range(NUM_REQUESTS):
             # Different lengths, so that their blocks are full in different steps.
             prompt = tiny_model.prompt_tokens(64 + 8 * number, seed=next(self._seeds))
-            self._engine.add(f"decode {number}", prompt, self._num_steps + 6 * BLOCK_TOKENS)
+            self._engine.add(f"decode {number}", prompt, self._num_steps + SPARE_TOKENS)
         while self._engine.num_running < NUM_REQUESTS:
+            if (left := self._engine.num_unfinished) < NUM_REQUESTS:
+                raise NotJudged(f"{left} of {NUM_REQUESTS} still decode when the last is admitted")
             self._engine.step()
         for _ in range(SETTLING_STEPS):
             self._engine.step()
@@ -182,6 +194,7 @@ class EngineCost:
     def _run(self, variant: Variant, every: int) -> None:
         trial = Trial([])
         self._loaded_before = self._engine.blocks_from_server()
+        self._misses_before = self._engine.misses()
         for number in range(self._num_steps):
             # One at a time: the pool has no room for many loads at once.
             if every and number % every == 0 and self._engine.num_unfinished == NUM_REQUESTS:
@@ -195,17 +208,28 @@ class EngineCost:
     def _num_loaded(self) -> int:
         return self._engine.blocks_from_server() - self._loaded_before
 
+    def _misses_of_the_machine(self) -> dict[str, int]:
+        """Those of this trial."""
+        new = {
+            reason: count - self._misses_before.get(reason, 0)
+            for reason, count in self._engine.misses().items() if reason in OF_THE_MACHINE
+        }  # fmt: skip
+        return {reason: count for reason, count in new.items() if count}
+
     def _verify(self, variant: Variant, background: BackgroundClient | None) -> None:
         trial = self.trials[variant][-1]
         if background is not None:
             trial.background = background.stop()
-        if self._engine.num_running < NUM_REQUESTS:
-            raise AssertionError(f"{self._engine.num_running} of {NUM_REQUESTS} still decode")
+        if self._engine.num_running < NUM_REQUESTS:  # the last of them was admitted late
+            raise NotJudged(f"{self._engine.num_running} of {NUM_REQUESTS} still decode")
         while self._engine.num_unfinished > NUM_REQUESTS:  # a prompt is still loading
             self._engine.step()
         expected = trial.num_prompts * (PROMPT_TOKENS // BLOCK_TOKENS)
         if self._num_loaded() != expected:
-            raise AssertionError(f"{self._num_loaded()} of {expected} blocks came from the server")
+            text = f"{self._num_loaded()} of {expected} blocks came from the server"
+            if late := self._misses_of_the_machine():
+                raise NotJudged(f"{text}; misses: {late}")
+            raise AssertionError(text)
         if errors := self._engine.hook_errors():
             raise AssertionError(f"{errors} exceptions in hooks")
 

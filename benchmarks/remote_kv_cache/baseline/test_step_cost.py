@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner
+from benchmarks.harness.runner import Case, NotJudged, Runner
 from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, server_for
 from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
@@ -189,12 +189,12 @@ class StepCost:
         finally:
             self._server.send_signal(signal.SIGCONT)
         if any(step.admits for step in self._steps):
-            raise AssertionError(f"admitted without an answer; misses: {self._engine.misses()}")
+            raise NotJudged(f"admitted without an answer; misses: {self._engine.misses()}")
         deadline = time.monotonic() + PATIENCE_S
         while not self._steps[-1].admits:
             self._steps.append(self._engine.step())
             if time.monotonic() > deadline:
-                raise AssertionError(f"the prompt is not admitted after {len(self._steps)} steps")
+                raise NotJudged(f"the prompt is not admitted after {len(self._steps)} steps")
 
     def _stop(self) -> None:
         """Stop the server's process; it is stopped when this returns."""
