@@ -53,42 +53,52 @@ Tips = dict[str, str]
 def latency(results: Sequence[Result], operation: str) -> Chart:
     """Percentiles of `operation` ("lookup" or "read") over thousands of tokens a second.
 
-    Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back.
-    Logarithmic, because the slowest of thousands would flatten the median.
+    Every point is drawn. Beyond the peak, where more clients give fewer tokens and the curve turns
+    back, marks are hollow. One that was not measured is a mark at the lower edge. Below the axis
+    the picture says so. Logarithmic, because the slowest of thousands would flatten the median.
     """
     peak = max(range(len(results)), key=lambda place: results[place].tokens_per_s)
-    shown = results[: peak + 1]
     tips: Tips = {}
     series: dict[str, str] = {}
+    values = {
+        name: [getattr(getattr(result, operation), name) for result in results]
+        for name in Percentiles._fields
+    }
+    measured = [value for some in values.values() for value in some if _is_drawn(value)]
+    edge = _line_below(0.999 * min(measured)) if measured else 1.0
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import LogLocator, NullLocator
 
-        xs = [result.tokens_per_s / 1e3 for result in shown]
-        for number, name in enumerate(Percentiles._fields):
-            ys = [getattr(getattr(result, operation), name) for result in shown]
-            if None in ys:
+        xs = [result.tokens_per_s / 1e3 for result in results]
+        for number, (name, ys) in enumerate(values.items()):
+            if not any(map(_is_drawn, ys)):
                 continue
-            series[name] = _COLOURS[number]
-            for place, (x, y, result) in enumerate(zip(xs, ys, shown, strict=True)):
-                axes.plot([x], [y], _MARKS[number], label="" if place else name,
-                          color=_COLOURS[number], gid=f"{name}~{place}")  # fmt: skip
+            series[name] = colour = _COLOURS[number]
+            for place, (x, y, result) in enumerate(zip(xs, ys, results, strict=True)):
+                mark = _MARKS[number] if _is_drawn(y) else "x"
+                axes.plot([x], [y if _is_drawn(y) else edge], mark, label="" if place else name,
+                          color=colour, markerfacecolor=colour if place <= peak else "none",
+                          clip_on=False, gid=f"{name}~{place}")  # fmt: skip
                 tips[f"{name}~{place}"] = (
-                    f"{operation} {name}: {y:.2f} ms at {result.point.concurrency} at once "
-                    f"({result.point}), {x:.1f} K tokens/s"
+                    f"{operation} {name}: {f'{y:.2f} ms' if _is_drawn(y) else 'not measured'} at "
+                    f"{result.point.concurrency} at once ({result.point}), {x:.1f} K tokens/s"
+                    f"{_errors_of(result)}"
                 )
-        axes.set_xlabel("thousands of tokens a second")
+        notes = _notes(results, peak, values)
+        axes.set_xlabel("\n".join(["thousands of tokens a second", *notes]))
         axes.set_ylabel(f"{operation}, ms")
         axes.set_yscale("log")
-        axes.set_ylim(bottom=_line_below(axes.get_ylim()[0]))
+        axes.set_ylim(bottom=edge)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_MARKS)).set_gid(
-            "legend"
-        )
+        if series:
+            below = (0.5, -0.15 - 0.06 * len(notes))
+            legend = axes.legend(loc="upper center", bbox_to_anchor=below, ncols=len(_MARKS))
+            legend.set_gid("legend")
         axes.spines["right"].set_visible(False)
-        places, names = _without_overlap(xs, [f"{r.point.concurrency}" for r in shown])
+        places, names = _without_overlap(xs, [f"{r.point.concurrency}" for r in results])
         above = axes.secondary_xaxis("top")
         above.set_xticks(places, names)
         above.set_xlabel("conversations at once")
@@ -96,9 +106,38 @@ def latency(results: Sequence[Result], operation: str) -> Chart:
     return Chart(operation, _svg(draw, f"{operation}-", tips), series)
 
 
+def _is_drawn(value: float | None) -> bool:
+    """Whether a logarithmic axis has a place for it."""
+    return value is not None and 0 < value < math.inf
+
+
+def _errors_of(result: Result) -> str:
+    return f", {result.errors:,} errors" if result.errors else ""
+
+
+def _notes(
+    results: Sequence[Result], peak: int, values: Mapping[str, Sequence[float | None]]
+) -> list[str]:
+    """What the marks of a chart of latencies do not say by themselves, a line each."""
+    notes = []
+    if beyond := len(results) - 1 - peak:
+        notes.append(f"hollow: {beyond} of {len(results)} points, beyond the peak")
+    nowhere = [name for name, ys in values.items() if not any(map(_is_drawn, ys))]
+    if nowhere:
+        notes.append(f"not measured at any point: {', '.join(nowhere)}")
+    at_edge = sum(
+        not _is_drawn(y) for name, ys in values.items() if name not in nowhere for y in ys
+    )
+    if at_edge:
+        notes.append(f"x at the lower edge: {at_edge} values that were not measured")
+    if wrong := [f"{one.point.concurrency}" for one in results if one.errors]:
+        notes.append(f"with errors: {', '.join(wrong)} at once")
+    return notes
+
+
 def _without_overlap(xs: list[float], names: list[str]) -> tuple[list[float], list[str]]:
     """Merge the names of neighbours that are too close together."""
-    room = (max(xs) - min(xs)) / 25
+    room = (max(xs) - min(xs)) / 14
     groups: list[list[int]] = []
     for number in sorted(range(len(xs)), key=xs.__getitem__):
         if groups and xs[number] - xs[groups[-1][-1]] < room:
@@ -127,6 +166,7 @@ def throughput(results: Sequence[Result]) -> Chart:
             point = results[place].point
             tips[f"{name}~{place}"] = (
                 f"{values[place]:.1f} {name} at {point.concurrency} at once ({point})"
+                f"{_errors_of(results[place])}"
             )
 
     def draw(axes: Any) -> None:
@@ -147,35 +187,43 @@ def throughput(results: Sequence[Result]) -> Chart:
 
 
 def split(results: Sequence[Result]) -> Chart | None:
-    """The parts of a read, stacked, over the number at once; None without any."""
-    known = [result for result in results if result.split is not None]
+    """The parts of a read, stacked, over the number at once; None without any. A point without
+    them has its place and the words for it."""
+    has_any = any(result.split is not None for result in results)
     tips: Tips = {}
     series = dict(zip(PARTS, _COLOURS, strict=True))
 
     def draw(axes: Any) -> None:
+        known = [place for place, result in enumerate(results) if result.split is not None]
         below = [0.0] * len(known)
         for number, name in enumerate(PARTS):
-            heights = [result.split.parts[name] for result in known if result.split is not None]
-            drawn = axes.bar(range(len(known)), heights, 0.6, bottom=below, color=series[name],
+            heights = [one.split.parts[name] for one in results if one.split is not None]
+            drawn = axes.bar(known, heights, 0.6, bottom=below, color=series[name],
                              label=name, hatch=("", "//", "..", "\\\\", "xx")[number])  # fmt: skip
-            for place, bar in enumerate(drawn):
+            for place, height, bar in zip(known, heights, drawn, strict=True):
                 bar.set_gid(f"{name}~{place}")
-                point = known[place].point
+                point = results[place].point
                 tips[f"{name}~{place}"] = (
-                    f"{name}: {heights[place]:.3f} ms of a read (mean) at {point.concurrency} at "
+                    f"{name}: {height:.3f} ms of a read (mean) at {point.concurrency} at "
                     f"once ({point})"
                 )
             below = [under + height for under, height in zip(below, heights, strict=True)]
-        _name_points(axes, known)
+        for place, result in enumerate(results):
+            if result.split is None:
+                axes.text(place, 0, "not measured", rotation=90, ha="center", va="bottom")
+        _name_points(axes, results)
         axes.set_ylabel("mean of a read, ms")
         axes.grid(visible=False, axis="x")
         axes.legend(loc="upper left").set_gid("legend")
 
-    return Chart("split", _svg(draw, "split-", tips), series) if known else None
+    return Chart("split", _svg(draw, "split-", tips), series) if has_any else None
 
 
 def _name_points(axes: Any, results: Sequence[Result]) -> None:
-    names = [f"{one.point.concurrency}\n({one.point})" for one in results]
+    names = [
+        f"{one.point.concurrency}\n({one.point})" + ("\nerrors" if one.errors else "")
+        for one in results
+    ]
     axes.set_xticks(range(len(results)), names)
     axes.set_xlabel("conversations at once (processes x clients)")
 
