@@ -54,8 +54,9 @@ def latency(results: Sequence[Result], operation: str) -> Chart:
     """Percentiles of `operation` ("lookup" or "read") over thousands of tokens a second.
 
     Every point is drawn. Beyond the peak, where more clients give fewer tokens and the curve turns
-    back, marks are hollow. One that was not measured is a mark at the lower edge. Below the axis
-    the picture says so. Logarithmic, because the slowest of thousands would flatten the median.
+    back, marks are hollow. One that was not measured is a mark at the lower edge. The line
+    below the axis counts them. Logarithmic, because the slowest of thousands would flatten the
+    median.
     """
     peak = max(range(len(results)), key=lambda place: results[place].tokens_per_s)
     tips: Tips = {}
@@ -118,7 +119,7 @@ def _errors_of(result: Result) -> str:
 def _notes(
     results: Sequence[Result], peak: int, values: Mapping[str, Sequence[float | None]]
 ) -> list[str]:
-    """What the marks of a chart of latencies do not say by themselves, a line each."""
+    """Explanations of a chart's marks, a line each."""
     notes = []
     if beyond := len(results) - 1 - peak:
         notes.append(f"hollow: {beyond} of {len(results)} points, beyond the peak")
