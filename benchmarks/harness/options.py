@@ -41,6 +41,20 @@ def parser(
     return made
 
 
+def add_resume(made: argparse.ArgumentParser) -> None:
+    """The flag that goes on with a run after Ctrl-C or a crash, in a parser that has `--json`."""
+    made.add_argument(
+        "--resume", action="store_true", help="keep what an earlier run of this command and commit "
+        "has measured, which is beside the file of --json until a run is complete",
+    )  # fmt: skip
+
+
+def check_resume(made: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Exits with 2 for `--resume` without the file beside which the journal is."""
+    if arguments.resume and arguments.json is None:
+        made.error("--resume: only with --json, beside whose file the measurements are kept")
+
+
 def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     """A reader of values with commas between them, each read by `kind`."""
 

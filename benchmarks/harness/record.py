@@ -28,6 +28,7 @@ from benchmarks.harness.summary import summarize
 
 SCHEMA = 1
 
+_RESUME = "--resume"
 _NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot", "--csv", "--html", "--page")
 
 
@@ -233,10 +234,11 @@ def _row_from_json(row: Mapping[str, Any]) -> Row:
 def _measured_arguments(argv: Sequence[str]) -> str:
     kept: list[str] = []
     words = iter(argv)
+    given = tuple(f"{flag}=" for flag in _NOT_PART_OF_THE_MEASUREMENT)
     for word in words:
         if word in _NOT_PART_OF_THE_MEASUREMENT:
             next(words, None)
-        elif not word.startswith(tuple(f"{flag}=" for flag in _NOT_PART_OF_THE_MEASUREMENT)):
+        elif word != _RESUME and not word.startswith(given):
             kept.append(word)
     return shlex.join(kept)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self, TextIO, TypeVar
 
+from benchmarks.harness.journal import Journal
+
 T = TypeVar("T")
 
 
@@ -24,11 +26,14 @@ class Skipped(Exception):
     """This cannot be measured here. The message is the reason, and is part of the result."""
 
 
+NOT_JUDGED = "not judged: "
+
+
 class NotJudged(Skipped):
     """The machine did not do its part in time, so that the run shows nothing about the product."""
 
     def __str__(self) -> str:
-        return f"not judged: {super().__str__()}"
+        return f"{NOT_JUDGED}{super().__str__()}"
 
 
 class WrongBytes(AssertionError):
@@ -113,11 +118,14 @@ class Runner:
         progress: TextIO | None = None,
         clock: Callable[[], float] = time.perf_counter,
         total: float = 0.0,
+        journal: Journal | None = None,
     ) -> None:
         self.trials = trials
         self.warm_ups = warm_ups
         self.interrupted = False
         self.num_failed = 0
+        self.journal = Journal() if journal is None else journal
+        self._kept = 0.0
         self._progress = progress if progress is not None else sys.stderr
         self._clock = clock
         self._shown = 0
@@ -126,13 +134,20 @@ class Runner:
         self._started = clock()
         self._restore_sigterm: Callable[[], object] = nothing
 
+    def is_measured(self, title: str, key: Hashable) -> bool:
+        """Whether the journal has every trial of a case, so that nothing of it has to run."""
+        kept = [self.journal.get(title, key, n) for n in range(self.warm_ups + self.trials)]
+        return None not in kept or any("skipped" in (one or {}) for one in kept)
+
     def measure(
         self, title: str, cases: Sequence[Case], weight: float = 0.0
     ) -> dict[Hashable, Sample]:
-        """Run every case `warm_ups` + `trials` times, or until interrupted."""
+        """Run every case `warm_ups` + `trials` times, or until interrupted. Trials that the journal
+        has are not run again."""
         samples: dict[Hashable, Sample] = {case.key: Sample() for case in cases}
         rounds = self.warm_ups + self.trials
         began = self._clock()
+        self._kept = 0.0
         try:
             for number in range(rounds):
                 first = number % max(1, len(cases))
@@ -143,7 +158,11 @@ class Runner:
                     if sample.skipped is None and sample.failed is None:
                         done = (number + place / len(cases)) / rounds
                         self.show(f"{where}{self._left(began, done, weight)}: {case.key}")
-                        self._trial(case, sample, warm_up=number < self.warm_ups)
+                        if not self._take_kept(title, case, sample, number):
+                            self._trial(case, sample, warm_up=number < self.warm_ups)
+                            self._keep(title, case, sample, number)
+                            continue
+                    self._kept += 1 / (rounds * len(cases))
         except KeyboardInterrupt:
             self.interrupted = True
         self._done += weight
@@ -164,13 +183,38 @@ class Runner:
             self._progress.flush()
 
     def _left(self, began: float, done: float, weight: float) -> str:
-        """An estimate of the remaining time at the rate so far; empty without a basis."""
+        """An estimate of the remaining time at the rate so far; empty without a basis. What an
+        earlier run has measured took no time."""
+        kept = self._kept
         if weight and self._total:
             began, done = self._started, (self._done + weight * done) / self._total
-        if not 0 < done <= 1:
+            kept *= weight / self._total
+        if not kept < done <= 1:
             return ""
-        minutes, seconds = divmod(round((self._clock() - began) * (1 - done) / done), 60)
+        minutes, seconds = divmod(
+            round((self._clock() - began) * (1 - done) / (done - kept)), 60
+        )  # fmt: skip
         return f", about {minutes} min {seconds} s left" if minutes else f", about {seconds} s left"
+
+    def _take_kept(self, title: str, case: Case, sample: Sample, number: int) -> bool:
+        kept = self.journal.get(title, case.key, number)
+        if kept is None:
+            return False
+        sample.skipped = kept.get("skipped")
+        if "seconds" in kept:
+            values = sample.warm_ups if number < self.warm_ups else sample.values
+            values.append(kept["seconds"])
+        return True
+
+    def _keep(self, title: str, case: Case, sample: Sample, number: int) -> None:
+        """A failure, and what was not judged, is not kept: it is tried again."""
+        if sample.skipped is not None and sample.skipped.startswith(NOT_JUDGED):
+            return
+        if sample.skipped is not None:
+            self.journal.put((title, case.key, number), {"skipped": sample.skipped})
+        elif sample.failed is None:
+            seconds = (sample.warm_ups if number < self.warm_ups else sample.values)[-1]
+            self.journal.put((title, case.key, number), {"seconds": seconds})
 
     def _trial(self, case: Case, sample: Sample, *, warm_up: bool) -> None:
         try:
