@@ -3,6 +3,8 @@
     python -m benchmarks.six_systems --block-bytes 1MiB --total 256MiB
     python -m benchmarks.six_systems --total 1GB                             the source's amount
     python -m benchmarks.six_systems --total 2GiB --processes 2              all together, at once
+    python -m benchmarks.six_systems --hosts a,b --address c --json r.json   by ssh, all at once
+    python -m benchmarks.six_systems --json r.json --resume                  after Ctrl-C
     python -m benchmarks.six_systems --systems redis memcached "kvferry, tcp"
 
 Every row is the software that it names. Software that is not installed is SKIPPED with the reason;
@@ -10,6 +12,7 @@ Every row is the software that it names. Software that is not installed is SKIPP
 """
 
 import argparse
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,14 +22,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness import machine, options, peer_folder, plot, table, titles
+from benchmarks.harness.journal import Journal
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.runner import Case, Runner, Sample, Skipped
-from benchmarks.six_systems import catalogue, shared_prefix
+from benchmarks.harness.runner import Case, Runner, Sample, Skipped, nothing
+from benchmarks.six_systems import catalogue, flags, latency, over_hosts, shared_prefix
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Clients, Step, alone, crowd, own_rows
+from benchmarks.six_systems.nodes import Plan
 from benchmarks.six_systems.systems import Share, Sizes
 from remote_server.allocator import keep_freed_memory
-from remote_server.values import MiB, format_bytes
+from remote_server.errors import ConfigError
+from remote_server.values import format_bytes
 
 MODULE = "benchmarks.six_systems"
 
@@ -49,7 +55,18 @@ class Key(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser().parse_args(argv)
+    parser = flags.parser(MODULE)
+    arguments = parser.parse_args(argv)
+    options.check_resume(parser, arguments)
+    try:
+        plan = flags.plan_of(arguments)
+    except ConfigError as error:
+        parser.error(str(error))
+    if arguments.print_launch:
+        if plan is None:
+            parser.error("--print-launch: only with --hosts")
+        print("\n".join(shlex.join(words) for words in plan.words(plan.port)))
+        return 0
     keep_freed_memory()
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions(*catalogue.PEERS)
@@ -58,14 +75,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             record.versions[name] = _version(name, program)
         except Skipped as reason:
             record.parameters[name] = str(reason)
-    with Runner(arguments.trials, arguments.warm_ups) as runner:
-        measure(runner, record, arguments)
+    journal = Journal.open(record, arguments.json, resume=arguments.resume)
+    with Runner(arguments.trials, arguments.warm_ups, journal=journal) as runner:
+        if plan is None:
+            measure(runner, record, arguments)
+        else:
+            _over_hosts(runner, record, arguments, plan)
+            record.command = plan.without_names(record.command)
         record.figures += _across_processes(record)
         if not runner.interrupted and arguments.shared_prefix:
-            record.figures.append(_shared_prefix(arguments.prefix_block_bytes))
+            record.figures.append(_shared_prefix(arguments.prefix_block_bytes, runner.journal))
+    journal.end(complete=not runner.interrupted and not runner.num_failed)
     options.write(record, runner, arguments, chart)
     show(record, arguments)
     return options.finish(record, runner)
+
+
+def _over_hosts(runner: Runner, record: Record, arguments: argparse.Namespace, plan: Plan) -> None:
+    processes = arguments.processes
+    hosts, block_bytes = len(plan.hosts), arguments.block_bytes
+    share = max(1, arguments.total // block_bytes // (processes * hosts))
+    title = f"{hosts} hosts, {processes} processes each, {share} x {format_bytes(block_bytes)} each"
+    chosen = _chosen(arguments)
+    amount = over_hosts.Amount(block_bytes, share, processes)
+    over_hosts.measure(runner, record, title, chosen, amount, plan, _STEPS, arguments.latency)
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Entry]:
+    return [entry for entry in SYSTEMS if any(entry in some for some in arguments.systems)]
 
 
 def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
@@ -87,11 +124,19 @@ def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> No
             if not runner.interrupted:
                 sizes = Sizes(block_bytes, num_blocks, base / f"{number}")
                 _measure_group(runner, record, title, group, sizes, arguments)
+        for number, entry in enumerate(_chosen(arguments) if arguments.latency else ()):
+            if not runner.interrupted:
+                folder = base / f"latency-{number}"
+                folder.mkdir()
+                one = partial(
+                    latency.measure, entry, Sizes(block_bytes, 1, folder), arguments.latency
+                )
+                latency.into(record, runner, entry.name, block_bytes, one)
 
 
 def _groups(arguments: argparse.Namespace, num_bytes: int) -> list[list[Entry]]:
     """The groups of systems that are measured together, in interleaved rounds."""
-    everything = [entry for entry in SYSTEMS if any(entry in some for some in arguments.systems)]
+    everything = _chosen(arguments)
     together = [entry for entry in everything if not entry.apart]
     copies = _ROWS + sum(entry.copies for entry in together)
     try:
@@ -125,7 +170,7 @@ def _measure_group(
         for number, entry in enumerate(group):
             own = sizes._replace(folder=sizes.folder / f"{number}")
             own.folder.mkdir(parents=True)
-            cases += _cases(stack, entry, own, share, arguments.processes)
+            cases += _cases(stack, entry, own, share, arguments.processes, runner, title)
         samples = runner.measure(title, cases)
     for key, sample in samples.items():
         assert isinstance(key, Key)
@@ -133,10 +178,19 @@ def _measure_group(
 
 
 def _cases(
-    stack: ExitStack, entry: Entry, sizes: Sizes, share: Share | None, num_processes: int
+    stack: ExitStack,
+    entry: Entry,
+    sizes: Sizes,
+    share: Share | None,
+    num_processes: int,
+    runner: Runner,
+    title: str,
 ) -> list[Case]:
-    """The three cases of one system, which runs until `stack` ends."""
+    """The three cases of one system, which runs until `stack` ends. It does not run when the
+    journal has all of them."""
     keys = [Key(entry.name, operation) for operation in _STEPS]
+    if all(runner.is_measured(title, key) for key in keys):
+        return [Case(key, nothing) for key in keys]
     try:
         with ExitStack() as own:
             host = own.enter_context(entry.serve(sizes))
@@ -165,13 +219,15 @@ def _version(name: str, peer: str) -> str:
     return peer_folder.version(peer_folder.program(peer, name))
 
 
-def _shared_prefix(block_bytes: int) -> Figure:
-    shared = shared_prefix.measure(block_bytes)
+def _shared_prefix(block_bytes: int, journal: Journal) -> Figure:
+    if (found := journal.get(_SHARED)) is None:
+        found = shared_prefix.measure(block_bytes)._asdict()
+        journal.put((_SHARED,), found)
     return Figure(
         f"{_SHARED} {shared_prefix.SESSIONS} sessions of {shared_prefix.COMMON_BLOCKS} common and "
         f"{shared_prefix.OWN_BLOCKS} own blocks",
         "blocks and bytes, as the server counts them",
-        {name: float(value) for name, value in shared._asdict().items()},
+        {name: float(value) for name, value in found.items()},
         "tcp",
     )
 
@@ -183,12 +239,17 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
     for name in dict.fromkeys(row.transport for row in record.rows):
         rows = [found.get((name, operation)) for operation in (WRITE, HOT, COLD)]
         reasons = dict.fromkeys(row.reason for row in rows if row and row.reason)
-        lines.append([name, *(row.gb_per_s if row else None for row in rows), "; ".join(reasons)])
+        late = [latency.of(record, name or "", each) for each in (WRITE, HOT)]
+        speeds = [row.gb_per_s if row else None for row in rows]
+        lines.append([name, *speeds, *late, "; ".join(reasons)])
     together = f", of {arguments.processes} processes together" if arguments.processes > 1 else ""
+    if arguments.hosts:
+        together = f", of {len(arguments.hosts)} hosts x {arguments.processes} processes together"
     print(
         f"GB/s, medians of {arguments.trials} trials of {format_bytes(arguments.total)}{together}"
     )
-    print(table.render(["system", WRITE, HOT, COLD, ""], lines))
+    times = [f"{each} p50, p99 ms" for each in (WRITE, HOT)]
+    print(table.render(["system", WRITE, HOT, COLD, *times, ""], lines))
     print(", ".join(f"{name} {version}" for name, version in record.versions.items()))
     for figure in record.figures:
         values = figure.values
@@ -198,8 +259,9 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
                 f"there already; {format_bytes(int(values['logical_bytes']))} were put, and "
                 f"{format_bytes(int(values['physical_bytes']))} are stored"
             )
-        else:
-            print(f"{figure.name}: {', '.join(f'{n} {v:.1f}' for n, v in values.items())}")
+        elif latency.ONE_BLOCK not in figure.name:
+            where = f"{figure.transport}: " if over_hosts.PER_HOST in figure.name else ""
+            print(f"{where}{figure.name}: {', '.join(f'{n} {v:.3g}' for n, v in values.items())}")
 
 
 def _across_processes(record: Record) -> Iterator[Figure]:
@@ -225,33 +287,6 @@ def chart(record: Record) -> plot.Chart:
         for operation in (WRITE, HOT, COLD)
     }
     return plot.bars(titles.of(record, "six systems"), "GB/s", names, series)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = options.parser(MODULE, "what would keep these blocks best")
-    add = parser.add_argument
-    add("--block-bytes", type=options.size, default=MiB, metavar="SIZE",
-        help="size of a block (default: 1MiB)")  # fmt: skip
-    add("--total", type=options.size, default=256 * MiB, metavar="SIZE",
-        help="bytes that each system keeps (default: 256MiB)")  # fmt: skip
-    add("--processes", type=options.positive, default=1, metavar="N",
-        help="client processes, each with its part of --total (default: 1)")  # fmt: skip
-    add("--systems", nargs="+", type=_systems, default=[SYSTEMS], metavar="NAME",
-        help="parts of names, as in: redis memcached \"kvferry, tcp\" (default: all)")  # fmt: skip
-    add("--shared-prefix", action=argparse.BooleanOptionalAction, default=True,
-        help="count blocks of sessions with a common prefix (default: yes)")  # fmt: skip
-    add("--prefix-block-bytes", type=options.size, default=64 << 10, metavar="SIZE",
-        help="size of a block of these sessions (default: 64KiB)")  # fmt: skip
-    add("--directory", type=Path, default=Path(), metavar="DIR",
-        help="folder on the disk to measure; files are removed (default: this one)")  # fmt: skip
-    return parser
-
-
-def _systems(text: str) -> list[Entry]:
-    if found := catalogue.choose(text):
-        return found
-    names = "; ".join(entry.name for entry in SYSTEMS)
-    raise argparse.ArgumentTypeError(f"{text!r} is in none of: {names}")
 
 
 if __name__ == "__main__":

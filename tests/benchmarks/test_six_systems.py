@@ -23,7 +23,7 @@ from benchmarks.six_systems.systems import Host, Share, Sizes, verify
 BLOCK_BYTES = 4096
 NOT_OURS = [entry.name for entry in SYSTEMS if not entry.name.startswith("kvferry")]
 SHORT = ["--total", "64KiB", "--block-bytes", "8KiB", "--trials", "1", "--warm-ups", "0",
-         "--prefix-block-bytes", "1KiB"]  # fmt: skip
+         "--prefix-block-bytes", "1KiB", "--latency", "0"]  # fmt: skip
 
 
 @pytest.fixture
@@ -179,12 +179,12 @@ def test_a_system_that_breaks_while_it_starts_fails_its_own_rows_only(tmp_path):
     def broken(_: Sizes) -> NoReturn:
         raise AttributeError("no attribute 'start'")
 
-    sizes = Sizes(BLOCK_BYTES, 2, tmp_path)
+    sizes, runner = Sizes(BLOCK_BYTES, 2, tmp_path), Runner(1, 0)
     with own_rows(2, BLOCK_BYTES, tmp_path) as share, ExitStack() as stack:
         entries = [Entry("broken", broken, lambda *_: None), catalogue.find("shared-memory map")]
         cases = [case for entry in entries
-                 for case in six._cases(stack, entry, sizes, share, 1)]  # fmt: skip
-        samples = Runner(1, 0).measure("both", cases)
+                 for case in six._cases(stack, entry, sizes, share, 1, runner, "both")]  # fmt: skip
+        samples = runner.measure("both", cases)
     reasons = {key.system: sample.failed for key, sample in samples.items()}  # type: ignore[attr-defined]
     assert reasons["broken"] == "RuntimeError: AttributeError: no attribute 'start'"
     assert reasons["shared-memory map"] is None
