@@ -107,11 +107,11 @@ def _address(stack: ExitStack, name: str, directory: Path) -> tuple[str, str]:
         return emulator.url, "an emulator of S3 (moto, in Python), on the same cores"
     where = os.environ.get("AWS_ENDPOINT") or os.environ.get("AZURE_STORAGE_ENDPOINT")
     scheme = urlsplit(name).scheme
-    if not where or not ("127.0.0.1" in where or "localhost" in where):
-        return name, f"{scheme}://"
-    # Azure's store runs on no other machine than Azure's; an S3 server of one's own is a real one.
-    kind = "an emulator of az://" if scheme == "az" else f"a server of {scheme}://"
-    return name, f"{kind}, on this machine"
+    if scheme == "file":
+        return name, "a folder (file://)"
+    if where and ("127.0.0.1" in where or "localhost" in where or "[::1]" in where):
+        return name, f"{scheme}:// of an emulator on this machine, not of the cloud"
+    return name, f"{scheme}://"
 
 
 def _empty(store: Store) -> None:

@@ -4,6 +4,7 @@
     python -m benchmarks.store_sweep --storage-latency-ms 20 --json sweep.json
     python -m benchmarks.store_sweep --servers 2            two servers under one load
     python -m benchmarks.store_sweep --server tcp://10.0.0.7:5757
+    python -m benchmarks.store_sweep --server tcp://10.0.0.7:5757 --bucket az://container
     python -m benchmarks.store_sweep plan --target-tokens-per-s 1000000 --read-p50-ms 30 \
         --record sweep.json
 
@@ -15,24 +16,35 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import options
 from benchmarks.harness.files import why_not_written
+from benchmarks.harness.journal import Journal
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import object_stores
-from benchmarks.store_sweep import network, page, plan, printed, source, spare, sweep
+from benchmarks.store_sweep import (
+    blob,
+    measuring,
+    network,
+    page,
+    plan,
+    printed,
+    source,
+    spare,
+    sweep,
+)
 from benchmarks.store_sweep.figures import as_figure
 from benchmarks.store_sweep.operating import WithinSla, slas_for, within_slas
 from benchmarks.store_sweep.pictures import chart as chart
-from benchmarks.store_sweep.points import Point, as_csv, in_rounds
+from benchmarks.store_sweep.points import BLOB_ALONE, Point, as_csv
 from benchmarks.store_sweep.servers import (
     Bucket,
     Servers,
     Storage,
     Wanted,
-    object_reads,
     running,
 )
 from remote_server.errors import ConfigError
@@ -41,6 +53,8 @@ MODULE = "benchmarks.store_sweep"
 
 _POINTS = "1,2,4,6,8,16,32,64,80"
 _CHANNELS = 16
+_ALONE = 100
+"""Reads of the object store without a server."""
 _SPREAD_PERCENT = 20.0  # about the variation of the source's reads with one client
 
 
@@ -51,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = ["run", *argv]
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.command == "run" and arguments.resume and arguments.json is None:
+            raise ConfigError("resume: only with --json, beside whose file the rounds are kept")
         if arguments.command == "plan":
             print("\n".join(plan.lines(arguments)))
             return 0
@@ -67,8 +83,13 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     _check_files(arguments)
     if arguments.bucket is None:
         return _sweep(arguments, argv, wanted, points)
+    if wanted.given and arguments.bucket in object_stores.NAMES:
+        raise ConfigError(
+            "bucket: with --server, the address of the server's own bucket, as az://container"
+        )
     with object_stores.opened(arguments.bucket, arguments.directory) as store:
-        wanted = wanted._replace(bucket=Bucket(store, arguments.block_bytes))
+        bucket = Bucket(store, arguments.block_bytes, of_given=bool(wanted.given))
+        wanted = wanted._replace(bucket=bucket)
         wanted.check()
         return _sweep(arguments, argv, wanted, points)
 
@@ -85,13 +106,21 @@ def _sweep(
     rounds: dict[Point, list[sweep.Round]] = {
         point: [] for point in sorted(points, key=lambda point: (point.concurrency, point))
     }
+    journal = Journal.open(record, arguments.json, resume=arguments.resume)
+    alone: list[float] = []
     with (
-        Runner(arguments.rounds, 0) as runner,
+        Runner(arguments.rounds, 0, journal=journal) as runner,
         running(wanted, [*rounds], load.block_bytes) as servers,
     ):
-        raw = _measure(rounds, arguments.rounds, load, servers, runner)
-        if wanted.bucket is not None:
-            record.parameters["objects"] = object_reads(servers, load.block_bytes)
+        measured = measuring.measure(rounds, arguments.rounds, load, servers, runner, wanted)
+        if (bucket := wanted.bucket) is not None and not runner.interrupted:
+            runner.show("reads of the object store without a server")
+            read_alone = partial(blob.read_alone, bucket.store, load.block_bytes, _ALONE)
+            alone = measuring.kept(journal, ("blob alone",), read_alone)
+    if wanted.bucket is not None:
+        record.parameters["objects"] = blob.in_words(measured.objects, measured.blocks_read)
+    journal.end(complete=not runner.interrupted)
+    raw = measured.raw_gb_per_s
     record.interrupted = runner.interrupted
     record.end()
     results = [
@@ -99,6 +128,8 @@ def _sweep(
         for point, of_point in rounds.items() if of_point
     ]  # fmt: skip
     record.figures += [as_figure(result) for result in results]
+    if alone:
+        record.figures.append(blob.as_figure(alone))
     verdicts = spare.verdicts(results, record.machine["cores"])
     record.parameters["servers"] = _described(servers)
     record.parameters["conclusion"] = spare.conclusion(verdicts)
@@ -108,25 +139,6 @@ def _sweep(
     _show(record, verdicts, slas, load, wanted)
     runner.num_failed = sum(result.errors > 0 for result in results)
     return options.finish(record, runner)
-
-
-def _measure(
-    rounds: dict[Point, list[sweep.Round]], num_rounds: int, load: sweep.Load,
-    servers: Servers, runner: Runner,
-) -> float | None:  # fmt: skip
-    """Fill `rounds`. Returns the best speed of two raw connections before any of them."""
-    raw: list[float] = []
-    for number, point in in_rounds([*rounds], num_rounds):
-        where = f"round {number + 1} of {num_rounds}: {point}"
-        runner.show(where)
-        if servers.here:
-            raw.append(network.raw_gb_per_s())
-        measured = sweep.run_round(servers, point, load, f"{number} {point}")
-        rounds[point].append(measured)
-        for error in dict.fromkeys(measured.errors):
-            print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
-    runner.show("")
-    return max(raw, default=None)
 
 
 def _described(servers: Servers) -> str:
@@ -178,11 +190,16 @@ def _show(
     results = [one.result for one in verdicts]
     print(printed.header(load, record.parameters["servers"], wanted.storage))
     if wanted.bucket is not None:
-        print(f"the store: {wanted.bucket}: {record.parameters['objects']}")
+        print(f"object store: {wanted.bucket}: {record.parameters['objects']}")
     print(printed.points(verdicts))
     print(record.parameters["conclusion"])
     print(record.parameters["network"])
-    for text in (printed.split(results), printed.recommended(results), printed.slas(slas)):
+    for figure in record.figures:
+        if figure.name == BLOB_ALONE:
+            times = ", ".join(f"{name} {value:.2f}" for name, value in figure.values.items())
+            print(f"{BLOB_ALONE} of {load.block_bytes:,} bytes, no server, ms: {times}")
+    tables = (printed.split, printed.three_parts, printed.recommended)
+    for text in (*(make(results) for make in tables), printed.slas(slas)):
         if text and results:
             print(f"\n{text}")
 
@@ -198,8 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("run", help="measure")
-    add = measuring.add_argument
+    measuring_parser = commands.add_parser("run", help="measure")
+    add = measuring_parser.add_argument
     add("--concurrency", default=_POINTS, metavar="N,N",
         help="conversations at once; up to 8 one a process, beyond that in 8 processes, or as in "
         "3x4 (default: %(default)s)")  # fmt: skip
@@ -214,14 +231,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--servers", type=options.positive, default=1, metavar="N",
         help="servers to start; two or more are a fleet, which every client uses "
         "(default: %(default)s)")  # fmt: skip
-    options.add_server(measuring)
+    options.add_server(measuring_parser)
     add("--sla-ms", type=_limits, metavar="MS,MS",
         help="limits on reads (p50) to find the best configuration for (default: the source's, "
         "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
     add("--bucket", metavar="STORE",
-        help="a real object store behind the server, from which every read comes: "
+        help="an object store behind the server, from which every read comes: "
         f"{', '.join(object_stores.NAMES)} (of S3, moto), or an address as s3://bucket or "
-        "az://container, with that store's variables in the environment")  # fmt: skip
+        "az://container, with that store's variables in the environment; with --server, the "
+        "address of its bucket, of which reads without the server are measured too")  # fmt: skip
     add("--directory", type=Path, default=Path(), metavar="DIR",
         help="with --bucket disk, a folder on that disk (default: this one)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
@@ -234,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag, text in (("--csv", "the points in the source's columns"), ("--json", "the record"),
                        ("--html", "a page with charts and tables")):  # fmt: skip
         add(flag, type=Path, metavar="FILE", help=f"write {text} to this file")
+    options.add_resume(measuring_parser)
     plan.add_options(commands.add_parser("plan", help="how many servers a load takes"))
     return parser
 

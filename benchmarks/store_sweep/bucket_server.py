@@ -1,6 +1,8 @@
 """The real server whose gets are of a bucket, for sweeps only.
 
-python -m … --memory SIZE --bucket URL --pack SIZE
+python -m benchmarks.store_sweep.bucket_server --memory SIZE --bucket URL --pack SIZE
+
+With --bind and --insecure it serves the clients of other machines: `store_sweep --server`.
 
 A server serves from memory what it has there. This one forgets a block before its get, when the
 bucket has it, and a get of blocks that are still being written waits until the bucket has them. So
@@ -131,12 +133,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory", type=parse_bytes, required=True)
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--pack", type=parse_bytes, required=True)
-    parser.add_argument("--name", required=True)
+    parser.add_argument("--name", default="")
+    parser.add_argument("--bind", default="tcp://127.0.0.1:*")
+    parser.add_argument(
+        "--insecure", action="store_true", help="serve without keys on a network that is yours"
+    )
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_memory()
     config = ServerConfig(
-        bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False,
+        bind=arguments.bind, insecure=arguments.insecure, memory=arguments.memory,
+        shared_memory=False,
         bucket=arguments.bucket, pack=arguments.pack, bucket_admit="all", bucket_write_rate=0,
         name=arguments.name,
     )  # fmt: skip

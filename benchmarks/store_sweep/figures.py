@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.harness.record import Figure, Record, RecordError
 from benchmarks.store_sweep.points import (
+    BLOB_ALONE,
     OPERATIONS,
     Percentiles,
     Point,
@@ -24,6 +25,11 @@ _RAW = "two raw connections, GB/s"
 _SPLIT = {
     name: f"read {name}, mean, ms" for name in ReadSplit._fields if name != "apart_percent"
 } | {"apart_percent": "reads whose parts are off by 5 %, percent"}
+_THREE = {
+    "client_server": "read of three: client-server, mean, ms",
+    "server": "read of three: server, mean, ms",
+    "blob": "read of three: blob, mean, ms",
+}
 
 
 def as_figure(result: Result) -> Figure:
@@ -42,6 +48,7 @@ def as_figure(result: Result) -> Figure:
     measured |= {_MOVED: result.moved_gb_per_s, _RAW: result.raw_gb_per_s}
     if result.split is not None:
         measured |= {_SPLIT[name]: value for name, value in result.split._asdict().items()}
+        measured |= {_THREE[name]: value for name, value in result.split.three._asdict().items()}
     values |= {name: value for name, value in measured.items() if value is not None}
     return Figure(f"{result.point.concurrency} at once ({result.point})", "as named", values, "tcp")
 
@@ -49,7 +56,8 @@ def as_figure(result: Result) -> Figure:
 def read_record(path: Path) -> list[Result]:
     """The points of a sweep's record. Raises `ConfigError`."""
     try:
-        results = [_result(figure) for figure in Record.read(path).figures]
+        figures = [one for one in Record.read(path).figures if one.name != BLOB_ALONE]
+        results = [_result(figure) for figure in figures]
     except RecordError as error:
         raise ConfigError(str(error)) from None
     except LookupError as error:

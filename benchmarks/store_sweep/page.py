@@ -72,9 +72,20 @@ def _split(results: Sequence[Result]) -> list[str]:
         "queues. <em>Apart</em>: reads, measured as a whole, that are more than 5 % off the sum "
         "of their parts.</p>"
     )
+    three = [
+        [f"{one.point.concurrency} ({one.point})", *(f"{ms:.3f}" for ms in one.split.three),
+         f"{one.split.read:.3f}"]
+        for one in results if one.split is not None
+    ]  # fmt: skip
+    about += (
+        "<p>In three: <em>client-server</em> is serialize, network and deserialize; "
+        "<em>blob</em> is storage: the server's memory, or the object store where one is named "
+        "above.</p>"
+    )
     headers = ["at once", *PARTS, "read", "apart"]
     return ["<h2>Parts of a read</h2>", _chart(chart, "parts of a read"), about,
-            _table(headers, rows)]  # fmt: skip
+            _table(headers, rows),
+            _table(["at once", *printed.THREE_HEADERS, "read"], three)]  # fmt: skip
 
 
 def _about_slas() -> str:
@@ -97,7 +108,9 @@ def _about(record: Record, block_bytes: int) -> str:
         record.stolen_percent) else ""  # fmt: skip
     storage = f"<p><strong>The storage is emulated:</strong> {escape(emulated)}.</p>" if (
         emulated) else ""  # fmt: skip
-    storage += f"<p>A real object store: {escape(bucket)}.</p>" if bucket else ""
+    storage += f"<p>Object store: {escape(bucket)}.</p>" if bucket else ""
+    if objects := str(record.parameters.get("objects", "")):
+        storage += f"<p>{escape(objects)}.</p>"
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     return (
         f"<p>A conversation of {conversation.NUM_TURNS} turns is {conversation.LOOKUPS} lookups, "

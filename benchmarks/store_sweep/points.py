@@ -76,6 +76,23 @@ class Percentiles(NamedTuple):
         return cls(*(percentile(samples, percent) for percent in _PERCENTS))
 
 
+BLOB_ALONE = "blob alone: one read"
+"""The figure of reads of an object store without a server."""
+
+
+class ThreeParts(NamedTuple):
+    """A read by the place where its time goes, in milliseconds: means, which sum up."""
+
+    client_server: float
+    """Serialize, network and deserialize: client, network and both sockets' queues."""
+
+    server: float
+    """In the server without its store."""
+
+    blob: float
+    """In the server's store: its memory, its disk, or an object store."""
+
+
 NOTHING = Percentiles(None, None, None, None)
 
 
@@ -100,6 +117,11 @@ class ReadSplit(NamedTuple):
     @property
     def parts(self) -> dict[str, float]:
         return dict(zip(PARTS, self, strict=False))
+
+    @property
+    def three(self) -> ThreeParts:
+        way = self.serialize + self.network + self.deserialize
+        return ThreeParts(round(way, 4), self.server, self.storage)
 
 
 PARTS = ReadSplit._fields[:5]
@@ -155,6 +177,7 @@ COLUMNS = (
     *(f"{name}_{percent}_ms" for name in OPERATIONS for percent in Percentiles._fields),
     "errors", "cpu_percent", "server_cpu_percent",
     *(f"read_mean_{name}" for name in ReadSplit._fields), "moved_gb_per_s", "raw_gb_per_s",
+    *(f"read_of_three_{name}_ms" for name in ThreeParts._fields),
 )  # fmt: skip
 """The source's columns, then those that it lacks."""
 
@@ -173,6 +196,7 @@ def as_csv(results: Sequence[Result]) -> str:
                 round(result.tokens_per_s, 1), *samples, result.errors, result.cpu_percent,
                 result.server_percent, *(result.split or (None,) * len(ReadSplit._fields)),
                 result.moved_gb_per_s, result.raw_gb_per_s,
+                *(result.split.three if result.split else (None,) * len(ThreeParts._fields)),
             )]
         )  # fmt: skip
     return text.getvalue()

@@ -50,6 +50,17 @@ def split(results: Sequence[Result]) -> str:
     return table.render(headers, lines)
 
 
+def three_parts(results: Sequence[Result]) -> str:
+    """A read from the client to the server, in it, and in the store behind it."""
+    lines: list[list[table.Cell]] = [
+        [str(one.point), *one.split.three, one.split.read]
+        for one in results if one.split is not None
+    ]  # fmt: skip
+    if not lines:
+        return ""
+    return table.render(["mean of a read", *THREE_HEADERS, "all of it"], lines)
+
+
 def recommended(results: Sequence[Result]) -> str:
     lines: list[list[table.Cell]] = [
         [one.profile, str(one.result.point), one.result.tokens_per_s, one.result.lookup.p50,
@@ -64,6 +75,8 @@ def slas(found: Sequence[WithinSla]) -> str:
     """The source's table of capacity: a configuration for each limit."""
     return table.render(SLA_HEADERS, [sla_cells(one) for one in found])
 
+
+THREE_HEADERS = ["client-server", "server", "blob"]
 
 SLA_HEADERS = ["limit on reads", "configuration", "a second", "K tokens/s", "lookup p50",
                "read p50", "read p90", "read p99"]  # fmt: skip

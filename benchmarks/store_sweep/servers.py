@@ -2,9 +2,8 @@
 
 import secrets
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from benchmarks.harness import machine
@@ -47,12 +46,19 @@ class Storage(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A real object store behind a server."""
+    """An object store behind a server."""
 
     store: Store
     block_bytes: int
+    of_given: bool = False
+    """Behind servers that run already. `store` is then another place in the same bucket."""
 
     def __str__(self) -> str:
+        if self.of_given:
+            return (
+                f"{self.store.description}, behind a server that was running already: what it "
+                "reads there are the objects that it counts"
+            )
         return (
             f"each block is an object of {self.store.description}; it is written behind its put, "
             "and every read is of the store"
@@ -87,8 +93,6 @@ class Wanted(NamedTuple):
             raise ConfigError("servers: are started here; with --server none is")
         if self.bucket is not None and self.storage is not None:
             raise ConfigError("bucket: is read in truth, without --storage-latency-ms")
-        if self.given and self.bucket is not None:
-            raise ConfigError("bucket: is behind a server that the sweep starts, without --server")
         if self.given and self.storage is not None:
             raise ConfigError(
                 "storage_latency_ms: the delay is emulated in a server that the sweep starts, "
@@ -188,19 +192,6 @@ def _borrowed(given: Sequence[str], block_bytes: int, needed: int) -> Iterator[S
             _warn_if_small(client, one.endpoint, needed)
         here = all(is_loopback(one.endpoint) for one in servers.members)
         yield Servers(text_of(servers).split(","), [], namespace, here=here)
-
-
-def object_reads(servers: Servers, block_bytes: int) -> str:
-    """The objects that the servers have read and written, and calls that failed, in words."""
-    total: Counter[str] = Counter()
-    for text in servers.addresses:
-        with closing(connect(text, servers.namespace, block_bytes)) as client:
-            total.update(client.stats(timeout_s=PATIENCE_S).result().counters)
-    failed = sum(n for name, n in total.items() if name.startswith("bucket_failed_"))
-    return (
-        f"{total['bucket_packs_read']:,} objects read, {total['bucket_packs_written']:,} written, "
-        f"{failed:,} calls failed"
-    )
 
 
 def _forget(client: Client, namespace: str) -> None:

@@ -82,7 +82,7 @@ def test_a_sweep_reads_every_block_from_the_store(tmp_path: Path, capsys):
     read, written = int(objects[0]), int(objects[3])
     assert read == 10 * written / 3, "of a conversation three blocks are written and ten read"
     assert record["figures"][0]["values"]["errors"] == 0
-    assert "the store: each block is an object" in capsys.readouterr().out
+    assert "object store: each block is an object" in capsys.readouterr().out
     assert [*stores.iterdir()] == [], "left behind"
 
 

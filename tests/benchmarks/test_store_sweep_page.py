@@ -194,9 +194,9 @@ def _check_page(text: str, num_points: int, *, with_split: bool = False) -> None
     assert parsed.loads == ["script"] and parsed.unclosed == []
     assert not re.findall(r"https?://|//[a-z]|@import|src=", text), "an address outside"
     assert text.count("<svg ") == 3 + with_split
-    assert text.count("<table>") == 5 + with_split
+    assert text.count("<table>") == 5 + 2 * with_split
     assert len(parsed.ids) == len(set(parsed.ids)), "two charts share a name"
-    tables = 3 if with_split else 2
+    tables = 4 if with_split else 2
     assert len(re.findall(r"<tr><td>", text)) == tables * num_points + len(source.results())
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text and "#010203" not in text
