@@ -108,10 +108,13 @@ def _sweep(
     }
     journal = Journal.open(record, arguments.json, resume=arguments.resume)
     alone: list[float] = []
+    measured = measuring.NOTHING
+    described, here = "it ended while servers were started", True
     with (
         Runner(arguments.rounds, 0, journal=journal) as runner,
         running(wanted, [*rounds], load.block_bytes) as servers,
     ):
+        described, here = _described(servers), servers.here
         measured = measuring.measure(rounds, arguments.rounds, load, servers, runner, wanted)
         if (bucket := wanted.bucket) is not None and not runner.interrupted:
             runner.show("reads of the object store without a server")
@@ -131,9 +134,9 @@ def _sweep(
     if alone:
         record.figures.append(blob.as_figure(alone))
     verdicts = spare.verdicts(results, record.machine["cores"])
-    record.parameters["servers"] = _described(servers)
+    record.parameters["servers"] = described
     record.parameters["conclusion"] = spare.conclusion(verdicts)
-    record.parameters["network"] = network.conclusion(results, servers.here)
+    record.parameters["network"] = network.conclusion(results, here)
     slas = within_slas(results, arguments.sla_ms or slas_for(results))
     _write(record, verdicts, slas, arguments)
     _show(record, verdicts, slas, load, wanted)

@@ -27,6 +27,9 @@ class Measured(NamedTuple):
     blocks_read: int
 
 
+NOTHING = Measured(None, Counter(), 0)
+
+
 def measure(
     rounds: Rounds, num_rounds: int, load: sweep.Load, servers: Servers, runner: Runner,
     wanted: Wanted, clock: Callable[[], float] = time.monotonic,

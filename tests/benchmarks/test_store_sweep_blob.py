@@ -154,6 +154,21 @@ def test_a_sweep_after_ctrl_c_goes_on_and_its_record_is_that_of_a_run_in_one_pie
     assert f"{ends_in} measurements are kept" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_a_server_starts_writes_a_record_without_points(
+    tmp_path: Path, monkeypatch, capsys
+):
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[Servers]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(store_sweep, "running", interrupted)
+    file = tmp_path / "sweep.json"
+    assert store_sweep.main(["--concurrency", "1", "--json", str(file)]) == 130
+    record = json.loads(file.read_text())
+    assert record["interrupted"] and record["figures"] == []
+
+
 def test_a_resumption_without_a_file_is_refused(capsys):
     assert store_sweep.main(["--resume"]) == 2
     assert "resume: only with --json" in capsys.readouterr().err
