@@ -111,7 +111,8 @@ def _report(arguments: argparse.Namespace) -> int:
     recorded = {one.record.benchmark for one in shown}
     questions = {module: registry.question_of(module) for module in recorded}
     questions |= {one.module: one.question for one in registry.find().values()}
-    text = page.page(shown, others, questions, registry.documents())
+    wanted = readmes.goal_lines() if arguments.results == RESULTS else {}
+    text = page.page(shown, others, questions, registry.documents(), wanted)
     try:
         arguments.page.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def parser(
-    module: str, question: str, *, trials: int = 5, warm_ups: int = 1
+    module: str, question: str, *, trials: int = 7, warm_ups: int = 1
 ) -> argparse.ArgumentParser:
     """A parser for `python -m MODULE` with the common flags; the caller adds its own."""
     made = argparse.ArgumentParser(prog=f"python -m {module}", description=question)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import html
+from benchmarks.harness import goals, html
 from benchmarks.harness import page_tables as tables
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.source import Document, Table
@@ -99,9 +99,11 @@ def page(
     others: Sequence[str],
     questions: Mapping[str, str],
     documents: Sequence[Document] = (),
+    goal_lines: Mapping[str, Sequence[Sequence[str]]] | None = None,
 ) -> str:
     """`questions` are by module; a record of a removed benchmark has none. A benchmark without a
-    record has a section when it has a question and a document reports figures for it."""
+    record has a section when it has a question and a document reports figures for it. `goal_lines`
+    are by the name of the benchmark, as `goals.lines` makes them."""
     by_module = {
         module: list(group)
         for module, group in itertools.groupby(
@@ -120,6 +122,8 @@ def page(
         records = by_module.get(module, [])
         if not records:
             parts.append("<p>No record of it is here.</p>")
+        if wanted := (goal_lines or {}).get(module.rpartition(".")[2]):
+            parts.append(tables.of_goals(goals.HEADS, wanted))
         for one in records:
             parts += record_parts(one)
         parts += itertools.chain(*(_source(document, module) for document in documents))

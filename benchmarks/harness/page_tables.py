@@ -104,6 +104,11 @@ def _everything_of(row: Row) -> list[Cell]:
             row.gb_per_s, row.ratio_to_memcpy, row.ratio_to_wall, row.reason]  # fmt: skip
 
 
+def of_goals(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """The table of a benchmark's goals."""
+    return _table("Goals", *_without_empty(heads, lines))
+
+
 def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
     """A table for all figures that have the same values; one line for each other figure."""
     alike: dict[tuple[str, ...], list[Figure]] = {}

@@ -3,22 +3,23 @@
     <!-- results test_swap -->      made from the tables [[test_swap]] of the results.toml beside it
     <!-- end of results -->
 
-The block `list` needs no table: it is the list of all benchmarks, with links to their READMEs.
+Two blocks need no table: `list`, of all benchmarks with links to their READMEs, and `goals`, how
+many of their goals are met. The goals of one benchmark (`goals.toml`) end its block.
 Everything outside of the markers is written by hand and stays as it is.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import registry
+from benchmarks.harness import goals, registry
+from benchmarks.harness.goals import Goal
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.result_facts import Table
-from benchmarks.harness.result_tables import NO_FACTS, render
+from benchmarks.harness.result_tables import NO_FACTS, markdown, render
 
-LIST = "list"
 TABLES = "results.toml"
 
 _BEGIN, _END = "<!-- results ", "<!-- end of results -->"
@@ -45,14 +46,17 @@ def rewritten(readme: Path, root: Path = registry.REPOSITORY) -> str:
     blocks = [match["name"] for match in _BLOCK.finditer(text)]
     if 2 * len(blocks) != len(_MARKER.findall(text)):
         raise ReadmeError(f"{readme}: not every `{_BEGIN}NAME -->` has its `{_END}`")
-    if {*blocks} - {LIST} != tables.keys() or len(blocks) != len({*blocks}):
+    if {*blocks} - _BY_HAND.keys() != tables.keys() or len(blocks) != len({*blocks}):
         raise ReadmeError(
             f"{readme} has the blocks {sorted(blocks)}, and {TABLES} beside it {sorted(tables)}"
         )
 
     def made_anew(match: re.Match[str]) -> str:
         name = match["name"]
-        lines = _list(readme, root) if name == LIST else _block(tables[name], readme, root)
+        lines = (
+            _BY_HAND[name](readme, root) if name in _BY_HAND
+            else _block(name, tables[name], readme, root)
+        )  # fmt: skip
         return f"{_BEGIN}{name} -->\n" + "".join(f"{line}\n" for line in lines) + _END
 
     return _BLOCK.sub(made_anew, text)
@@ -82,7 +86,7 @@ def complaints(root: Path = registry.REPOSITORY) -> Iterator[str]:
             yield f"{file}: no README shows this record; it needs an entry in a {TABLES}"
 
 
-def _block(tables: list[Table], readme: Path, root: Path) -> Iterator[str]:
+def _block(name: str, tables: list[Table], readme: Path, root: Path) -> Iterator[str]:
     """The tables of one block. What is known of a record stands above its first table."""
     results = root / "benchmarks" / "results"
     above: list[str] = []
@@ -100,6 +104,46 @@ def _block(tables: list[Table], readme: Path, root: Path) -> Iterator[str]:
             yield ""
         yield from lines
         above = table.records
+    yield from _goals(name, root)
+
+
+def _goals(name: str, root: Path) -> Iterator[str]:
+    """The table of the benchmark's goals, after a blank line; nothing where it has none."""
+    if wanted := goals_of(root).get(name):
+        yield ""
+        yield "Goals:"
+        yield ""
+        yield from markdown(goals.HEADS, goals.lines(wanted, _records_of(wanted, root)))
+
+
+def _records_of(wanted: Sequence[Goal], root: Path) -> dict[str, Record]:
+    results = root / "benchmarks" / "results"
+    return {name: _record(results / name) for goal in wanted for name in goal.records}
+
+
+def goals_of(root: Path = registry.REPOSITORY) -> Mapping[str, list[Goal]]:
+    """By benchmark. Raises `ReadmeError` for a file that is not as `goals` describes."""
+    file = root / "benchmarks" / "goals.toml"
+    try:
+        return goals.read(file) if file.exists() else {}
+    except msgspec.DecodeError as error:
+        raise ReadmeError(f"{file}: {error}") from None
+
+
+def goal_lines(root: Path = registry.REPOSITORY) -> dict[str, list[list[str]]]:
+    """The lines of each benchmark's goals. Raises `ReadmeError`."""
+    return {n: goals.lines(g, _records_of(g, root)) for n, g in goals_of(root).items()}
+
+
+def _all_goals(readme: Path, root: Path) -> Iterator[str]:
+    """A line for each benchmark with goals: how many of its measurements have each verdict."""
+    lines = []
+    found = registry.find(root)
+    for name, wanted in goals_of(root).items():
+        target = _section(found[name], root).removeprefix("benchmarks/")
+        count = goals.counted(wanted, _records_of(wanted, root))
+        lines.append([f"[{name}]({target})", *(f"{number or ''}" for number in count.values())])
+    yield from markdown(("benchmark", *count), lines)
 
 
 def _record(path: Path) -> Record:
@@ -131,3 +175,9 @@ def _section(one: registry.Benchmark, root: Path) -> str:
     if not is_there:
         raise ReadmeError(f"{file} has no section of {one.name}")
     return file + anchor
+
+
+_BY_HAND: Mapping[str, Callable[[Path, Path], Iterator[str]]] = {
+    "list": _list, "goals": _all_goals,
+}  # fmt: skip
+"""Blocks that need no entry in a `results.toml`."""

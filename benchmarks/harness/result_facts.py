@@ -13,6 +13,9 @@ import msgspec
 from benchmarks.harness.record import Record
 from benchmarks.harness.summary import summarize
 
+NOISY = 0.3
+"""A range above this part of the median means that another program was running."""
+
 _INTEGRITY = {True: "on", False: "off", None: ""}
 
 
@@ -77,6 +80,8 @@ class Fact:
     """The reason for which a row has no values; empty with them."""
 
     num_trials: int = 0
+    spread: float = 0.0
+    """The range from the fastest to the slowest trial, as a part of the median."""
 
 
 def facts_of(record: Record, stem: str, table: Table) -> Iterator[Fact]:
@@ -94,13 +99,14 @@ def facts_of(record: Record, stem: str, table: Table) -> Iterator[Fact]:
                     "GB/s": row.gb_per_s, "times memcpy": row.ratio_to_memcpy,
                     "times wall": row.ratio_to_wall, "MiB": row.num_bytes / 2**20,
                 }  # fmt: skip
-                trials = len(row.sample.values) if row.sample.measured else 0
+                trials, spread = len(row.sample.values) if row.sample.measured else 0, 0.0
                 if trials:
                     seconds = summarize(row.sample.values)
+                    spread = seconds.spread
                     values["per second"] = 1 / seconds.median if seconds.median else None
                     for name, value in seconds._asdict().items():
                         values |= {f"{name} s": value, f"{name} ms": value * 1e3}
-                yield Fact(fields, _finite(values), "", row.reason, trials)
+                yield Fact(fields, _finite(values), "", row.reason, trials, spread)
     if table.figures:
         for figure in record.figures:
             if match := re.fullmatch(table.figures, figure.name):

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.harness.record import Record
-from benchmarks.harness.result_facts import Fact, Table, facts_of
+from benchmarks.harness.result_facts import NOISY, Fact, Table, facts_of
 from benchmarks.harness.table import digits
 
 Key = tuple[str, ...]
 
 NOTHING = "-"
+MARK = "*"
+"""Behind the value of a row whose range is above `NOISY`."""
 _LONGEST_LINE = 320
 _MOST_NAMES = 3
 _VALUE = re.compile(r"\{(?P<name>[^{}]*?)(?P<over> over base)?(?::(?P<places>\d))?\}")
@@ -96,7 +98,9 @@ class _Selection:
             return f"{value:,.{match['places']}f}" if match["places"] else digits(value)
 
         text = _VALUE.sub(filled, template)
-        return text if known else NOTHING
+        if not known:
+            return NOTHING
+        return f"{text}{MARK}" if fact.spread > NOISY and not _shows_range(template) else text
 
     def _value(self, fact: Fact, name: str, *, over_base: bool) -> float | None:
         value = fact.values.get(name)
@@ -153,10 +157,25 @@ def render(
     selection = _Selection.of(table, facts)
     if not selection.facts:
         return [*lines, NO_FACTS]
-    lines += _markdown(*_grid(selection))
+    grid = _grid(selection)
+    lines += markdown(*grid)
+    if any(MARK in cell for line in grid[1] for cell in line):
+        noisy = [fact.spread for fact in selection.facts if fact.spread > NOISY]
+        lines += ["", f"`{MARK}` {_noise(noisy)}"]
     if reasons := list(selection.reasons()):
         lines += ["", *(f"- {reason}" for reason in reasons)]
     return lines
+
+
+def _noise(spreads: Sequence[float]) -> str:
+    return (
+        f"noisy: from the fastest to the slowest trial more than {NOISY:.0%} of the median "
+        f"(up to {max(spreads):.0%})."
+    )
+
+
+def _shows_range(template: str) -> bool:
+    return "{min" in template and "{max" in template
 
 
 NO_FACTS = "*The record has nothing that this table shows.*"
@@ -241,7 +260,8 @@ def _one_line(text: str) -> str:
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}…"
 
 
-def _markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, without columns that are empty."""
     used = [n for n in range(len(heads)) if any(line[n] not in ("", NOTHING) for line in body)]
     for line in (heads, ["---"] * len(heads), *body):
         cells = [line[n].replace("|", r"\|").replace("\n", " ") for n in used]

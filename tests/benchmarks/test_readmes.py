@@ -180,6 +180,18 @@ def test_an_interrupted_run_leaves_gaps_and_is_marked():
     assert body_of(SPEEDS, found) == ["|  | m |", "| put | 2.00 |", "| get | - |"]
 
 
+def test_a_value_whose_range_is_wide_is_marked_and_the_range_named():
+    quiet, noisy = row("put", 0.5, 0.55, 0.6), row("get", 0.5, 0.5, 0.9)
+    lines = lines_of(SPEEDS, record_of(quiet, noisy))
+    assert lines[-4:-2] == ["| put | 1.82 |", "| get | 2.00* |"]
+    assert lines[-1].startswith("`*` noisy") and lines[-1].endswith("(up to 80%).")
+    assert "noisy" not in " ".join(lines_of(SPEEDS, record_of(quiet)))
+    ranged = table(
+        rows=".+", lines={"": "operation"}, columns={"s": "{median s} ({min s} to {max s})"}
+    )
+    assert "*" not in body_of(ranged, record_of(noisy))[-1], "it shows its range"
+
+
 def test_skipped_and_failed_rows_have_their_reasons_below():
     cold = Row("m", "cold", 1, Sample([], skipped="no | disk"), "tcp")
     wrong = Row("n", "put", 1, Sample([0.5], failed="wrong `bytes`"), "tcp")

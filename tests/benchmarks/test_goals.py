@@ -1,0 +1,144 @@
+"""Each goal is shown as met, missed or not judged, and none without rounds enough as met."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import goals, readmes, registry
+from benchmarks.harness.goals import MET, MISSED, NOT_JUDGED, Goal
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Sample
+
+ROWS = Goal(goal="speed", records=["r.json"], rows="tier: (?P<way>.+)", base="raw: {way}",
+            at_least=0.9)  # fmt: skip
+FIGURE = Goal(goal="step", records=["r.json"], figures="a step", value="p99", at_most=1.5,
+              unit="us")  # fmt: skip
+
+
+def record_of(raw: list[float], tier: list[float]) -> Record:
+    rows = [Row("m", "raw: put", 1, Sample(raw)), Row("m", "tier: put", 1, Sample(tier))]
+    return Record("b", "c", rows=rows)
+
+
+def verdicts(goal: Goal, record: Record) -> list[str]:
+    return [result.verdict for result in goals.results(goal, record)]
+
+
+@pytest.mark.parametrize(
+    ("tier", "verdict"),
+    [
+        ([1.05] * 6, MET),
+        ([1.05] * 5, NOT_JUDGED),
+        ([1.3] * 6, MISSED),
+        ([1.3] * 5, NOT_JUDGED),
+        ([1.0, 1.3, 1.0, 1.3, 1.0, 1.3], NOT_JUDGED),
+    ],
+)
+def test_rows_are_judged_by_rounds_and_interval(tier: list[float], verdict: str) -> None:
+    record = record_of([1.0] * len(tier), tier)
+    assert verdicts(ROWS, record) == [verdict]
+
+
+def test_a_row_of_another_model_or_without_times_is_no_base() -> None:
+    record = record_of([1.0] * 6, [1.05] * 6)
+    record.rows[0].model = "other"
+    assert verdicts(ROWS, record) == []
+    record = record_of([1.0] * 6, [1.05] * 6)
+    record.rows[0].sample = Sample(skipped="there is no disk")
+    assert verdicts(ROWS, record) == []
+    assert goals.lines([ROWS], {"r.json": record})[0][1] == "not measured"
+
+
+def test_a_rows_own_wall_is_its_base() -> None:
+    goal = Goal(goal="g", records=[], rows="put", base=goals.WALL, transport="tcp",
+                integrity=True, at_most=1.6)  # fmt: skip
+    rows = [
+        Row("m", "raw sockets", 1, Sample([1.0] * 6), "tcp"),
+        Row("m", "put", 1, Sample([1.5] * 6), "tcp", True, wall="raw sockets, tcp"),
+        Row("m", "put", 1, Sample([9.0] * 6), "tcp", False, wall="raw sockets, tcp"),
+        Row("m", "put", 1, Sample([9.0] * 6), "shm", True, wall="copy, shm"),
+    ]
+    (result,) = goals.results(goal, Record("b", "c", rows=rows))
+    assert (result.value, result.verdict) == (1.5, MET)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"p99": 1.4}, MET),
+        ({"p99": 1.6}, MISSED),
+        ({"p99": 1.4, "low": 1.3, "high": 1.45, "rounds": 6.0}, MET),
+        ({"p99": 1.4, "low": 1.3, "high": 1.6, "rounds": 6.0}, NOT_JUDGED),
+        ({"p99": 1.4, "low": 1.3, "high": 1.45, "rounds": 3.0}, NOT_JUDGED),
+        ({"p99": 9.0, "p99, low": 8.0, "p99, high": 9.5}, MISSED),
+    ],
+)
+def test_figures_are_judged_by_their_interval_where_they_have_one(
+    values: dict[str, float], verdict: str
+) -> None:
+    record = Record("b", "c", figures=[Figure("a step", "us", values)])
+    assert verdicts(FIGURE, record) == [verdict]
+
+
+def test_an_interval_without_its_rounds_has_those_of_its_row() -> None:
+    figure = Figure("a step", "us", {"p99": 1.0, "low": 0.9, "high": 1.1})
+    row = Row("m", "a step", 1, Sample([1.0] * 3))
+    assert verdicts(FIGURE, Record("b", "c", rows=[row], figures=[figure])) == [NOT_JUDGED]
+
+
+def test_a_line_names_what_misses_its_goal() -> None:
+    figures = [Figure("a step", "us", {"p99": 1.0}), Figure("a step", "us", {"p99": 2.0}, "tcp")]
+    (line,) = goals.lines([FIGURE], {"r.json": Record("b", "c", figures=figures)})
+    assert line == ["step: at most 1.5 us", "1.00 to 2.00", "1", "1", "", "a step, tcp: 2.00"]
+
+
+def test_the_criteria_of_a_programs_own_verdict_are_goals() -> None:
+    goal = Goal(goal="all", records=[], criteria=True)
+    criteria = [{"name": "read", "passed": False, "note": "0 of 3"},
+                {"name": "write", "passed": True, "note": ""}]  # fmt: skip
+    record = Record("b", "c", parameters={"verdict": {"criteria": criteria}})
+    assert verdicts(goal, record) == [MISSED, MET]
+    assert goals.lines([goal], {}) == [["all: passed", "not measured", "", "", "", ""]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rows": "a"}, {"rows": "a", "base": "b"}, {"at_most": 1.0}, {"figures": "a", "base": "b",
+     "at_most": 1.0}, {"figures": "a", "at_most": 1.0, "at_least": 1.0}],
+)  # fmt: skip
+def test_a_goal_that_cannot_be_judged_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="g: "):
+        Goal(goal="g", records=[], **fields)  # type: ignore[arg-type]
+
+
+def test_each_committed_goal_has_measurements_and_stands_on_its_page() -> None:
+    root = registry.REPOSITORY
+    pages = {name: _page(name, root) for name in readmes.goals_of()}
+    for name, lines in readmes.goal_lines().items():
+        for line in lines:
+            assert line[1] != "not measured" or any(line[2:]), f"{name}: {line[0]}"
+            assert f"| {line[0]} |" in pages[name]
+
+
+def _page(name: str, root: Path) -> str:
+    module = registry.find(root)[name].module
+    path = root / module.replace(".", "/")
+    folder = path if path.is_dir() else path.parent
+    return (folder / "README.md").read_text()
+
+
+def test_goals_in_programs_are_those_of_the_page() -> None:
+    """A program prints its verdict by a constant of its own; the page has the same number."""
+    found = {
+        (file.stem, float(number))
+        for file in (registry.REPOSITORY / "benchmarks").rglob("*.py")
+        for number in re.findall(r"^GOAL\w* = ([\d.]+)$", file.read_text(), re.MULTILINE)
+    }
+    wanted = {
+        bound
+        for each in readmes.goals_of().values()
+        for goal in each
+        for bound in (goal.at_most, goal.at_least)
+    }
+    assert {number for _, number in found if number not in wanted} <= {0.02}, "0.02 is 2 %"
