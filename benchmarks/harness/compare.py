@@ -1,11 +1,19 @@
 """The verdict on two records of one benchmark."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.harness import statistics, table
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.summary import summarize
+
+SLOWER = "slower"
+
+METHOD = "verdicts: the Mann-Whitney test at 5 %, of a difference of 2 % or more"
+
+_DURATION = re.compile(r"\b(ms|us|µs|s)\b(?!/)")
+"""In the name or unit of a figure whose smaller values are better; others are rates."""
 
 
 class ComparedRecords(NamedTuple):
@@ -14,6 +22,8 @@ class ComparedRecords(NamedTuple):
     comparable: bool
     text: str
     verdicts: dict[tuple[str, str, str | None, bool | None], str]
+    slower: Sequence[str] = ()
+    """The rows and figures that are significantly slower in the second record."""
 
 
 def compare_records(before: Record, after: Record, *, ratios: bool = False) -> ComparedRecords:
@@ -39,7 +49,9 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
     unit = "memcpys" if ratios else "seconds"
     headers = ["model", "operation", "transport", "integrity", f"before ({unit})",
                f"after ({unit})", "before/after", "verdict"]  # fmt: skip
-    figures = _figures(before.figures, after.figures)
+    figures, slower_figures = _figures(before.figures, after.figures)
+    slower = [_in_words(key) for key, verdict in verdicts.items() if verdict.endswith(SLOWER)]
+    slower += slower_figures
     parts = [table.render(headers, lines)] if lines or not figures else []
     parts += [*figures,
               *_changes("command", {"": before.command}, {"": after.command}),
@@ -48,7 +60,14 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
               *_known_changes("host", before.host, after.host),
               *_known_changes("storage", before.storage, after.storage),
               *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
-    return ComparedRecords(True, "\n".join(parts), verdicts)
+    if slower:
+        parts.append(f"slower in the second: {'; '.join(slower)}")
+    return ComparedRecords(True, "\n".join(parts), verdicts, slower)
+
+
+def _in_words(key: tuple[str, str, str | None, bool | None]) -> str:
+    integrity = {True: "checksums on", False: "checksums off", None: None}[key[3]]
+    return ", ".join(part for part in (*key[:3], integrity) if part)
 
 
 def _refused(reason: str) -> ComparedRecords:
@@ -66,24 +85,58 @@ def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell],
         verdict = f"not compared: {row.reason or other.reason or 'no ratio to a memcpy'}"
         return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
     found = statistics.compare(first, second)
+    verdict = found.verdict
+    if (few := min(len(first), len(second))) < statistics.LEAST_TO_DIFFER:
+        verdict = f"not judged: {few} trials, and a difference takes {statistics.LEAST_TO_DIFFER}"
     medians = [summarize(values).median for values in (first, second)]
     interval = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
-    return [*_names(row), *medians, interval, found.verdict], found.verdict
+    return [*_names(row), *medians, interval, verdict], verdict
 
 
-def _figures(before: Sequence[Figure], after: Sequence[Figure]) -> list[str]:
-    """A table of the numbers that both have, with a note on its limits; empty without figures."""
+def _figures(before: Sequence[Figure], after: Sequence[Figure]) -> tuple[list[str], list[str]]:
+    """A table of the numbers that both have, with a note on its limits; empty without figures. And
+    the figures that are slower in the second."""
     first, second = _numbers(before), _numbers(after)
+    rounds = _rounds(before), _rounds(after)
+    slower: list[str] = []
     lines: list[list[table.Cell]] = []
     for names in dict.fromkeys([*first, *second]):
         was, now = first.get(names), second.get(names)
         change = f"{100 * (now / was - 1):+.1f} %" if was and now is not None else None
-        lines.append([*names, was, now, change])
+        verdict = _of_rounds(names, rounds[0].get(names, ()), rounds[1].get(names, ()))
+        if verdict.endswith(SLOWER):
+            slower.append(", ".join(part for part in names[:3] if part))
+        lines.append([*names, was, now, change, verdict])
     if not lines:
-        return []
-    headers = ["figure", "of", "transport", "unit", "before", "after", "change"]
-    return [table.render(headers, lines),
-            "one number of each run: without a spread there is no verdict on these"]  # fmt: skip
+        return [], []
+    headers = ["figure", "of", "transport", "unit", "before", "after", "change", "verdict"]
+    notes = [METHOD] if any(rounds) else []
+    if any(not line[-1] for line in lines):
+        notes.append("without a verdict: one number of each run, which has no spread")
+    return [table.render(headers, lines), *notes], slower
+
+
+def _of_rounds(
+    names: tuple[str, str, str | None, str], before: Sequence[float], after: Sequence[float]
+) -> str:
+    """The verdict on a figure's rounds, which are durations or rates by its name and unit. Empty
+    where a record has no rounds of it."""
+    if not before or not after or min(*before, *after) <= 0:
+        return ""
+    if (few := min(len(before), len(after))) < statistics.LEAST_TO_DIFFER:
+        return f"not judged: {few} rounds, and a difference takes {statistics.LEAST_TO_DIFFER}"
+    is_duration = _DURATION.search(f"{names[1]}, {names[3]}") is not None
+    if not is_duration:
+        before, after = ([1 / value for value in values] for values in (before, after))
+    return statistics.compare(before, after).verdict
+
+
+def _rounds(figures: Sequence[Figure]) -> dict[tuple[str, str, str | None, str], Sequence[float]]:
+    return {
+        (figure.name, of, figure.transport, figure.unit): values
+        for figure in figures
+        for of, values in figure.rounds.items()
+    }
 
 
 def _numbers(figures: Sequence[Figure]) -> dict[tuple[str, str, str | None, str], float]:

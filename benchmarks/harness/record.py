@@ -7,7 +7,7 @@
      "rows": [{"model", "operation", "transport", "integrity",
                "seconds": {"median", "min", "max"}, "gb_per_s", "ratio_to_memcpy",
                "bytes", "values", "warm_ups", …}],
-     "figures": [{"name", "transport", "unit", "values": {…}}]}
+     "figures": [{"name", "transport", "unit", "values": {…}, "rounds": {…}}]}
 
 `rows` are bytes moved in a time; `figures` are all other numbers. A row that was not measured has
 null for its numbers and the reason in `skipped` or `failed`.
@@ -109,14 +109,19 @@ class Figure:
     unit: str
     values: Mapping[str, float]
     transport: str | None = None
+    rounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Some of the values as each round of the run had them, so that `compare` can judge them."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        figure: dict[str, Any] = {
             "name": self.name,
             "transport": self.transport,
             "unit": self.unit,
             "values": {name: _rounded(value) for name, value in self.values.items()},
         }
+        if self.rounds:
+            figure["rounds"] = {n: [*map(_rounded, of)] for n, of in self.rounds.items()}
+        return figure
 
 
 @dataclass

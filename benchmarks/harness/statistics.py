@@ -19,6 +19,8 @@ SIGNIFICANCE = 0.05
 """With 4 trials against 4 the smallest possible p is 2/70; with 3 against 3 it is 0.1, so fewer
 than four trials a side never show a difference."""
 
+LEAST_TO_DIFFER = 4
+
 SMALLEST_DIFFERENCE = 0.02
 """Below this two samples are called equal, however certain the difference: a rebuilt page table or
 a warmer room has as large an effect."""

@@ -11,7 +11,11 @@ from benchmarks.storage_workload import steady
 from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.samples import Samples
-from benchmarks.storage_workload.summary import latency_timeline, summarize, throughput_timeline
+from benchmarks.storage_workload.summary import (
+    latency_timeline,
+    summarize,
+    throughput_timeline,
+)
 from benchmarks.storage_workload.verdict import Criterion, judge, passed
 
 SCHEMA = 1
@@ -115,7 +119,7 @@ class Run:
             "figures": [
                 figure.to_json()
                 for figure in (
-                    *_figures(summary, criteria),
+                    *_figures(summary, criteria, steady.rates_of_rounds(self.samples)),
                     *_call_figures(self.device),
                     *_condition_figures(self.preconditioning, settled),
                 )
@@ -155,7 +159,9 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     path.write_text(f'{head}"samples": {samples}{tail}\n')
 
 
-def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Iterator[Figure]:
+def _figures(
+    summary: Mapping[str, Any], criteria: Sequence[Criterion], rates: Mapping[str, Sequence[float]]
+) -> Iterator[Figure]:
     """The main figures, in the form of a benchmark's record."""
     judged = [criterion.passed for criterion in criteria if criterion.passed is not None]
     yield Figure("verdict", "criteria", {"passed": sum(judged), "judged": len(judged)})
@@ -165,10 +171,12 @@ def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Itera
     if scaling.get("peak_throughput") is not None:
         peak = {"": scaling["peak_throughput"], "users": scaling["peak_user_count"]}
         yield Figure("peak", "GB/s", peak)
-    yield Figure("throughput", "tokens/s", {"": summary["avg_throughput_tokens_per_sec"]})
+    tokens = {"": summary["avg_throughput_tokens_per_sec"]}
+    yield Figure("throughput", "tokens/s", tokens, rounds={"": rates["tokens"]})
     stats = summary["cache_stats"]
     moved = {name: stats[f"{name}_gb_per_sec"] for name in ("read", "write")}
-    yield Figure("storage throughput", "GB/s", moved)
+    of_rounds = {name: rates[name] for name in moved}
+    yield Figure("storage throughput", "GB/s", moved, rounds=of_rounds)
     if stats["cache_hit_rate"] is not None:
         yield Figure("cache hit rate", "%", {"": 100 * stats["cache_hit_rate"]})
     for name in ("end_to_end_latency_ms", "storage_io_latency_ms", "queue_wait_ms"):

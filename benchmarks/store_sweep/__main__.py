@@ -130,7 +130,13 @@ def _sweep(
         sweep.pooled(point, of_point, load.block_bytes, raw)
         for point, of_point in rounds.items() if of_point
     ]  # fmt: skip
-    record.figures += [as_figure(result) for result in results]
+    record.figures += [
+        as_figure(
+            result,
+            [sweep.pooled(result.point, [one], load.block_bytes) for one in rounds[result.point]],
+        )
+        for result in results
+    ]
     if alone:
         record.figures.append(blob.as_figure(alone))
     verdicts = spare.verdicts(results, record.machine["cores"])

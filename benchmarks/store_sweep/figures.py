@@ -1,7 +1,7 @@
 """Conversion of points to a record's figures, and back."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +32,8 @@ _THREE = {
 }
 
 
-def as_figure(result: Result) -> Figure:
-    """Values not measured are omitted."""
+def as_figure(result: Result, rounds: Sequence[Result] = ()) -> Figure:
+    """Values not measured are omitted. `rounds` are the results of each round alone."""
     values: dict[str, float] = {
         "conversations per second": result.tps,
         "tokens per second": result.tokens_per_s,
@@ -50,7 +50,22 @@ def as_figure(result: Result) -> Figure:
         measured |= {_SPLIT[name]: value for name, value in result.split._asdict().items()}
         measured |= {_THREE[name]: value for name, value in result.split.three._asdict().items()}
     values |= {name: value for name, value in measured.items() if value is not None}
-    return Figure(f"{result.point.concurrency} at once ({result.point})", "as named", values, "tcp")
+    return Figure(
+        f"{result.point.concurrency} at once ({result.point})", "as named", values, "tcp",
+        _of_rounds(rounds),
+    )  # fmt: skip
+
+
+def _of_rounds(rounds: Sequence[Result]) -> dict[str, list[float]]:
+    """Throughput and medians of each round, where all have them."""
+    if not rounds:
+        return {}
+    found: dict[str, list[float | None]] = {
+        "tokens per second": [one.tokens_per_s for one in rounds],
+        **{_name(name, "p50"): [getattr(one, name).p50 for one in rounds] for name in OPERATIONS},
+    }
+    known = {name: [v for v in values if v is not None] for name, values in found.items()}
+    return {name: values for name, values in known.items() if len(values) == len(rounds)}
 
 
 def read_record(path: Path) -> list[Result]:

@@ -101,6 +101,48 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "none.json" in capsys.readouterr().err
 
 
+def figures_of(per_second: list[float], ms: list[float]) -> Record:
+    rounds = {"tokens per second": per_second, "read p50, ms": ms}
+    values = {name: of[0] for name, of in rounds.items()}
+    figure = Figure("8 at once", "as named", values, "tcp", rounds)
+    return Record("b", "c", machine=MACHINE, figures=[figure])
+
+
+def test_figures_with_rounds_get_a_verdict_in_the_direction_of_their_unit():
+    """Of a sweep or a workload: more tokens a second are faster, more milliseconds slower."""
+    ten, twenty = [10.0, 10.1, 10.2, 10.3, 10.4], [20.0, 20.1, 20.2, 20.3, 20.4]
+    text = compare_records(figures_of(ten, ten), figures_of(twenty, twenty)).text
+    lines = [line.split("  ") for line in text.splitlines() if "8 at once" in line]
+    assert "x faster" in lines[0][-1] and "x slower" in lines[1][-1]
+    found = compare_records(figures_of(ten, ten), figures_of(twenty, twenty))
+    assert found.slower == ["8 at once, read p50, ms, tcp"]
+    assert compare_records(figures_of(ten, ten), figures_of(ten, ten)).slower == []
+    few = compare_records(figures_of(ten[:3], ten[:3]), figures_of(twenty[:3], twenty[:3]))
+    assert few.slower == [] and few.text.count("not judged: 3 rounds") == 2
+
+
+def test_figures_without_rounds_have_no_verdict_and_say_why():
+    one = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 1.0})])
+    two = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 2.0})])
+    text = compare_records(one, two).text
+    assert "+100.0 %" in text and "without a verdict: one number of each run" in text
+    assert compare_records(one, two).slower == []
+
+
+def test_compare_ends_with_1_where_the_second_is_slower(tmp_path, capsys):
+    fast = [0.5, 0.51, 0.52, 0.53, 0.54]
+    record(row(fast)).write(tmp_path / "fast.json")
+    record(row([2 * value for value in fast])).write(tmp_path / "slow.json")
+    assert main(["compare", str(tmp_path / "fast.json"), str(tmp_path / "slow.json")]) == 1
+    assert "slower in the second: 3B, get, tcp, checksums on" in capsys.readouterr().out
+
+
+def test_a_figure_keeps_its_rounds(tmp_path):
+    made = figures_of([1.0, 2.0], [3.0, 4.0])
+    made.write(tmp_path / "a.json")
+    assert Record.read(tmp_path / "a.json").figures == made.figures
+
+
 def test_a_record_says_how_much_the_host_took(monkeypatch, tmp_path):
     times = iter([here.CpuTimes(1000, 10, 0), here.CpuTimes(1200, 15, 0)])
     monkeypatch.setattr(here, "cpu_times", lambda: next(times))
