@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import goals, registry
+from benchmarks.harness import claims, goals, registry
 from benchmarks.harness.goals import Goal
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.result_facts import Table
@@ -73,8 +73,12 @@ def read_tables(path: Path) -> Tables:
 
 
 def complaints(root: Path = registry.REPOSITORY) -> Iterator[str]:
-    """A line for each record of a benchmark that no README shows, and for each README with a table
-    for which its records have nothing."""
+    """A line for each record of a benchmark that no README shows, for each README with a table for
+    which its records have nothing, and for each figure in prose that is not its record's."""
+    try:
+        yield from claims.complaints(root)
+    except (LookupError, RecordError, msgspec.DecodeError) as error:
+        yield f"{root / 'benchmarks' / 'claims.toml'}: {error}"
     shown: set[str] = set()
     for readme in found(root):
         for tables in read_tables(readme.with_name(TABLES)).values():

@@ -1,0 +1,59 @@
+"""A figure in prose equals the record that it is from."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import claims, readmes, registry
+from benchmarks.harness.claims import Claim
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Sample
+
+CLAIMS = claims.read(registry.REPOSITORY / "benchmarks" / "claims.toml")
+RECORD = Record(
+    "b",
+    "c",
+    parameters={"requests": 12},
+    rows=[Row("m", "slow", 1, Sample([3.0])), Row("m", "fast", 1, Sample([2.0]))],
+    figures=[Figure("found", "%", {"learned": 16.474})],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "made"),
+    [
+        ("it finds {v:.1f} %", "found | learned", "it finds 16.5 %"),
+        ("{v:.1f} times as fast", "fast / slow", "1.5 times as fast"),
+        ("{v:.0f} requests", "requests", "12 requests"),
+    ],
+)
+def test_a_text_is_made_of_the_record(text: str, value: str, made: str) -> None:
+    claim = Claim(page="p", text=text, record="r", values={"v": value})
+    assert claims.text_of(claim, RECORD) == made
+
+
+@pytest.mark.parametrize("value", ["found | lru", "nothing | learned", "fast / none", "none"])
+def test_a_value_that_the_record_lacks_is_an_error(value: str) -> None:
+    with pytest.raises(LookupError):
+        claims.text_of(Claim(page="p", text="{v}", record="r", values={"v": value}), RECORD)
+
+
+def test_every_claim_of_the_project_is_what_its_record_gives() -> None:
+    assert [*claims.complaints(registry.REPOSITORY)] == []
+    assert {claim.page for claim in CLAIMS} >= {"README.md", "docs/RELIABILITY.md"}
+
+
+def test_a_sentence_whose_record_was_made_again_is_named(tmp_path: Path) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    RECORD.write(results / "r.json")
+    (tmp_path / "README.md").write_text("Behind the pool it finds\n17.0 %.\n")
+    (tmp_path / "benchmarks" / "claims.toml").write_text(
+        '[[claim]]\npage = "README.md"\ntext = "it finds {v:.1f} %"\nrecord = "r.json"\n'
+        'values = { v = "found | learned" }\n'
+    )
+    assert next(readmes.complaints(tmp_path)) == (
+        "README.md: by r.json it must read: it finds 16.5 %"
+    )
+    (tmp_path / "README.md").write_text("Behind the pool it finds\n16.5 %.\n")
+    assert [*claims.complaints(tmp_path)] == []
