@@ -3,7 +3,7 @@
     {"schema": 1, "benchmark": "…", "command": "…", "started": "…", "interrupted": false,
      "machine": {"cores": 2, "memory_gib": 24}, "stolen_percent": 0.4, "versions": {…},
      "source": {"commit": "…", "clean": true}, "host": {"cpu": "…", "kernel": "…", …},
-     "storage": {"directory": {"type": "ext4", …}, …}, "parameters": {…},
+     "storage": {"directory": {"type": "ext4", …}, …}, "parameters": {…}, "channels": {…},
      "rows": [{"model", "operation", "transport", "integrity",
                "seconds": {"median", "min", "max"}, "gb_per_s", "ratio_to_memcpy",
                "bytes", "values", "warm_ups", …}],
@@ -30,6 +30,15 @@ SCHEMA = 1
 
 _RESUME = "--resume"
 _NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot", "--csv", "--html", "--page")
+
+
+CHANNELS = {
+    "tcp": "lanes: TCP connections of their own",
+    "zmq": "payload of ZeroMQ messages",
+    "shm": "shared memory",
+}
+"""What a transport is for kvferry's own clients. Those of peers, and raw ones, are named by their
+operations. Records without `channels` are older than lanes in most benchmarks."""
 
 
 class RecordError(ValueError):
@@ -140,6 +149,10 @@ class Record:
     host: dict[str, Any] = field(default_factory=dict)
     storage: dict[str, dict[str, str]] = field(default_factory=dict)
     """What made it (`origin.py`); empty in records that are older than these."""
+
+    names_channels: bool = field(default=True, compare=False)
+    """False for a record that is older than `channels`: its `tcp` may be ZeroMQ's."""
+
     parameters: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -161,6 +174,11 @@ class Record:
             benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip(),
             source=origin.source(), host=origin.host(), storage=origin.storage(argv),
         )  # fmt: skip
+
+    def channels(self) -> dict[str, str]:
+        """What carried kvferry's blocks, for each of the record's transports."""
+        used = {row.transport for row in self.rows} | {one.transport for one in self.figures}
+        return {name: what for name, what in CHANNELS.items() if name in used}
 
     def describe_machine(self) -> str:
         gpu = f", {self.machine['gpu']}" if "gpu" in self.machine else ""
@@ -186,6 +204,7 @@ class Record:
             "storage": self.storage,
             "versions": self.versions,
             "parameters": self.parameters,
+            "channels": self.channels(),
             "rows": [row.to_json() for row in self.rows],
             "figures": [figure.to_json() for figure in self.figures],
         }
@@ -212,8 +231,16 @@ class Record:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
         stolen = document.get("stolen_percent")
+        names = "channels" in document
         made_by = {name: document.get(name, {}) for name in ("source", "host", "storage")}
-        return cls(**known, **made_by, rows=rows, figures=figures, stolen_percent=stolen)
+        return cls(
+            **known,
+            **made_by,
+            rows=rows,
+            figures=figures,
+            stolen_percent=stolen,
+            names_channels=names,
+        )
 
 
 def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:

@@ -238,6 +238,8 @@ def _about(record: Record, link: str, trials: Sequence[int], table: Table) -> It
         parts.append("one trial" if high == 1 else f"medians of {count} trials")
     if record.stolen_percent and record.stolen_percent >= 1:
         parts.append(f"{record.stolen_percent:g} % of the CPU time stolen by the host")
+    if not record.names_channels and any(row.transport == "tcp" for row in record.rows):
+        parts.append("older than the names of channels: its `tcp` may be ZeroMQ's")
     if record.interrupted:
         parts.append("**interrupted: not everything was measured**")
     yield f"{', '.join(parts)}: `{_one_line(record.command)}`"

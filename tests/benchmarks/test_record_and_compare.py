@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -10,6 +11,9 @@ from benchmarks.harness import machine as here
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.record import Figure, Record, RecordError, Row
 from benchmarks.harness.runner import Sample
+from benchmarks.remote_kv_cache.baseline import ferry_client
+from remote_server.client import RemoteClient
+from remote_server.client.results import LaneState
 
 MACHINE = {"cores": 2, "memory_gib": 24}
 
@@ -135,6 +139,31 @@ def test_compare_ends_with_1_where_the_second_is_slower(tmp_path, capsys):
     record(row([2 * value for value in fast])).write(tmp_path / "slow.json")
     assert main(["compare", str(tmp_path / "fast.json"), str(tmp_path / "slow.json")]) == 1
     assert "slower in the second: 3B, get, tcp, checksums on" in capsys.readouterr().out
+
+
+def test_a_record_names_what_carried_its_blocks(tmp_path):
+    """`tcp` was ZeroMQ before there were lanes, and both stood in tables under one name."""
+    made = record(row([1.0]))
+    made.figures.append(Figure("f", "GB/s", {"": 1.0}, "shm"))
+    made.write(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert {*document["channels"]} == {"tcp", "shm"} and "lanes" in document["channels"]["tcp"]
+    assert Record.read(tmp_path / "a.json").names_channels
+    del document["channels"]
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    assert not Record.read(tmp_path / "a.json").names_channels
+
+
+def test_a_client_without_an_open_lane_is_not_measured_as_tcp():
+    class Client:
+        transport = "tcp"
+        lanes = LaneState(0, "the server offers none")
+
+    client = cast("RemoteClient", Client())
+    assert not ferry_client._uses(client, "tcp")
+    assert ferry_client._uses(client, ferry_client.OVER_ZMQ)
+    Client.lanes = LaneState(2, "")
+    assert ferry_client._uses(client, "tcp")
 
 
 def test_a_figure_keeps_its_rounds(tmp_path):

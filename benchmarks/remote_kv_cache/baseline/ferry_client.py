@@ -86,7 +86,7 @@ Client = RemoteClient | FleetClient
 
 def each_of(client: Client) -> list[RemoteClient]:
     """A client of each server."""
-    return [client] if isinstance(client, RemoteClient) else [*client.clients.values()]
+    return [*client.clients.values()] if isinstance(client, FleetClient) else [client]
 
 
 def connect(
@@ -153,19 +153,23 @@ def _prepare(
     deadline = time.monotonic() + _READY_S
     while client.num_ready < num_servers or not _uses(client, transport):
         if time.monotonic() > deadline:
+            whys = [one.lanes.reason for one in each_of(client)] if transport == "tcp" else []
             client.close()
-            raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
+            reasons = ", ".join(dict.fromkeys(filter(None, whys)))
+            raise Skipped(
+                f"no connection over {transport} within {_READY_S:g} s"
+                + (f": {reasons}" if reasons else "")
+            )
         time.sleep(0.01)
 
 
 def _uses(client: Client, transport: str) -> bool:
-    """Blocks go that way. Lanes are used by tcp, and opened at the first transfer by a fleet."""
-    if transport == OVER_ZMQ:
-        transport = "tcp"
-    if client.transport != transport:
+    """Blocks go that way, so that a record's `tcp` is lanes: a server whose lanes are blocked is
+    measured as `zmq`. A fleet opens its lanes at the first transfer."""
+    if client.transport != ("tcp" if transport == OVER_ZMQ else transport):
         return False
     states = [one.lanes for one in each_of(client)]
-    return transport != "tcp" or len(states) > 1 or all(any(state) for state in states)
+    return transport != "tcp" or len(states) > 1 or all(one.num_open for one in states)
 
 
 def anchors_of(client: Client, keys: Sequence[bytes], tokens: int) -> list[bytes | None]:
