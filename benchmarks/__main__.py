@@ -5,6 +5,7 @@ python -m benchmarks run test_disk --json disk.json
 python -m benchmarks compare A.json B.json
 python -m benchmarks report results.html
 python -m benchmarks results
+python -m benchmarks records
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, pictures, readmes, registry, scripts
+from benchmarks.harness import page, pictures, readmes, registry, remaking, scripts
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record, RecordError
@@ -74,7 +75,32 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="write nothing; exit status 1 where one is stale"
     )
     results.set_defaults(do=_results)
+    records = commands.add_parser(
+        "records", help="make the committed records again, those of another commit"
+    )
+    records.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these, as in: 'test_server*' (default: all)"
+    )
+    records.set_defaults(do=_records)
     return parser
+
+
+def _records(arguments: argparse.Namespace) -> int:
+    """0; 1 where one was not made; 2 for names that match none; 130 after Ctrl-C."""
+    work = remaking.in_folder(RESULTS, lambda text: print(text, file=sys.stderr, flush=True))
+    if not work.chosen(arguments.names):
+        print(f"no record is named {' or '.join(arguments.names)}", file=sys.stderr)
+        return 2
+    status = 0
+    try:
+        for outcome in work.all(arguments.names):
+            print(f"{outcome.name}: {outcome.what}", flush=True)
+            status = max(status, int(outcome.what.startswith("not made")))
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on with the next record", file=sys.stderr)
+        return 130
+    print("next: make docs")
+    return status
 
 
 def _list(_: argparse.Namespace) -> int:

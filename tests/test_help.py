@@ -79,4 +79,4 @@ def test_commands_and_subcommands_are_found(helps: dict[str, list[Help]]):
     usages = [answer["printed"].split("\n")[0] for answer in helps["remote_server.cli"]]
     assert any(usage.startswith("usage: kvferry serve ") for usage in usages)
     assert any(usage.startswith("usage: kvferry bench ") for usage in usages)
-    assert len(helps["benchmarks"]) == 6, "list, run, compare, report, results and the front"
+    assert len(helps["benchmarks"]) == 7, "list, run, compare, report, results, records, front"

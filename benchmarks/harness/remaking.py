@@ -1,0 +1,131 @@
+"""The committed records made again: `python -m benchmarks records`.
+
+Each record is made by the command that it has, in a folder of its own, and replaces the committed
+one only when that run has ended. A record that this commit has made already is kept, so a run that
+was interrupted goes on where it ended.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness import origin
+from benchmarks.harness.record import Record, RecordError
+from benchmarks.harness.registry import REPOSITORY
+
+TRACE = "KVFERRY_TRACE"
+"""The variable that names the trace of the commands that replay one."""
+
+_TRACE_FILE = "conversation_trace.jsonl"
+_OUTPUT = {"benchmarks.storage_workload": "--output"}
+_NOISY_PERCENT = 3.0
+"""A record for which the host took more CPU time than this is to be made again."""
+
+_INTERRUPTED = 130
+_CANNOT = 2
+
+
+class Outcome(NamedTuple):
+    """What became of one record."""
+
+    name: str
+    what: str
+    """`made`, `kept`, or why it is the one of before."""
+
+    made: bool = False
+
+
+class Remaking(NamedTuple):
+    """The records to be made, and the folder where they are made."""
+
+    results: Path
+    folder: Path
+    show: Callable[[str], None]
+    run: Callable[[Sequence[str], Path], int]
+    """Runs a command in a folder and returns its exit status."""
+
+    def chosen(self, patterns: Sequence[str]) -> list[Path]:
+        """The records whose names match one of `patterns`; all without any."""
+        files = sorted(self.results.glob("*.json"))
+        return [f for f in files if not patterns or any(fnmatch(f.stem, p) for p in patterns)]
+
+    def all(self, patterns: Sequence[str]) -> Iterator[Outcome]:
+        """One after the other; Ctrl-C ends it, with what was made until then."""
+        files = self.chosen(patterns)
+        began, num_made = time.monotonic(), 0
+        for number, file in enumerate(files):
+            left = ""
+            if num_made:
+                seconds = (time.monotonic() - began) / num_made * (len(files) - number)
+                left = f", about {seconds / 60:.0f} min left"
+            self.show(f"{number + 1} of {len(files)}: {file.stem}{left}")
+            outcome = self.one(file)
+            num_made += outcome.made
+            yield outcome
+
+    def one(self, file: Path) -> Outcome:
+        """Make one record. Raises `KeyboardInterrupt` when its run was interrupted."""
+        try:
+            before = Record.read(file)
+        except RecordError as error:
+            return Outcome(file.stem, str(error))
+        if self._is_current(before):
+            return Outcome(file.stem, "kept: it is of this commit")
+        words = shlex.split(before.command)[1:]
+        if _TRACE_FILE in words and not self._trace():
+            return Outcome(file.stem, f"not made: {TRACE} names no {_TRACE_FILE}")
+        new = self.folder / file.name
+        new.unlink(missing_ok=True)
+        status = self.run(
+            [sys.executable, *words, _output(before.benchmark), str(new)], self.folder
+        )
+        if status == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if status == _CANNOT or not new.exists():
+            return Outcome(file.stem, f"not made: its command ended with {status}")
+        made = Record.read(new)
+        if made.interrupted:
+            return Outcome(file.stem, "not made: it was interrupted")
+        shutil.move(new, file)
+        taken = made.stolen_percent or 0.0
+        noisy = f", {taken:g} % of the CPU time taken by the host: make it again"
+        return Outcome(file.stem, f"made{noisy if taken > _NOISY_PERCENT else ''}", made=True)
+
+    def _is_current(self, record: Record) -> bool:
+        source = origin.source()
+        return bool(source) and record.source == source and not record.interrupted
+
+    def _trace(self) -> bool:
+        link = self.folder / _TRACE_FILE
+        there = Path(os.environ.get(TRACE, ""))
+        if there.is_file():
+            link.unlink(missing_ok=True)
+            link.symlink_to(there.resolve())
+        return link.exists()
+
+
+def in_folder(results: Path, show: Callable[[str], None]) -> Remaking:
+    """Real runs, in a folder that git ignores."""
+    folder = REPOSITORY / ".cache" / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Remaking(results, folder, show, _run)
+
+
+def _run(words: Sequence[str], folder: Path) -> int:
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.run(
+            words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
+        ).returncode
+
+
+def _output(benchmark: str) -> str:
+    return _OUTPUT.get(benchmark, "--json")

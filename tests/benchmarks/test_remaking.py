@@ -1,0 +1,111 @@
+"""The committed records are made again by their own commands; none is lost or half made."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import origin, remaking
+from benchmarks.harness.record import Record
+from benchmarks.harness.remaking import Outcome, Remaking
+
+SOURCE = {"commit": "new", "clean": True}
+
+
+class Runs:
+    """The commands that were run. Each writes a record, unless `status` is another than 0."""
+
+    def __init__(self) -> None:
+        self.words: list[list[str]] = []
+        self.status = 0
+        self.interrupted = False
+        self.stolen = 0.0
+
+    def __call__(self, words: Sequence[str], folder: Path) -> int:
+        self.words.append([*words[1:]])
+        if not self.status:
+            made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE)
+            made.interrupted, made.stolen_percent = self.interrupted, self.stolen
+            made.write(Path(words[-1]))
+        return self.status
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remaking:
+    monkeypatch.setattr(origin, "source", lambda: SOURCE)
+    monkeypatch.delenv(remaking.TRACE, raising=False)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "made").mkdir()
+    for name in ("a", "b"):
+        record = Record("b", f"python -m benchmarks.x --name {name}", source={"commit": "old"})
+        record.write(tmp_path / "results" / f"{name}.json")
+    return Remaking(tmp_path / "results", tmp_path / "made", lambda text: None, Runs())
+
+
+def runs_of(work: Remaking) -> Runs:
+    assert isinstance(work.run, Runs)
+    return work.run
+
+
+def test_each_record_is_made_by_its_own_command(work: Remaking) -> None:
+    assert [*work.all([])] == [Outcome("a", "made", made=True), Outcome("b", "made", made=True)]
+    first, _ = runs_of(work).words
+    assert first[:-1] == ["-m", "benchmarks.x", "--name", "a", "--json"]
+    assert Record.read(work.results / "a.json").source == SOURCE
+
+
+def test_a_second_run_keeps_what_this_commit_has_made(work: Remaking) -> None:
+    [*work.all(["a"])]
+    assert [one.what for one in work.all([])] == ["kept: it is of this commit", "made"]
+    assert len(runs_of(work).words) == 2
+
+
+@pytest.mark.parametrize("status", [1, 2, -9])
+def test_a_command_that_fails_leaves_the_record_of_before(work: Remaking, status: int) -> None:
+    runs_of(work).status = status
+    before = (work.results / "a.json").read_bytes()
+    (outcome,) = work.all(["a"])
+    assert outcome.what.startswith("not made") and not outcome.made
+    assert (work.results / "a.json").read_bytes() == before
+
+
+def test_an_interrupted_run_replaces_nothing_and_ends_all(work: Remaking) -> None:
+    runs_of(work).interrupted = True
+    before = (work.results / "a.json").read_bytes()
+    assert [one.what for one in work.all(["a"])] == ["not made: it was interrupted"]
+    runs_of(work).status = 130
+    with pytest.raises(KeyboardInterrupt):
+        [*work.all([])]
+    assert (work.results / "a.json").read_bytes() == before
+
+
+def test_a_record_made_while_the_host_was_busy_is_named(work: Remaking) -> None:
+    runs_of(work).stolen = 8.8
+    (outcome,) = work.all(["a"])
+    assert outcome.made and "8.8 % of the CPU time" in outcome.what
+
+
+def test_a_replay_needs_its_trace(work: Remaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "python -m benchmarks.x --trace conversation_trace.jsonl"
+    Record("b", command).write(work.results / "t.json")
+    (outcome,) = work.all(["t"])
+    assert "KVFERRY_TRACE" in outcome.what and runs_of(work).words == []
+    trace = work.folder / "there.jsonl"
+    trace.touch()
+    monkeypatch.setenv(remaking.TRACE, str(trace))
+    (outcome,) = work.all(["t"])
+    assert outcome.made
+
+
+def test_what_is_no_record_is_named(work: Remaking) -> None:
+    (work.results / "c.json").write_text(json.dumps({"schema": 9}))
+    (outcome,) = work.all(["c"])
+    assert "schema 9" in outcome.what
+
+
+def test_a_real_command_runs_in_its_folder(work: Remaking) -> None:
+    words = [sys.executable, "-c", "open('here', 'w'); raise SystemExit(3)"]
+    assert remaking._run(words, work.folder) == 3
+    assert (work.folder / "here").exists()
