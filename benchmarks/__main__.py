@@ -81,13 +81,23 @@ def _parser() -> argparse.ArgumentParser:
     records.add_argument(
         "names", nargs="*", metavar="NAME", help="only these, as in: 'test_server*' (default: all)"
     )
+    records.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="in place of the --trials that a command names: a verdict on a goal takes 6",
+    )
     records.set_defaults(do=_records)
     return parser
 
 
 def _records(arguments: argparse.Namespace) -> int:
     """0; 1 where one was not made; 2 for names that match none; 130 after Ctrl-C."""
-    work = remaking.in_folder(RESULTS, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def show(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    work = remaking.in_folder(RESULTS, show, arguments.trials)
     if not work.chosen(arguments.names):
         print(f"no record is named {' or '.join(arguments.names)}", file=sys.stderr)
         return 2

@@ -51,6 +51,9 @@ class Remaking(NamedTuple):
     run: Callable[[Sequence[str], Path], int]
     """Runs a command in a folder and returns its exit status."""
 
+    trials: int | None = None
+    """In place of the `--trials` that commands name; None keeps them."""
+
     def chosen(self, patterns: Sequence[str]) -> list[Path]:
         """The records whose names match one of `patterns`; all without any."""
         files = sorted(self.results.glob("*.json"))
@@ -78,7 +81,7 @@ class Remaking(NamedTuple):
             return Outcome(file.stem, str(error))
         if self._is_current(before):
             return Outcome(file.stem, "kept: it is of this commit")
-        words = shlex.split(before.command)[1:]
+        words = self._with_trials(shlex.split(before.command)[1:])
         if _TRACE_FILE in words and not self._trace():
             return Outcome(file.stem, f"not made: {TRACE} names no {_TRACE_FILE}")
         new = self.folder / file.name
@@ -98,6 +101,11 @@ class Remaking(NamedTuple):
         noisy = f", {taken:g} % of the CPU time taken by the host: make it again"
         return Outcome(file.stem, f"made{noisy if taken > _NOISY_PERCENT else ''}", made=True)
 
+    def _with_trials(self, words: list[str]) -> list[str]:
+        if self.trials is not None and "--trials" in words[:-1]:
+            words[words.index("--trials") + 1] = str(self.trials)
+        return words
+
     def _is_current(self, record: Record) -> bool:
         source = origin.source()
         return bool(source) and record.source == source and not record.interrupted
@@ -111,11 +119,11 @@ class Remaking(NamedTuple):
         return link.exists()
 
 
-def in_folder(results: Path, show: Callable[[str], None]) -> Remaking:
+def in_folder(results: Path, show: Callable[[str], None], trials: int | None = None) -> Remaking:
     """Real runs, in a folder that git ignores."""
     folder = REPOSITORY / ".cache" / "records"
     folder.mkdir(parents=True, exist_ok=True)
-    return Remaking(results, folder, show, _run)
+    return Remaking(results, folder, show, _run, trials)
 
 
 def _run(words: Sequence[str], folder: Path) -> int:

@@ -56,6 +56,14 @@ def test_each_record_is_made_by_its_own_command(work: Remaking) -> None:
     assert Record.read(work.results / "a.json").source == SOURCE
 
 
+def test_trials_take_the_place_of_those_that_a_command_names(work: Remaking) -> None:
+    Record("b", "python -m benchmarks.x --trials 3 --name a").write(work.results / "a.json")
+    [*work._replace(trials=7).all([])]
+    first, second = runs_of(work).words
+    assert first[:-2] == ["-m", "benchmarks.x", "--trials", "7", "--name", "a"]
+    assert "--trials" not in second
+
+
 def test_a_second_run_keeps_what_this_commit_has_made(work: Remaking) -> None:
     [*work.all(["a"])]
     assert [one.what for one in work.all([])] == ["kept: it is of this commit", "made"]
