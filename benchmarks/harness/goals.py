@@ -28,7 +28,7 @@ from benchmarks.harness.table import digits
 
 VERDICTS = MET, MISSED, NOT_JUDGED = "met", "missed", "not judged"
 
-HEADS = ("goal", "measured", *VERDICTS, "missed by")
+HEADS = ("goal", *VERDICTS, "measured", "missed by")
 
 WALL = "wall"
 _WORDS = {"met": MET, "NOT met": MISSED}
@@ -156,8 +156,8 @@ def counted(goals: Sequence[Goal], records: Mapping[str, Record]) -> dict[str, i
 
 
 def lines(goals: Sequence[Goal], records: Mapping[str, Record]) -> list[list[str]]:
-    """A line for each goal: the goal, the worst and the best that was measured, how many of the
-    measurements meet it, miss it and are not judged, and those that miss it by name."""
+    """A line for each goal: the goal, how many measurements meet it, miss it, are not judged, the
+    least and the most that was measured, and those that miss it by name."""
     found = []
     for goal in goals:
         got = [result for name in goal.records for result in results(goal, records[name])]
@@ -165,8 +165,8 @@ def lines(goals: Sequence[Goal], records: Mapping[str, Record]) -> list[list[str
         values = [one.value for one in got if one.value is not None]
         missed = [_named(one) for one in got if one.verdict == MISSED]
         found.append([
-            f"{goal.goal}: {goal.bound}", _range(values, measured=bool(got)),
-            *(f"{verdicts.count(word) or ''}" for word in VERDICTS), _some(missed),
+            f"{goal.goal}: {goal.bound}", *(f"{verdicts.count(word) or ''}" for word in VERDICTS),
+            _range(values, measured=bool(got)), _some(missed),
         ])  # fmt: skip
     return found
 

@@ -36,6 +36,8 @@ td.n, th.n { text-align: right; }
 th.n { white-space: normal; vertical-align: bottom; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part));
          min-width: 5rem; }
+.goals td, .goals th { white-space: normal; padding: .15rem .4rem; }
+.goals td:first-child { min-width: 8rem; }
 td.why { color: var(--quiet); } td.long { white-space: normal; min-width: min(22rem, 60vw); }
 code { font-size: 90%; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; background: #fff; }

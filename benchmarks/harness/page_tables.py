@@ -106,7 +106,8 @@ def _everything_of(row: Row) -> list[Cell]:
 
 def of_goals(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """The table of a benchmark's goals."""
-    return _table("Goals", *_without_empty(heads, lines))
+    made = _table("Goals", *_without_empty(heads, lines))
+    return made.replace("<table>", '<table class="goals">')
 
 
 def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
