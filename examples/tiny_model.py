@@ -58,12 +58,12 @@ def prompt_tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def build(path: Path, preset: str = "small") -> Path:
-    """Make the model at `path` and return it. An existing one of the same recipe is kept.
+    """Make the model at `path`, and return its absolute path. One of the same recipe is kept.
 
     It appears under its name only when complete: an interrupted build is never taken for a model,
     and of two parallel builds one succeeds and the other uses its result.
     """
-    path = Path(path)
+    path = Path(path).resolve()  # engines run in another folder
     recipe = json.dumps({"format": 1, "vocabulary": VOCABULARY, **asdict(PRESETS[preset])})
     if _made_by(path) == recipe:
         return path

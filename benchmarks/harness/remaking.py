@@ -96,6 +96,8 @@ class Remaking(NamedTuple):
         made = Record.read(new)
         if made.interrupted:
             return Outcome(file.stem, "not made: it was interrupted")
+        if failed := next((row for row in made.rows if row.sample.failed is not None), None):
+            return Outcome(file.stem, f"not made: {failed.operation}: {failed.reason}; see {new}")
         shutil.move(new, file)
         taken = made.stolen_percent or 0.0
         noisy = f", {taken:g} % of the CPU time taken by the host: make it again"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import origin, remaking
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Record, Row
 from benchmarks.harness.remaking import Outcome, Remaking
+from benchmarks.harness.runner import Sample
 
 SOURCE = {"commit": "new", "clean": True}
 
@@ -22,11 +23,12 @@ class Runs:
         self.status = 0
         self.interrupted = False
         self.stolen = 0.0
+        self.rows: list[Row] = []
 
     def __call__(self, words: Sequence[str], folder: Path) -> int:
         self.words.append([*words[1:]])
         if not self.status:
-            made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE)
+            made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE, rows=self.rows)
             made.interrupted, made.stolen_percent = self.interrupted, self.stolen
             made.write(Path(words[-1]))
         return self.status
@@ -86,6 +88,14 @@ def test_an_interrupted_run_replaces_nothing_and_ends_all(work: Remaking) -> Non
     runs_of(work).status = 130
     with pytest.raises(KeyboardInterrupt):
         [*work.all([])]
+    assert (work.results / "a.json").read_bytes() == before
+
+
+def test_a_run_with_a_failed_row_replaces_nothing(work: Remaking) -> None:
+    runs_of(work).rows = [Row("m", "engine", 1, Sample(failed="no model"))]
+    before = (work.results / "a.json").read_bytes()
+    (outcome,) = work.all(["a"])
+    assert outcome.what.startswith("not made: engine: FAILED: no model") and not outcome.made
     assert (work.results / "a.json").read_bytes() == before
 
 

@@ -24,6 +24,15 @@ def test_two_builds_are_the_same_model(model: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [again], "nothing unfinished is left"
 
 
+def test_the_path_of_a_model_holds_in_every_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one was given to engines, which run in the folder of this project."""
+    monkeypatch.chdir(model.parent)
+    built = build(Path(model.name), "small")
+    assert built == model.resolve() and built.is_absolute()
+
+
 def test_a_model_made_by_another_recipe_is_replaced(tmp_path: Path) -> None:
     old = tmp_path / "model"
     old.mkdir()
