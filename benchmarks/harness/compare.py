@@ -12,7 +12,7 @@ SLOWER = "slower"
 
 METHOD = "verdicts: the Mann-Whitney test at 5 %, of a difference of 2 % or more"
 
-_DURATION = re.compile(r"\b(ms|us|µs|s)\b(?!/)")
+_DURATION = re.compile(r"(?<!/)\b(ms|us|µs|s)\b")
 """In the name or unit of a figure whose smaller values are better; others are rates."""
 
 

@@ -125,6 +125,23 @@ def test_figures_with_rounds_get_a_verdict_in_the_direction_of_their_unit():
     assert few.slower == [] and few.text.count("not judged: 3 rounds") == 2
 
 
+@pytest.mark.parametrize(
+    ("unit", "is_rate"),
+    [("tokens/s", True), ("GB/s", True), ("keys/s", True), ("%", True),
+     ("ms", False), ("s", False), ("us", False), ("s/GiB", False)],
+)  # fmt: skip
+def test_a_larger_rate_is_faster_whatever_it_counts(unit: str, is_rate: bool) -> None:
+    """The `s` of `tokens/s` was taken for a duration: twice the rate was called slower."""
+
+    def made(values: list[float]) -> Record:
+        figure = Figure("throughput", unit, {"": values[0]}, rounds={"": values})
+        return Record("b", "c", machine=MACHINE, figures=[figure])
+
+    ten, twenty = [10.0, 10.1, 10.2, 10.3, 10.4], [20.0, 20.1, 20.2, 20.3, 20.4]
+    assert (compare_records(made(ten), made(twenty)).slower == []) is is_rate
+    assert (compare_records(made(twenty), made(ten)).slower == []) is not is_rate
+
+
 def test_figures_without_rounds_have_no_verdict_and_say_why():
     one = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 1.0})])
     two = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 2.0})])
