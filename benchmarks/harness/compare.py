@@ -16,6 +16,9 @@ _DURATION = re.compile(r"(?<!/)\b(ms|us|µs|s)\b")
 """In the name or unit of a figure whose smaller values are better; others are rates."""
 
 
+_NO_DURATION = "a round is no number above 0"
+
+
 class ComparedRecords(NamedTuple):
     """`text` is for display; `comparable` is False when the records are of different machines."""
 
@@ -84,6 +87,9 @@ def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell],
     if not first or not second:
         verdict = f"not compared: {row.reason or other.reason or 'no ratio to a memcpy'}"
         return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
+    if not statistics.are_durations([*first, *second]):
+        verdict = f"not compared: {_NO_DURATION}"
+        return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
     found = statistics.compare(first, second)
     verdict = found.verdict
     if (few := min(len(first), len(second))) < statistics.LEAST_TO_DIFFER:
@@ -121,10 +127,12 @@ def _of_rounds(
 ) -> str:
     """The verdict on a figure's rounds, which are durations or rates by its name and unit. Empty
     where a record has no rounds of it."""
-    if not before or not after or min(*before, *after) <= 0:
+    if not before or not after:
         return ""
     if (few := min(len(before), len(after))) < statistics.LEAST_TO_DIFFER:
         return f"not judged: {few} rounds, and a difference takes {statistics.LEAST_TO_DIFFER}"
+    if not statistics.are_durations([*before, *after]):
+        return f"not judged: {_NO_DURATION}"
     is_duration = _DURATION.search(f"{names[1]}, {names[3]}") is not None
     if not is_duration:
         before, after = ([1 / value for value in values] for values in (before, after))

@@ -223,12 +223,12 @@ class Record:
                 "benchmark", "command", "started", "interrupted", "machine", "versions",
                 "parameters",
             )}  # fmt: skip
-            _check_shapes(known, figures)
+            _check_shapes(known, rows, figures)
         except RecordError:
             raise
         except OSError as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
         stolen = document.get("stolen_percent")
         names = "channels" in document
@@ -243,7 +243,7 @@ class Record:
         )
 
 
-def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+def _check_shapes(known: Mapping[str, Any], rows: Sequence[Row], figures: Sequence[Figure]) -> None:
     """Raises `TypeError` or `KeyError` for defects that would otherwise appear only on display."""
     for name in ("machine", "versions", "parameters"):
         if not isinstance(known[name], Mapping):
@@ -253,6 +253,16 @@ def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     for figure in figures:
         if not isinstance(figure.values, Mapping):
             raise TypeError(f"the values of {figure.name} are no object")
+        for values in figure.rounds.values():
+            _check_numbers(values, figure.name)
+    for row in rows:
+        _check_numbers(row.sample.values, row.operation)
+
+
+def _check_numbers(values: Any, name: str) -> None:
+    are = isinstance(values, list) and all(isinstance(each, (int, float)) for each in values)
+    if not are:
+        raise TypeError(f"the rounds of {name} are no list of numbers")
 
 
 def _row_from_json(row: Mapping[str, Any]) -> Row:

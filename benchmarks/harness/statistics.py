@@ -66,10 +66,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(values), percent, method="inverted_cdf"))
 
 
+def are_durations(values: Sequence[float]) -> bool:
+    """Whether all are finite numbers above 0, as `compare` needs them; `nan` is none."""
+    return all(0 < value < math.inf for value in values)
+
+
 def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
     """Judge two samples of positive durations. The same samples always give the same result."""
     first, second = np.asarray(before, float), np.asarray(after, float)
-    if not (len(first) and len(second) and (first > 0).all() and (second > 0).all()):
+    if not (len(first) and len(second) and are_durations([*first, *second])):
         raise ValueError("both samples must hold positive durations")
     low, high = _ratio_interval(first, second)
     ratio = float(np.median(first) / np.median(second))

@@ -142,6 +142,28 @@ def test_a_larger_rate_is_faster_whatever_it_counts(unit: str, is_rate: bool) ->
     assert (compare_records(made(twenty), made(ten)).slower == []) is not is_rate
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_rounds_that_are_no_durations_are_named_and_not_judged(value: float) -> None:
+    """They ended in a traceback, with the exit status of `slower`."""
+    good, bad = [1.0, 1.1, 1.2, 1.3, 1.4], [value, 1.1, 1.2, 1.3, 1.4]
+    for pair in ((good, bad), (bad, good)):
+        assert verdict(*(record(row(values)) for values in pair)).startswith(
+            "not compared: a round"
+        )
+        found = compare_records(*(figures_of(values, good) for values in pair))
+        assert "not judged: a round is no number above 0" in found.text
+        assert not found.slower and "one number of each run" not in found.text
+
+
+def test_a_row_whose_values_are_no_numbers_is_no_record(tmp_path: Path) -> None:
+    record(row([1.0])).write(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    document["rows"][0]["values"] = ["1.0"]
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(RecordError, match="no list of numbers"):
+        Record.read(tmp_path / "a.json")
+
+
 def test_figures_without_rounds_have_no_verdict_and_say_why():
     one = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 1.0})])
     two = Record("b", "c", machine=MACHINE, figures=[Figure("f", "GB/s", {"": 2.0})])
@@ -203,7 +225,9 @@ def test_a_record_says_how_much_the_host_took(monkeypatch, tmp_path):
     "content",
     ["", "[1]", "\0", "{}", {"figures": 5}, {"machine": {}}, {"machine": []}, {"rows": [{}]},
      {"figures": [{"name": "x", "unit": "y", "values": "z"}]}, {"rows": "x"}, {"parameters": 1},
-     {"schema": 2}],
+     {"schema": 2}, "[" * 100_000,
+     {"figures": [{"name": "x", "unit": "s", "values": {}, "rounds": {"p50": 3}}]},
+     {"figures": [{"name": "x", "unit": "s", "values": {}, "rounds": {"p50": ["a"]}}]}],
 )  # fmt: skip
 def test_what_is_no_record_or_only_looks_like_one_is_refused_with_its_name(tmp_path, content):
     file = tmp_path / "a.json"
