@@ -24,9 +24,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 when the command was carried out; 1 where `compare` found something slower in
-    the second record, or `results --check` something stale; 2 otherwise. `run` does not return: the
-    benchmark replaces this process and receives its signals."""
+    """Exit status 0 when the command was carried out; 1 where `compare` found something slower or
+    FAILED in the second record, or `results --check` something stale; 2 otherwise. `run` does not
+    return: the benchmark replaces this process and receives its signals."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["run"] and given[1:2] and not given[1].startswith("-"):
         return _run(given[1], given[2:])  # the benchmark parses its own flags, also `--help`
@@ -53,7 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(do=lambda arguments: _run(arguments.name, []))
     compare = commands.add_parser(
         "compare",
-        help="the verdict on two records, row by row; exit status 1 where the second is slower",
+        help="the verdict on two records, row by row; exit status 1 where the second is slower or "
+        "FAILED",
     )
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")
@@ -142,7 +143,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     print(comparison.text)
     if not comparison.comparable:
         return 2
-    return 1 if comparison.slower else 0
+    return 1 if comparison.slower or comparison.failed else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -28,6 +28,9 @@ class ComparedRecords(NamedTuple):
     slower: Sequence[str] = ()
     """The rows and figures that are significantly slower in the second record."""
 
+    failed: Sequence[str] = ()
+    """The rows that were measured in the first record and `FAILED` in the second."""
+
 
 def compare_records(before: Record, after: Record, *, ratios: bool = False) -> ComparedRecords:
     """Compare the rows that both have. With `ratios`, in units of each run's own memcpy. Figures
@@ -42,8 +45,11 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
     later = {row.identity: row for row in after.rows}
     lines: list[list[table.Cell]] = []
     verdicts = {}
+    failed = []
     for row in before.rows:
         other = later.pop(row.identity, None)
+        if other is not None and other.sample.failed is not None and row.sample.measured:
+            failed.append(_in_words(row.identity))
         line, verdicts[row.identity] = _judge(row, other, ratios)
         lines.append(line)
     for row in later.values():
@@ -63,9 +69,16 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
               *_known_changes("host", before.host, after.host),
               *_known_changes("storage", before.storage, after.storage),
               *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
+    parts += [
+        f"interrupted: the {name} record has only the trials before it"
+        for name, record in (("first", before), ("second", after))
+        if record.interrupted
+    ]
     if slower:
         parts.append(f"slower in the second: {'; '.join(slower)}")
-    return ComparedRecords(True, "\n".join(parts), verdicts, slower)
+    if failed:
+        parts.append(f"FAILED in the second: {'; '.join(failed)}")
+    return ComparedRecords(True, "\n".join(parts), verdicts, slower, failed)
 
 
 def _in_words(key: tuple[str, str, str | None, bool | None]) -> str:

@@ -180,6 +180,26 @@ def test_compare_ends_with_1_where_the_second_is_slower(tmp_path, capsys):
     assert "slower in the second: 3B, get, tcp, checksums on" in capsys.readouterr().out
 
 
+def test_compare_ends_with_1_where_the_second_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A build that holds a line passed when its rows were no longer right."""
+    broken = record(Row("3B", "get", 1000, Sample([1.0], failed="wrong bytes"), "tcp", True))
+    record(row([1.0] * 5)).write(tmp_path / "good.json")
+    broken.write(tmp_path / "broken.json")
+    good, bad = (str(tmp_path / f"{name}.json") for name in ("good", "broken"))
+    assert main(["compare", good, bad]) == 1
+    assert "FAILED in the second: 3B, get, tcp, checksums on" in capsys.readouterr().out
+    assert main(["compare", bad, good]) == main(["compare", bad, bad]) == 0
+
+
+def test_compare_names_an_interrupted_record() -> None:
+    one, other = record(row([1.0] * 5)), record(row([1.0] * 5))
+    other.interrupted = True
+    text = compare_records(one, other).text
+    assert "interrupted: the second" in text and "the first" not in text
+
+
 def test_a_record_names_what_carried_its_blocks(tmp_path):
     """`tcp` was ZeroMQ before there were lanes, and both stood in tables under one name."""
     made = record(row([1.0]))
