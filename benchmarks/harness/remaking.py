@@ -28,6 +28,9 @@ _OUTPUT = {"benchmarks.storage_workload": "--output"}
 _NOISY_PERCENT = 3.0
 """A record for which the host took more CPU time than this is to be made again."""
 
+_CLEAN_UP_S = 60.0
+"""The time that a run has for its clean end after Ctrl-C."""
+
 _INTERRUPTED = 130
 _CANNOT = 2
 
@@ -131,10 +134,22 @@ def in_folder(results: Path, show: Callable[[str], None], trials: int | None = N
 def _run(words: Sequence[str], folder: Path) -> int:
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    with (folder / "output.txt").open("a") as output:
-        return subprocess.run(
-            words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
-        ).returncode
+    with (
+        (folder / "output.txt").open("a") as output,
+        subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        ) as run,
+    ):
+        try:
+            return run.wait()
+        except KeyboardInterrupt:
+            # It has the signal as well, and ends its servers and removes its files.
+            try:
+                run.wait(_CLEAN_UP_S)
+            except subprocess.TimeoutExpired:
+                run.terminate()
+                run.wait()
+            raise
 
 
 def _output(benchmark: str) -> str:

@@ -1,7 +1,11 @@
 """The committed records are made again by their own commands; none is lost or half made."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -127,3 +131,26 @@ def test_a_real_command_runs_in_its_folder(work: Remaking) -> None:
     words = [sys.executable, "-c", "open('here', 'w'); raise SystemExit(3)"]
     assert remaking._run(words, work.folder) == 3
     assert (work.folder / "here").exists()
+
+
+def test_a_run_that_is_interrupted_has_time_to_remove_its_files(tmp_path: Path) -> None:
+    """It was killed a quarter of a second after Ctrl-C, and left a disk tier of gigabytes."""
+    child = (
+        "import time, pathlib\n"
+        "pathlib.Path('tier').touch()\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: time.sleep(1); pathlib.Path('tier').unlink(); raise"
+    )
+    parent = (
+        "import signal, sys, pathlib\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from benchmarks.harness import remaking\n"
+        "remaking._run([sys.executable, '-c', sys.argv[1]], pathlib.Path(sys.argv[2]))"
+    )
+    words = [sys.executable, "-c", parent, child, str(tmp_path)]
+    with subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL) as run:
+        while not (tmp_path / "tier").exists():
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGINT)
+        run.wait(30)
+    assert not (tmp_path / "tier").exists()
