@@ -74,7 +74,7 @@ class Run:
             ),
         )
         criteria = judge(summary, self.options.performance_profile)
-        why_not = why_not_judged(options)
+        why_not = why_not_judged(options, interrupted=self.interrupted)
         is_right = passed(criteria) and self.agrees and self.failure is None
         record = self.record
         return {
@@ -130,8 +130,11 @@ class Run:
         }
 
 
-def why_not_judged(options: Mapping[str, Any]) -> str:
-    """Why a run with these options can fail and not pass; empty where it can do both."""
+def why_not_judged(options: Mapping[str, Any], *, interrupted: bool) -> str:
+    """Why a run with these options and this end can fail and not pass; empty where it can do
+    both."""
+    if interrupted:
+        return "it was interrupted"
     if options.get("emulated_device"):
         return "no storage was measured"
     if options.get("bytes_scale", 1) != 1:
@@ -143,7 +146,8 @@ def word_of(document: Mapping[str, Any]) -> str:
     """The verdict on a run: `PASS`, `FAIL` or `NOT JUDGED`."""
     if document["verdict"]["passed"] is False:
         return "FAIL"
-    return "NOT JUDGED" if why_not_judged(document["options"]) else "PASS"
+    why_not = why_not_judged(document["options"], interrupted=document["interrupted"])
+    return "NOT JUDGED" if why_not else "PASS"
 
 
 def criteria_of(document: Mapping[str, Any]) -> list[Criterion]:

@@ -63,7 +63,8 @@ def sections(document: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _assessment(document: Mapping[str, Any]) -> Iterator[str]:
-    if (why_not := why_not_judged(document["options"])) and word_of(document) != "FAIL":
+    why_not = why_not_judged(document["options"], interrupted=document["interrupted"])
+    if why_not and word_of(document) != "FAIL":
         yield f"No verdict: {why_not}"
     criteria = criteria_of(document)
     judged = [criterion for criterion in criteria if criterion.passed is not None]

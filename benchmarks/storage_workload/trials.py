@@ -147,10 +147,14 @@ def _over_trials(name: str, trials: Sequence[Mapping[str, Any]]) -> Criterion:
 
 
 def render(
-    trials: Sequence[Mapping[str, Any]], found: Sequence[Spread], criteria: Sequence[Criterion]
+    trials: Sequence[Mapping[str, Any]],
+    found: Sequence[Spread],
+    criteria: Sequence[Criterion],
+    *,
+    interrupted: bool,
 ) -> str:
     """The verdict and the table."""
-    why_not = why_not_judged(trials[0]["options"]) if trials else ""
+    why_not = _why_not_judged(trials, interrupted=interrupted)
     word = "FAIL" if not passed(criteria) else "NOT JUDGED" if why_not else "PASS"
     label = label_of(trials[0]) if trials else ""
     judged = [one for one in criteria if one.passed is not None]
@@ -163,9 +167,15 @@ def render(
     ]  # fmt: skip
     return "\n".join([
         f"### VALIDATION: {word}{f' ({label})' if label else ''} ###",
+        *([f"  No verdict: {why_not}"] if word == "NOT JUDGED" else []),
         f"  Criteria Passed: {sum(one.passed is True for one in judged)}/{len(judged)}",
         *(f"  {one.line}" for one in criteria), "", table.render(heads, rows),
     ])  # fmt: skip
+
+
+def _why_not_judged(trials: Sequence[Mapping[str, Any]], *, interrupted: bool) -> str:
+    options = trials[0]["options"] if trials else {}
+    return why_not_judged(options, interrupted=interrupted)
 
 
 def passed(criteria: Sequence[Criterion]) -> bool:
@@ -219,8 +229,8 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     record.storage = trials[0]["storage"] if trials else {}
     if trials and (label := label_of(trials[0])):
         record.parameters["label"] = label
-    is_right = passed(criteria) and not interrupted
-    why_not = why_not_judged(trials[0]["options"]) if trials else ""
+    is_right = passed(criteria)
+    why_not = _why_not_judged(trials, interrupted=interrupted)
     record.parameters["verdict"] = {
         "passed": None if is_right and why_not else is_right,
         "not_judged": why_not,
@@ -228,7 +238,7 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     }
     record.figures += [_as_figure(one) for one in found]
     record.write(folder / "validation.json")
-    text = render(trials, found, criteria)
+    text = render(trials, found, criteria, interrupted=interrupted)
     (folder / "validation.txt").write_text(text + "\n", encoding="utf-8")
     with tolerate_closed_pipe():
         print(f"{text}\n\n{record.describe_machine()}; {record.command}; {folder}")

@@ -275,6 +275,18 @@ def test_a_run_without_a_subject_may_fail_and_never_passes(options: Options, lab
     assert all(label in chart.svg() for chart in drawn.values())
 
 
+def test_a_run_that_was_interrupted_never_passes() -> None:
+    """Ctrl-C after a second of two minutes gave a PASS."""
+    interrupted = documents.Run(
+        Options(), Record("…", "…"), "digest", samples=samples_of([request()], FAST),
+        interrupted=True,
+    ).document()  # fmt: skip
+    assert interrupted["verdict"]["passed"] is None
+    assert documents.word_of(interrupted) == "NOT JUDGED"
+    text = report.render(interrupted)
+    assert "No verdict: it was interrupted" in text and "ASSESSMENT: PASS" not in text
+
+
 def test_five_of_a_hundred_late_answers_are_within_an_agreement_and_six_are_not():
     def met(num_late: int) -> bool:
         times = [0.2] * num_late + [0.1] * (100 - num_late)

@@ -54,6 +54,16 @@ def test_a_criterion_passes_in_every_trial_or_not_at_all():
     assert judged(document(100), document(100, failure="the server left")) == [True, False, True]
 
 
+def test_trials_that_were_interrupted_never_pass() -> None:
+    """One trial of three was a PASS, and nothing named the two that were missing."""
+    first = document(100, options={}, interrupted=False)
+    spreads = trials.spreads([first])
+    criteria = trials.judge([first], spreads, 10.0)
+    text = trials.render([first], spreads, criteria, interrupted=True)
+    assert "VALIDATION: NOT JUDGED" in text and "No verdict: it was interrupted" in text
+    assert "PASS ###" in trials.render([first], spreads, criteria, interrupted=False)
+
+
 def test_throughput_that_varies_by_more_than_allowed_fails():
     three = [document(90), document(100), document(110)]
     assert judged(*three, cv=10.0)[-1] is True
