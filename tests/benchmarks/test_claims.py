@@ -57,3 +57,23 @@ def test_a_sentence_whose_record_was_made_again_is_named(tmp_path: Path) -> None
     )
     (tmp_path / "README.md").write_text("Behind the pool it finds\n16.5 %.\n")
     assert [*claims.complaints(tmp_path)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "is_right"),
+    [("16.5 % is found", True), ("(16.5 %)", True), ("to 16.5 % of", True),
+     ("116.5 % is found", False), ("1,16.5 % is found", False), ("2.16.5 % is found", False)],
+)  # fmt: skip
+def test_the_end_of_a_longer_number_is_another_figure(
+    page: str, is_right: bool, tmp_path: Path
+) -> None:
+    """A sentence with 116.5 % was right for a record with 16.5."""
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    RECORD.write(results / "r.json")
+    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "benchmarks" / "claims.toml").write_text(
+        '[[claim]]\npage = "README.md"\ntext = "{v:.1f} %"\nrecord = "r.json"\n'
+        'values = { v = "found | learned" }\n'
+    )
+    assert ([*claims.complaints(tmp_path)] == []) is is_right
