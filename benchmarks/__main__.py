@@ -154,7 +154,11 @@ def _report(arguments: argparse.Namespace) -> int:
     recorded = {one.record.benchmark for one in shown}
     questions = {module: registry.question_of(module) for module in recorded}
     questions |= {one.module: one.question for one in registry.find().values()}
-    wanted = readmes.goal_lines() if arguments.results == RESULTS else {}
+    try:
+        wanted = readmes.goal_lines() if arguments.results == RESULTS else {}
+    except readmes.ReadmeError as error:
+        print(error, file=sys.stderr)
+        return 2
     text = page.page(shown, others, questions, registry.documents(), wanted)
     try:
         arguments.page.write_text(text, encoding="utf-8")
@@ -185,10 +189,14 @@ def _results(arguments: argparse.Namespace) -> int:
         else:
             readme.write_text(text)
             print(f"written: {readme}")
-    status = status or _pictures(write=not arguments.check)
-    for complaint in readmes.complaints():
-        print(complaint, file=sys.stderr)
-        status = status or 1
+    try:
+        status = status or _pictures(write=not arguments.check)
+        for complaint in readmes.complaints():
+            print(complaint, file=sys.stderr)
+            status = status or 1
+    except (LookupError, readmes.ReadmeError, RecordError) as error:
+        print(error, file=sys.stderr)
+        status = 2
     return status
 
 

@@ -51,9 +51,14 @@ def complaints(root: Path) -> Iterator[str]:
     """A line for each claim that its page does not have as its record gives it."""
     file = root / "benchmarks" / "claims.toml"
     for claim in read(file) if file.exists() else ():
-        record = Record.read(root / "benchmarks" / "results" / claim.record)
-        text = text_of(claim, record)
-        if not _has(" ".join((root / claim.page).read_text().split()), " ".join(text.split())):
+        try:
+            record = Record.read(root / "benchmarks" / "results" / claim.record)
+            text = text_of(claim, record)
+            page = (root / claim.page).read_text()
+        except (LookupError, ValueError, TypeError, OSError) as error:  # also a `RecordError`
+            yield f"{file}: {claim.text!r}: {error}"
+            continue
+        if not _has(" ".join(page.split()), " ".join(text.split())):
             yield f"{claim.page}: by {claim.record} it must read: {text}"
 
 

@@ -61,6 +61,11 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"{self.goal}: one of at_most and at_least")
         if bool(self.rows) == bool(self.figures) or bool(self.rows) != bool(self.base):
             raise ValueError(f"{self.goal}: rows and their base, or figures")
+        try:
+            found = re.compile(self.rows or self.figures)
+            self.base.format(**dict.fromkeys(found.groupindex, ""))
+        except (re.error, LookupError, ValueError) as error:
+            raise ValueError(f"{self.goal}: its pattern or its base: {error!r}") from None
 
     @property
     def bound(self) -> str:
@@ -96,7 +101,7 @@ def read(path: Path) -> Mapping[str, list[Goal]]:
 def results(goal: Goal, record: Record) -> Iterator[Result]:
     """What `record` has for the goal; nothing where it was not measured."""
     if goal.criteria:
-        for one in record.parameters["verdict"]["criteria"]:
+        for one in record.parameters.get("verdict", {}).get("criteria", ()):
             yield Result(f"{one['name']} ({one['note']})", None, MET if one["passed"] else MISSED)
     elif goal.figures:
         for figure in record.figures:

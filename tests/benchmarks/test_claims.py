@@ -77,3 +77,24 @@ def test_the_end_of_a_longer_number_is_another_figure(
         'values = { v = "found | learned" }\n'
     )
     assert ([*claims.complaints(tmp_path)] == []) is is_right
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "record"),
+    [("NONE.md", "{v:.1f}", "r.json"), ("README.md", "{v:.1q}", "r.json"),
+     ("README.md", "{w}", "r.json"), ("README.md", "{v}", "none.json")],
+)  # fmt: skip
+def test_a_claim_that_cannot_be_checked_is_named_and_the_next_is_checked(
+    page: str, text: str, record: str, tmp_path: Path
+) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    RECORD.write(results / "r.json")
+    (tmp_path / "README.md").write_text("17.0 %")
+    (tmp_path / "benchmarks" / "claims.toml").write_text("".join(
+        f'[[claim]]\npage = "{page}"\ntext = "{text}"\nrecord = "{record}"\n'
+        'values = { v = "found | learned" }\n'
+        for page, text, record in ((page, text, record), ("README.md", "{v:.1f} %", "r.json"))
+    ))  # fmt: skip
+    first, second = claims.complaints(tmp_path)
+    assert repr(text) in first and second == "README.md: by r.json it must read: 16.5 %"

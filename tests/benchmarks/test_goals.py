@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.harness import goals, readmes, registry
 from benchmarks.harness.goals import MET, MISSED, NOT_JUDGED, Goal
 from benchmarks.harness.record import Figure, Record, Row
@@ -142,3 +143,39 @@ def test_goals_in_programs_are_those_of_the_page() -> None:
         for bound in (goal.at_most, goal.at_least)
     }
     assert {number for _, number in found if number not in wanted} <= {0.02}, "0.02 is 2 %"
+
+
+@pytest.mark.parametrize("change", [{"rows": "("}, {"base": "{nope}"}, {"base": "{"}])
+def test_a_goal_with_a_wrong_pattern_is_refused_by_its_name(
+    change: dict[str, str], tmp_path: Path
+) -> None:
+    fields = {"goal": "speed", "rows": "tier: (?P<way>.+)", "base": "raw: {way}"} | change
+    lines = [f"{name} = '{text}'" for name, text in fields.items()]
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "goals.toml").write_text(
+        "\n".join(["[[test_disk]]", *lines, "records = []", "at_least = 1"])
+    )
+    with pytest.raises(readmes.ReadmeError, match="speed: its pattern or its base"):
+        readmes.goals_of(tmp_path)
+
+
+def test_a_record_without_a_verdict_has_no_criteria() -> None:
+    criteria = Goal(goal="criteria", records=["r.json"], criteria=True)
+    assert goals.lines([criteria], {"r.json": Record("b", "c")})[0][4] == "not measured"
+
+
+def test_goals_of_a_benchmark_that_there_is_not_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(readmes, "goals_of", lambda root: {"test_nope": []})
+    assert main(["results", "--check"]) == 2
+    assert "there is no benchmark test_nope" in capsys.readouterr().err
+
+
+def test_a_picture_without_a_record_ends_the_results_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nope.svg").touch()
+    monkeypatch.setattr("benchmarks.__main__.RESULTS", tmp_path)
+    assert main(["results", "--check"]) == 2
+    assert "nope.svg: a picture without a record" in capsys.readouterr().err
