@@ -99,12 +99,14 @@ class Remaking(NamedTuple):
         made = Record.read(new)
         if made.interrupted:
             return Outcome(file.stem, "not made: it was interrupted")
-        if failed := next((row for row in made.rows if row.sample.failed is not None), None):
-            return Outcome(file.stem, f"not made: {failed.operation}: {failed.reason}; see {new}")
+        if failed := [f"{row.operation}: {row.sample.failed}" for row in made.rows
+                      if row.sample.failed is not None]:  # fmt: skip
+            return Outcome(file.stem, f"not made: {len(failed)} rows FAILED: {failed[0]}")
         shutil.move(new, file)
         taken = made.stolen_percent or 0.0
         noisy = f", {taken:g} % of the CPU time taken by the host: make it again"
-        return Outcome(file.stem, f"made{noisy if taken > _NOISY_PERCENT else ''}", made=True)
+        what = f"made{noisy if taken > _NOISY_PERCENT else ''}{_lost(before, made)}"
+        return Outcome(file.stem, what, made=True)
 
     def _with_trials(self, words: list[str]) -> list[str]:
         if self.trials is not None and "--trials" in words[:-1]:
@@ -129,6 +131,15 @@ def in_folder(results: Path, show: Callable[[str], None], trials: int | None = N
     folder = REPOSITORY / ".cache" / "records"
     folder.mkdir(parents=True, exist_ok=True)
     return Remaking(results, folder, show, _run, trials)
+
+
+def _lost(before: Record, made: Record) -> str:
+    """The rows that are no longer measured, as where a peer is not installed."""
+    measured = {row.identity for row in made.rows if row.sample.measured}
+    lost = [row for row in before.rows if row.sample.measured and row.identity not in measured]
+    if not lost:
+        return ""
+    return f", without {len(lost)} rows that it had, as {lost[0].operation}"
 
 
 def _run(words: Sequence[str], folder: Path) -> int:

@@ -32,8 +32,9 @@ class Runs:
     def __call__(self, words: Sequence[str], folder: Path) -> int:
         self.words.append([*words[1:]])
         if not self.status:
-            made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE, rows=self.rows)
+            made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE)
             made.interrupted, made.stolen_percent = self.interrupted, self.stolen
+            made.rows = self.rows
             made.write(Path(words[-1]))
         return self.status
 
@@ -95,12 +96,28 @@ def test_an_interrupted_run_replaces_nothing_and_ends_all(work: Remaking) -> Non
     assert (work.results / "a.json").read_bytes() == before
 
 
-def test_a_run_with_a_failed_row_replaces_nothing(work: Remaking) -> None:
-    runs_of(work).rows = [Row("m", "engine", 1, Sample(failed="no model"))]
-    before = (work.results / "a.json").read_bytes()
+def with_row(work: Remaking) -> bytes:
+    file = work.results / "a.json"
+    record = Record.read(file)
+    record.rows.append(Row("m", "put", 1, Sample([1.0])))
+    record.write(file)
+    return file.read_bytes()
+
+
+def test_a_record_with_a_row_that_failed_does_not_replace_a_right_one(work: Remaking) -> None:
+    before = with_row(work)
+    runs_of(work).rows = [Row("m", "put", 1, Sample(failed="wrong bytes"))]
     (outcome,) = work.all(["a"])
-    assert outcome.what.startswith("not made: engine: FAILED: no model") and not outcome.made
+    assert outcome == Outcome("a", "not made: 1 rows FAILED: put: wrong bytes")
     assert (work.results / "a.json").read_bytes() == before
+
+
+def test_rows_that_are_no_longer_measured_are_named(work: Remaking) -> None:
+    """Without the peers all of `six_systems` was SKIPPED, and the record was `made`."""
+    with_row(work)
+    runs_of(work).rows = [Row("m", "put", 1, Sample(skipped="there is no redis"))]
+    (outcome,) = work.all(["a"])
+    assert outcome == Outcome("a", "made, without 1 rows that it had, as put", made=True)
 
 
 def test_a_record_made_while_the_host_was_busy_is_named(work: Remaking) -> None:
