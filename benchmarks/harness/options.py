@@ -22,8 +22,11 @@ T = TypeVar("T")
 def parser(
     module: str, question: str, *, trials: int = 7, warm_ups: int = 1
 ) -> argparse.ArgumentParser:
-    """A parser for `python -m MODULE` with the common flags; the caller adds its own."""
-    made = argparse.ArgumentParser(prog=f"python -m {module}", description=question)
+    """A parser for `python -m MODULE` with the common flags; the caller adds its own. Flags are
+    whole: labels of titles and the record's command are made from them."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=question, allow_abbrev=False
+    )
     made.add_argument(
         "--trials", type=positive, default=trials, help="timed rounds (default: %(default)s)"
     )

@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         (_PROFILE, "move them with several windows: where the time goes"),
     ):
         common = options.parser(f"{MODULE} {name}", text, trials=10)
-        command = commands.add_parser(name, help=text, parents=[common], add_help=False)
+        command = commands.add_parser(
+            name, help=text, parents=[common], add_help=False, allow_abbrev=False
+        )
         _add_plan_options(command)
         command.add_argument(
             "--ways", type=options.names(WAYS), default=WAYS, metavar="NAMES",

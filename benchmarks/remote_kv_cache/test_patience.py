@@ -301,7 +301,9 @@ def chart(record: Record) -> plot.Chart:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description=(__doc__ or "").partition("\n")[0]
+        prog=f"python -m {MODULE}",
+        description=(__doc__ or "").partition("\n")[0],
+        allow_abbrev=False,
     )
     add: Callable[..., Any] = made.add_argument
     add("--policies", type=options.names(POLICIES), default=[*POLICIES], metavar="NAMES",

@@ -192,7 +192,9 @@ def chart(record: Record) -> plot.Chart:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description="the placement of prompts over a fleet of servers"
+        prog=f"python -m {MODULE}",
+        description="the placement of prompts over a fleet of servers",
+        allow_abbrev=False,
     )
     add = made.add_argument
     add("--trace", type=Path, metavar="FILE",

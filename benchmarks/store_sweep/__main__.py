@@ -222,9 +222,10 @@ def _parser() -> argparse.ArgumentParser:
         prog=f"python -m {MODULE}",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    measuring_parser = commands.add_parser("run", help="measure")
+    measuring_parser = commands.add_parser("run", help="measure", allow_abbrev=False)
     add = measuring_parser.add_argument
     add("--concurrency", default=_POINTS, metavar="N,N",
         help="conversations at once; up to 8 one a process, beyond that in 8 processes, or as in "

@@ -1,6 +1,7 @@
 """`python -m benchmarks`: all of them by name, and their results on one page."""
 
 import argparse
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,20 @@ def test_a_result_that_can_no_longer_be_written_is_a_failure_and_ends_nothing(ca
         options.write(made, runner, arguments, lambda _: pytest.fail("no plot was asked for"))
     assert "not written: [Errno 28]" in capsys.readouterr().err
     assert options.finish(made, runner) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["six_systems.__main__ --host secret", "store_sweep.__main__ run --storage-lat 20",
+     "kvbench.__main__ run --js a.json", "remote_kv_cache.test_trace --trace x --js a.json",
+     "remote_kv_cache.test_placement --js a.json", "remote_kv_cache.test_patience --js a.json"],
+)  # fmt: skip
+def test_flags_are_whole(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--eng simulated` was a run of the simulated engine whose picture did not name it, and
+    `--host` put names of hosts into a record."""
+    module, *argv = words.split()
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"benchmarks.{module}").main(argv)
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        options.parser("benchmarks.x", "?").parse_args(["--tri", "3"])

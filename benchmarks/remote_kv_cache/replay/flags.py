@@ -28,7 +28,9 @@ SERVED = ("lru", "learned")
 
 def parser(module: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog=f"python -m {module}", description="what real requests find on each cache level"
+        prog=f"python -m {module}",
+        description="what real requests find on each cache level",
+        allow_abbrev=False,
     )
     add = made.add_argument
     source = made.add_mutually_exclusive_group(required=True)
