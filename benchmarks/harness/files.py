@@ -41,3 +41,19 @@ def drop_from_cache(path: Path) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a full disk or a kill keeps the one of before. What is no
+    regular file, such as /dev/stdout, and a file in a folder that takes no other one, are written
+    to in place. Raises `OSError`."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and (not path.is_file() or not os.access(path.parent, os.W_OK)):
+        path.write_text(text)
+        return
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -135,13 +135,15 @@ def _of_figure(goal: Goal, figure: Figure, record: Record) -> Iterator[Result]:
 def _of_row(goal: Goal, row: Row, base: Row | None) -> Iterator[Result]:
     if goal.integrity is not None and row.integrity is not goal.integrity:
         return
+    where = f", {row.transport}" if row.transport else ""
+    if row.sample.failed is not None:
+        yield Result(f"{row.model}, {row.operation}{where}: FAILED", None, MISSED)
     if base is None or not base.sample.measured or not row.sample.measured:
         return
     rounds = min(len(base.sample.values), len(row.sample.values))
     first, second = base.sample.values[:rounds], row.sample.values[:rounds]
     faster = compare_pairs(first, second) if goal.at_most is None else compare_pairs(second, first)
     verdict = goal.judged(faster.low, faster.high, rounds)
-    where = f", {row.transport}" if row.transport else ""
     yield Result(f"{row.model}, {row.operation}{where}", faster.ratio, verdict)
 
 

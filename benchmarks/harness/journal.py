@@ -42,8 +42,11 @@ class Journal:
             return cls()
         path = json_file.with_name(json_file.name + SUFFIX)
         journal = cls(path, {"command": record.command, "source": record.source})
-        if resume:
+        if resume and record.source.get("clean"):
             journal._read()
+        elif resume:
+            print(f"{path}: files of the source are changed, or it is in no git: measured anew",
+                  file=sys.stderr)  # fmt: skip
         journal._file = path.open("w")
         journal._line(journal._identity)
         for key, value in journal._values.items():

@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.harness import machine as here
 from benchmarks.harness import origin
+from benchmarks.harness.files import replace_text
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.summary import summarize
 
@@ -208,7 +209,7 @@ class Record:
             "rows": [row.to_json() for row in self.rows],
             "figures": [figure.to_json() for figure in self.figures],
         }
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        replace_text(path, json.dumps(document, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Record":

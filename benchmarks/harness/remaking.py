@@ -115,7 +115,7 @@ class Remaking(NamedTuple):
 
     def _is_current(self, record: Record) -> bool:
         source = origin.source()
-        return bool(source) and record.source == source and not record.interrupted
+        return bool(source.get("clean")) and record.source == source and not record.interrupted
 
     def _trace(self) -> bool:
         link = self.folder / _TRACE_FILE

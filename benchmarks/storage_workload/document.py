@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.files import replace_text
 from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload import steady
 from benchmarks.storage_workload.accounting import Line
@@ -119,7 +120,7 @@ class Run:
             "figures": [
                 figure.to_json()
                 for figure in (
-                    *_figures(summary, criteria, steady.rates_of_rounds(self.samples)),
+                    *_figures(summary, criteria),
                     *_call_figures(self.device),
                     *_condition_figures(self.preconditioning, settled),
                 )
@@ -160,12 +161,10 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     text = json.dumps({**document, "samples": None}, indent=1, allow_nan=False)
     samples = json.dumps(document["samples"], separators=(",", ":"), allow_nan=False)
     head, _, tail = text.rpartition('"samples": null')
-    path.write_text(f'{head}"samples": {samples}{tail}\n')
+    replace_text(path, f'{head}"samples": {samples}{tail}\n')
 
 
-def _figures(
-    summary: Mapping[str, Any], criteria: Sequence[Criterion], rates: Mapping[str, Sequence[float]]
-) -> Iterator[Figure]:
+def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Iterator[Figure]:
     """The main figures, in the form of a benchmark's record."""
     judged = [criterion.passed for criterion in criteria if criterion.passed is not None]
     yield Figure("verdict", "criteria", {"passed": sum(judged), "judged": len(judged)})
@@ -175,12 +174,10 @@ def _figures(
     if scaling.get("peak_throughput") is not None:
         peak = {"": scaling["peak_throughput"], "users": scaling["peak_user_count"]}
         yield Figure("peak", "GB/s", peak)
-    tokens = {"": summary["avg_throughput_tokens_per_sec"]}
-    yield Figure("throughput", "tokens/s", tokens, rounds={"": rates["tokens"]})
+    yield Figure("throughput", "tokens/s", {"": summary["avg_throughput_tokens_per_sec"]})
     stats = summary["cache_stats"]
     moved = {name: stats[f"{name}_gb_per_sec"] for name in ("read", "write")}
-    of_rounds = {name: rates[name] for name in moved}
-    yield Figure("storage throughput", "GB/s", moved, rounds=of_rounds)
+    yield Figure("storage throughput", "GB/s", moved)
     if stats["cache_hit_rate"] is not None:
         yield Figure("cache hit rate", "%", {"": 100 * stats["cache_hit_rate"]})
     for name in ("end_to_end_latency_ms", "storage_io_latency_ms", "queue_wait_ms"):

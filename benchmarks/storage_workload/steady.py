@@ -13,12 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.storage_workload.samples import Samples, TransferSample
-from benchmarks.storage_workload.summary import (
-    BEFORE_THE_RUN,
-    SOURCE_NAMES,
-    source_name,
-    throughput_timeline,
-)
+from benchmarks.storage_workload.summary import BEFORE_THE_RUN, SOURCE_NAMES, source_name
 
 RULE = (
     "the last 5 of 10 rounds: range at most 20 % of the average, linear fit at most 10 % "
@@ -82,22 +77,6 @@ def _figures(samples: Samples, round_s: float) -> Iterable[dict[str, Any]]:
             "slope_percent": slope_percent,
             "steady": range_percent <= MAX_RANGE_PERCENT and slope_percent <= MAX_SLOPE_PERCENT,
         }
-
-
-def rates_of_rounds(samples: Samples) -> dict[str, list[float]]:
-    """Tokens a second, and GB/s read and written, in each of `ROUNDS` equal parts of the
-    run; nothing for a run that is too short to be parted."""
-    timeline = throughput_timeline(samples)
-    size = len(timeline) // ROUNDS
-    columns = {"tokens": "throughput_tokens_per_sec", "read": "read_gb_per_sec",
-               "write": "write_gb_per_sec"}  # fmt: skip
-    return {
-        name: [
-            sum(moment[key] for moment in timeline[place * size : (place + 1) * size]) / size
-            for place in range(ROUNDS if size else 0)
-        ]
-        for name, key in columns.items()
-    }
 
 
 def bytes_by_round(transfers: Iterable[TransferSample], round_s: float) -> list[float]:

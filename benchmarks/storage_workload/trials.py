@@ -303,7 +303,7 @@ def _as_figure(one: Spread) -> Figure:
         values["std"] = one.deviation
     if one.cv_percent is not None:
         values["CV, percent"] = one.cv_percent
-    return Figure(one.name, "as named", values)
+    return Figure(one.name, "as named", values, rounds={"mean": one.values})
 
 
 def _measured(argv: Sequence[str]) -> list[str]:

@@ -51,6 +51,13 @@ def test_a_row_of_another_model_or_without_times_is_no_base() -> None:
     assert goals.lines([ROWS], {"r.json": record})[0][4] == "not measured"
 
 
+def test_a_row_that_failed_misses_its_goal() -> None:
+    record = record_of([1.0] * 6, [1.05] * 6)
+    record.rows[1].sample = Sample([1.05] * 6, failed="wrong bytes")
+    (line,) = goals.lines([ROWS], {"r.json": record})
+    assert line[1:3] == ["", "1"] and line[5] == "m, tier: put: FAILED"
+
+
 def test_a_rows_own_wall_is_its_base() -> None:
     goal = Goal(goal="g", records=[], rows="put", base=goals.WALL, transport="tcp",
                 integrity=True, at_most=1.6)  # fmt: skip

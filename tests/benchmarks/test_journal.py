@@ -92,6 +92,15 @@ def test_another_command_or_another_source_keeps_nothing(other: Record, tmp_path
     assert "of another command or source, measured anew" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", [{"commit": "1", "clean": False}, {}])
+def test_changed_files_and_no_git_keep_nothing(source: dict[str, object], tmp_path, capsys):
+    """One commit with changes may be two sources, and their trials are not mixed."""
+    Run(tmp_path, resume=False, ends_in=3, record=Record("b", "c", source=source))
+    again = Run(tmp_path, resume=True, record=Record("b", "c", source=source))
+    assert sum(again.ran.values()) == TRIALS - 1, "all but the skipped one"
+    assert "measured anew" in capsys.readouterr().err
+
+
 def test_without_resume_and_without_a_file_everything_is_measured(tmp_path, capsys):
     Run(tmp_path, resume=False, ends_in=7)
     assert sum(Run(tmp_path, resume=False).ran.values()) == TRIALS - 1

@@ -1,6 +1,8 @@
 """A record survives its file, and two records are compared only when that means something."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import cast
 
@@ -223,6 +225,35 @@ def test_a_client_without_an_open_lane_is_not_measured_as_tcp():
     assert ferry_client._uses(client, ferry_client.OVER_ZMQ)
     Client.lanes = LaneState(2, "")
     assert ferry_client._uses(client, "tcp")
+
+
+def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    record(row([1.0])).write(file)
+    before = file.read_bytes()
+
+    def full(path, text):
+        path.open("w").write(text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            record(row([2.0])).write(file)
+    assert file.read_bytes() == before and [*tmp_path.iterdir()] == [file]
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    record(row([2.0])).write(link)
+    assert link.is_symlink() and Record.read(file).rows[0].sample.values == [2.0]
+
+
+def test_a_record_may_go_to_what_is_no_file(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    record(row([1.0])).write(fifo)
+    assert os.read(reader, 10).startswith(b"{")
+    os.close(reader)
 
 
 def test_a_figure_keeps_its_rounds(tmp_path):

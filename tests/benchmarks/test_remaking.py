@@ -77,6 +77,18 @@ def test_a_second_run_keeps_what_this_commit_has_made(work: Remaking) -> None:
     assert len(runs_of(work).words) == 2
 
 
+def test_a_record_of_changed_files_is_made_again(
+    work: Remaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trees with changes have one commit and are not the same source."""
+    changed = {"commit": "new", "clean": False}
+    monkeypatch.setattr(origin, "source", lambda: changed)
+    record = Record.read(work.results / "a.json")
+    record.source = changed
+    record.write(work.results / "a.json")
+    assert [one.what for one in work.all(["a"])] == ["made"]
+
+
 @pytest.mark.parametrize("status", [1, 2, -9])
 def test_a_command_that_fails_leaves_the_record_of_before(work: Remaking, status: int) -> None:
     runs_of(work).status = status

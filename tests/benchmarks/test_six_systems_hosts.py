@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import origin
 from benchmarks.harness.journal import SUFFIX, Journal
 from benchmarks.harness.runner import Skipped
 from benchmarks.six_systems import __main__ as six
@@ -163,6 +164,7 @@ def test_a_run_after_ctrl_c_goes_on_and_its_record_is_that_of_a_run_in_one_piece
     hosts, tmp_path, monkeypatch, capsys
 ):
     arguments = [*hosts, "--systems", "shared-memory map", "files, fsync"]
+    monkeypatch.setattr(origin, "source", lambda: {"commit": "1", "clean": True})
     whole = run(tmp_path, *arguments)
     taken: list[str] = []
     real = Journal.put

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import origin
 from benchmarks.harness.journal import SUFFIX
 from benchmarks.remote_kv_cache import object_stores
 from benchmarks.store_sweep import __main__ as store_sweep
@@ -128,6 +129,7 @@ def test_a_sweep_after_ctrl_c_goes_on_and_its_record_is_that_of_a_run_in_one_pie
     def no_server(*_: object) -> Iterator[Servers]:
         yield Servers(["tcp://127.0.0.1:1"], [], "n", here=True)
 
+    monkeypatch.setattr(origin, "source", lambda: {"commit": "1", "clean": True})
     monkeypatch.setattr(store_sweep, "running", no_server)
     monkeypatch.setattr(network, "raw_gb_per_s", lambda: 5.0)
     monkeypatch.setattr(sweep, "run_round", counted)
