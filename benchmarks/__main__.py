@@ -106,7 +106,7 @@ def _records(arguments: argparse.Namespace) -> int:
     try:
         for outcome in work.all(arguments.names):
             print(f"{outcome.name}: {outcome.what}", flush=True)
-            status = max(status, int(outcome.what.startswith("not made")))
+            status = max(status, int(not (outcome.made or outcome.kept)))
     except KeyboardInterrupt:
         print("interrupted: the same command goes on with the next record", file=sys.stderr)
         return 130
@@ -190,7 +190,8 @@ def _results(arguments: argparse.Namespace) -> int:
             readme.write_text(text)
             print(f"written: {readme}")
     try:
-        status = status or _pictures(write=not arguments.check)
+        of_pictures = _pictures(write=not arguments.check)  # also beside a README that is stale
+        status = status or of_pictures
         for complaint in readmes.complaints():
             print(complaint, file=sys.stderr)
             status = status or 1

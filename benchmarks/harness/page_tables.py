@@ -106,8 +106,7 @@ def _everything_of(row: Row) -> list[Cell]:
 
 def of_goals(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """The table of a benchmark's goals."""
-    made = _table("Goals", *_without_empty(heads, lines))
-    return made.replace("<table>", '<table class="goals">')
+    return _table("Goals", *_without_empty(heads, lines), kind="goals")
 
 
 def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
@@ -145,9 +144,10 @@ def _table(
     lines: Sequence[Sequence[Cell]],
     most: float | None = None,
     show: Callable[[float], str] = digits,
+    kind: str = "",
 ) -> str:
     """A column that contains a word holds words. Numbers have a bar behind them, full at `most`.
-    The last column wraps when it has no head."""
+    The last column wraps when it has no head. `kind` is the table's class in the page's style."""
     for line in lines:
         if len(line) != len(heads):
             raise ValueError(f"{len(heads)} columns, but a row has {len(line)}: {line}")
@@ -173,8 +173,9 @@ def _table(
         f"<tr>{''.join(cell(place, value) for place, value in enumerate(line))}</tr>"
         for line in lines
     )
+    style = f' class="{kind}"' if kind else ""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table>{title}\n<tr>{first}</tr>\n{body}\n</table></div>'
+    return f'<div class="wide"><table{style}>{title}\n<tr>{first}</tr>\n{body}\n</table></div>'
 
 
 def _as_reported(value: float) -> str:

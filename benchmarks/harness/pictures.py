@@ -1,4 +1,4 @@
-"""The pictures beside the committed records: `python -m benchmarks pictures`.
+"""The pictures beside the committed records, drawn by `python -m benchmarks results`.
 
 Each is drawn from its record alone and carries the record's digest, so that a picture of an older
 record is found without drawing it again. `test_swap.svg` and `test_swap_more.svg` are pictures of

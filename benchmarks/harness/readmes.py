@@ -122,7 +122,8 @@ def _goals(name: str, root: Path) -> Iterator[str]:
 
 def _records_of(wanted: Sequence[Goal], root: Path) -> dict[str, Record]:
     results = root / "benchmarks" / "results"
-    return {name: _record(results / name) for goal in wanted for name in goal.records}
+    names = {name for goal in wanted for name in goal.records}  # most goals share a record
+    return {name: _record(results / name) for name in names}
 
 
 def goals_of(root: Path = registry.REPOSITORY) -> Mapping[str, list[Goal]]:

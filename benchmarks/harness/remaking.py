@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
     """`made`, `kept`, or why it is the one of before."""
 
     made: bool = False
+    kept: bool = False
+    """It is of this commit already. Neither: nothing was made, and `what` has the reason."""
 
 
 class Remaking(NamedTuple):
@@ -83,7 +85,7 @@ class Remaking(NamedTuple):
         except RecordError as error:
             return Outcome(file.stem, str(error))
         if self._is_current(before):
-            return Outcome(file.stem, "kept: it is of this commit")
+            return Outcome(file.stem, "kept: it is of this commit", kept=True)
         words = self._with_trials(shlex.split(before.command)[1:])
         if _TRACE_FILE in words and not self._trace():
             return Outcome(file.stem, f"not made: {TRACE} names no {_TRACE_FILE}")

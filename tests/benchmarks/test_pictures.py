@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.harness import pictures, registry, titles
+from benchmarks.harness import pictures, readmes, registry, titles
 from benchmarks.harness.record import Record
 
 RESULTS = registry.REPOSITORY / "benchmarks" / "results"
@@ -57,6 +57,22 @@ def test_a_stale_picture_is_named_and_a_drawn_one_is_its_records(
     assert command._pictures(write=False) == 1, "the record is another one now"
     assert command._pictures(write=True) == 0
     assert "(interrupted)" in (tmp_path / "kvbench.svg").read_text()
+
+
+def test_a_stale_readme_does_not_hide_a_stale_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("old")
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(readmes, "found", lambda: [readme])
+    monkeypatch.setattr(readmes, "rewritten", lambda file: "new")
+    monkeypatch.setattr(readmes, "complaints", lambda: [])
+    (tmp_path / "kvbench.json").write_bytes((RESULTS / "kvbench.json").read_bytes())
+    (tmp_path / "kvbench.svg").touch()
+    assert command.main(["results", "--check"]) == 1
+    shown = capsys.readouterr().err
+    assert "README.md" in shown and "kvbench.svg" in shown
 
 
 def test_a_picture_without_a_record_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_replay_needs_its_trace(work: Remaking, monkeypatch: pytest.MonkeyPatc
 def test_what_is_no_record_is_named(work: Remaking) -> None:
     (work.results / "c.json").write_text(json.dumps({"schema": 9}))
     (outcome,) = work.all(["c"])
-    assert "schema 9" in outcome.what
+    assert "schema 9" in outcome.what and not outcome.made and not outcome.kept
 
 
 def test_a_real_command_runs_in_its_folder(work: Remaking) -> None:
