@@ -6,7 +6,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -44,6 +44,16 @@ test-python: $(READY) ## tests of the data path as on a host without a C compile
 
 whole: $(READY) ## all tests on real engines, also those that `test` omits: two thirds of an hour
 	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
+
+VLLM := 0.33.0
+
+other-vllm: $(READY) ## all tests of the connector on another vLLM, VLLM=0.33.0, in a .venvs/ of its own
+	@.ci/other-vllm $(VLLM)
+	.venvs/$(VLLM)/bin/python .ci/names_of_vllm.py
+	.venvs/$(VLLM)/bin/python -m pytest tests/kv_connector tests/engine --whole $(ARGS)
+
+vllm-next: ## the same on the newest supported vLLM
+	@$(MAKE) --no-print-directory other-vllm VLLM=0.33.0
 
 AZURITE := .peers/azurite/node_modules/.bin/azurite-blob
 

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         PromMetric,
         PromMetricT,
     )
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -113,7 +114,9 @@ class KVFerryConnector(OffloadingConnector):
             )
             for path in sweep_dead_pools():
                 logger.info("removed %s, left by an engine that died", path)
-        translated = with_extra_config(vllm_config, extra)
+        self._engine_config = translated = with_extra_config(vllm_config, extra)
+        self._engine_cache = kv_cache_config
+        self._block_pool: BlockPool | None = None  # the scheduler's
         super().__init__(translated, role, kv_cache_config)
         self._traffic = Traffic()
         self._prefills = Prefills()
@@ -138,7 +141,7 @@ class KVFerryConnector(OffloadingConnector):
             with guarded(self, "_windows"):
                 tiers[0].windows_are(windows_of(self.scheduler.config.kv_group_configs))
             with guarded(self, "_expect_speed"):
-                config, model = self._vllm_config, self._vllm_config.model_config
+                config, model = self._engine_config, self._engine_config.model_config
                 tiers[0].break_even.engine.expect(
                     model.get_hidden_size(),
                     model.get_total_num_hidden_layers(),
@@ -148,9 +151,9 @@ class KVFerryConnector(OffloadingConnector):
             self._introduction = self._introduce(tiers[0])
 
     def _introduce(self, remote: RemoteTier) -> Introduction:
-        facts, not_known = namespace.engine_facts(self._vllm_config, self._kv_cache_config)
+        facts, not_known = namespace.engine_facts(self._engine_config, self._engine_cache)
         facts["user"] = self._config.namespace
-        label = namespace.label_of(self._vllm_config, self._config.namespace)
+        label = namespace.label_of(self._engine_config, self._config.namespace)
         return Introduction(remote, self._reports, label, facts, not_known)
 
     # ── worker → scheduler ───────────────────────────────────────────────────────────────
@@ -165,7 +168,7 @@ class KVFerryConnector(OffloadingConnector):
                 self._reporter.change(facts=facts, self_test=self_test)
                 self._reporter.change(**self.connector_worker.spec.pool_report)
         with guarded(self, "_watch_weights"):
-            self._watch = watch_of_caller(self._vllm_config)
+            self._watch = watch_of_caller(self._engine_config)
             if self._watch is not None and self._reporter is not None:
                 start = self._watch.at_start
                 self._reporter.change(weights_at_start=start, weights=start)
@@ -173,17 +176,17 @@ class KVFerryConnector(OffloadingConnector):
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
         spec: FerrySpec = self.connector_worker.spec
-        return spec.find_packed_groups(self._kv_cache_config, kv_caches)
+        return spec.find_packed_groups(self._engine_cache, kv_caches)
 
     @never_raises(lambda: None)
     def _take_facts(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
-        return namespace.worker_facts(self._vllm_config, kv_caches)
+        return namespace.worker_facts(self._engine_config, kv_caches)
 
     @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
     def _run_self_test(self) -> Report | None:
         if self._config.server is None:
             return None
-        configs = client_configs(self._config, f"canary of {self._vllm_config.instance_id}")
+        configs = client_configs(self._config, f"canary of {self._engine_config.instance_id}")
         return run_self_tests(self.connector_worker.spec.self_test_fixture, configs)
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -357,6 +360,11 @@ class KVFerryConnector(OffloadingConnector):
 
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """The engine's own blocks. vLLM calls this once, when its scheduler is made."""
+        self._block_pool = gpu_block_pool
+        super().bind_gpu_block_pool(gpu_block_pool)
+
     def reset_cache(self) -> bool | None:
         """Empty the pool and begin a new weight epoch; see `resets`. vLLM calls this before sleep
         and when an operator resets, also while requests run and copies are under way."""
@@ -370,8 +378,7 @@ class KVFerryConnector(OffloadingConnector):
             return answer
         finally:
             with guarded(self, "_after_reset"):
-                manager = getattr(self, "_kv_cache_manager", None)
-                self._resets.end(undelivered, manager and manager.block_pool, emptied=emptied)
+                self._resets.end(undelivered, self._block_pool, emptied=emptied)
 
     def count_hook_error(self, hook: str) -> None:
         """Count one exception that was kept from the engine. A worker reports it to the scheduler,

@@ -9,6 +9,7 @@ That takes 0.9 to 1.3 times the time of one flat memcpy; fancy indexing takes 3.
 `index_copy_` 40 times.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -87,12 +88,35 @@ class Region:
         return engine.nbytes
 
 
-class HostWorker(OffloadingWorker):
-    """Stores and loads asynchronously, in the order submitted, on one thread of its own.
+_EXPEDITED, _IN_TURN, _LAST = range(3)
+"""When a job is copied."""
 
-    One thread keeps the order of a store and a later load of the same row, and uses one core. Rows
-    and blocks of a job belong to this worker from `submit_*` until `get_finished` returns the job
-    or `wait` returns; the engine fences them until then.
+
+class _Job(NamedTuple):
+    """A copy to be made. Jobs are made in the order of their first two fields."""
+
+    turn: int
+    number: int
+    """In the order submitted."""
+
+    job_id: int
+    store: bool
+    parts: list[list[Run]]
+    """By group."""
+
+
+_END = -1
+"""The id of the job that ends the thread."""
+
+
+class HostWorker(OffloadingWorker):
+    """Stores and loads asynchronously, on one thread of its own.
+
+    Jobs are copied in the order submitted, expedited loads before all others. That is safe: vLLM
+    loads a row only once its store was reported, and waits for the stores of an engine block before
+    it gives the block to another request. One thread uses one core. Rows and blocks of a job belong
+    to this worker from `submit_*` until `get_finished` returns the job or `wait` returns; the
+    engine fences them until then.
 
     An accepted job never reports failure: vLLM's connector asserts success. Arguments are checked
     on submission; copying checked memory does not fail.
@@ -116,7 +140,8 @@ class HostWorker(OffloadingWorker):
         ]
         self._regions_by_group = _regions_by_group(kv_caches, places, owned)
         self._rest = RestOfRows(owned, places)
-        self._jobs: queue.SimpleQueue[tuple[int, bool, int, list[Run]] | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._running: dict[int, threading.Event] = {}
         self._finished: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -127,11 +152,18 @@ class HostWorker(OffloadingWorker):
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
         """Copy engine blocks out to pool rows."""
-        return self._submit(job_id, src_spec, dst_spec, store=True)
+        return self._submit(_IN_TURN, job_id, src_spec, dst_spec, store=True)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy pool rows in to engine blocks."""
-        return self._submit(job_id, dst_spec, src_spec, store=False)
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        """Copy pool rows in to engine blocks. An engine step waits for an `expedited` load."""
+        turn = _EXPEDITED if expedited else _IN_TURN
+        return self._submit(turn, job_id, dst_spec, src_spec, store=False)
 
     def get_finished(self) -> list[TransferResult]:
         """Jobs that ended since the last call, each exactly once."""
@@ -151,7 +183,7 @@ class HostWorker(OffloadingWorker):
     def shutdown(self) -> None:
         """Finish submitted jobs, then release the pool. Idempotent."""
         if self._thread.is_alive():
-            self._jobs.put(None)
+            self._jobs.put(_Job(_LAST, next(self._numbers), _END, False, []))
             self._thread.join()
             self._regions_by_group = []
             self._rest.release()
@@ -165,31 +197,20 @@ class HostWorker(OffloadingWorker):
             raise RuntimeError("a copy between engine and pool failed") from self._error
 
     def _submit(
-        self, job_id: int, engine: GPULoadStoreSpec, pool: LoadStoreSpec, *, store: bool
+        self, turn: int, job_id: int, engine: GPULoadStoreSpec, pool: LoadStoreSpec, *, store: bool
     ) -> bool:
         assert isinstance(pool, BlockIDsLoadStoreSpec)
         parts = plan_copy(engine, pool.block_ids, self._blocks_per_row)
         self._running[job_id] = threading.Event()
         self._raise_if_failed()  # after that line: the failed thread wakes only jobs in `_running`
-        for group, runs in enumerate(parts):
-            # Only the last group's part has the job's id; it completes the job.
-            last = group == len(parts) - 1
-            self._jobs.put((job_id if last else -1, store, group, runs))
+        self._jobs.put(_Job(turn, next(self._numbers), job_id, store, parts))
         return True
 
     def _copy_jobs(self) -> None:
-        moved = 0
-        seconds = 0.0
-        while (part := self._jobs.get()) is not None:
-            job_id, store, group, runs = part
+        while (job := self._jobs.get()).job_id != _END:
             started = time.perf_counter()
             try:
-                for region in self._regions_by_group[group]:
-                    for run in runs:
-                        moved += region.copy(run, store=store)
-                if store and self._rest:
-                    for run in runs:
-                        self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+                moved = self._copy(job)
             except BaseException as error:
                 # The connector accepts no failure, and a reported success would announce missing
                 # bytes. Stop the engine: wrong output is worse.
@@ -198,14 +219,23 @@ class HostWorker(OffloadingWorker):
                 for done in list(self._running.values()):
                     done.set()
                 return
-            seconds += time.perf_counter() - started
-            if job_id < 0:
-                continue
+            seconds = time.perf_counter() - started
             self._finished.put(
-                TransferResult(job_id, True, transfer_size=moved, transfer_time=seconds)
+                TransferResult(job.job_id, True, transfer_size=moved, transfer_time=seconds)
             )
-            self._running.pop(job_id).set()
-            moved, seconds = 0, 0.0
+            self._running.pop(job.job_id).set()
+
+    def _copy(self, job: _Job) -> int:
+        """Make all copies of a job; returns the bytes moved."""
+        moved = 0
+        for group, runs in enumerate(job.parts):
+            for region in self._regions_by_group[group]:
+                for run in runs:
+                    moved += region.copy(run, store=job.store)
+            if job.store and self._rest:
+                for run in runs:
+                    self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+        return moved
 
 
 def plan_copy(
@@ -345,9 +375,16 @@ class ClearingWorker(OffloadingWorker):
         self._storing[job_id] = plan_copy(src_spec, dst_spec.block_ids, self._blocks_per_row)
         return bool(self._worker.submit_store(job_id, src_spec, dst_spec))
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy pool rows in to engine blocks."""
-        return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        """Copy pool rows in to engine blocks. A vLLM whose workers expedite nothing never asks."""
+        how = {"expedited": True} if expedited else {}
+        return bool(self._worker.submit_load(job_id, src_spec, dst_spec, **how))
 
     def get_finished(self) -> list[TransferResult]:
         """Jobs that ended since the last call. The rows of a store belong to it until this call,

@@ -38,6 +38,7 @@ from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Recency
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, bypass_of, client_for, read_config
+from kv_connector.config_info import LABELS, config_info
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
@@ -77,6 +78,10 @@ class RemoteTier(SecondaryTierManager):
 
     Loss of the server never fails a request: lookups become misses, loads report the keys that
     landed, puts are given up. Every declined block is counted by reason.
+
+    vLLM calls one method at a time, from any thread: since 0.33 under a lock of its manager, which
+    a thread that polls other tiers takes too. Our connector makes further calls without that lock.
+    It has this tier alone, so no other thread enters its manager.
     """
 
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -402,6 +407,16 @@ class RemoteTier(SecondaryTierManager):
             self._rows.release()
 
     # ── what it counted ──────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        """The labels that this tier adds to vLLM's metric of its configuration."""
+        return LABELS
+
+    @never_raises(dict[str, str | int | float | bool])
+    def config_info(self) -> Mapping[str, str | int | float | bool]:
+        """Their values. vLLM asks once."""
+        return config_info(self._config, self._namespace, self._rows.block_bytes)
 
     def count_hook_error(self, hook: str) -> None:
         self.counters.count_hook_error(hook)

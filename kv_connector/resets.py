@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 
 from kv_connector import metrics
 from kv_connector.introduction import WorkerReport
+from kv_connector.vllm_features import let_promotions_go_on
 from kv_connector.weight_epochs import WeightEpochs
 from kv_connector.weight_watch import Adapters, AdapterState
 
@@ -299,6 +300,7 @@ class Resets:
         self.due = self.due and not emptied
         if self._flush and self._remote is not None:
             self._remote.lookups.hold_loads()
+            let_promotions_go_on(self._scheduler.manager)
         requests, blocks = self.kept_back.begin_epoch(pool)
         if blocks or requests:
             logger.warning(

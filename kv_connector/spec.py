@@ -70,7 +70,8 @@ class FerrySpec(TieringOffloadingSpec):
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
-        self._worker: OffloadingWorker | None = None
+        self._made_manager: OffloadingManager | None = None
+        self._made_worker: OffloadingWorker | None = None
         self._engine_id: str = config.extra_config.get(POOL_NAME_KEY, config.engine_id)
         if config.canonical_layout and current_platform.is_cpu():
             raise ConfigError(
@@ -97,7 +98,7 @@ class FerrySpec(TieringOffloadingSpec):
         worker has registered its KV cache, so all have mapped the file and written their marks,
         and its name is removed. Raises `ConfigError` for a missing mark: the engine must not
         start."""
-        if self._manager is None:
+        if self._made_manager is None:
             check_pool_is_there(self._engine_id, self._pool_bytes)
             manager = super().get_manager()
             try:
@@ -107,7 +108,8 @@ class FerrySpec(TieringOffloadingSpec):
                 raise
             with suppress(OSError):  # the next engine removes a stale name
                 pool_path(self._engine_id).unlink()
-        return cast(OffloadingManager, self._manager)
+            self._made_manager = cast(OffloadingManager, manager)
+        return self._made_manager
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """vLLM's worker on a GPU, ours on the CPU platform. Writes its mark to the pool."""
@@ -193,16 +195,16 @@ class FerrySpec(TieringOffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """As upstream, without its refusal of the CPU platform."""
-        if self._worker is None:
-            self._worker = self.create_worker(kv_caches)
-        return self._worker
+        if self._made_worker is None:
+            self._made_worker = self.create_worker(kv_caches)
+        return self._made_worker
 
     def self_test_fixture(self) -> Fixture:
         """The blocks and rows that this worker's start-up canary may borrow, before any other use.
 
         Raises `ValueError` with the reason where no canary can run.
         """
-        if self._worker is None or self._region is None or self._kv_caches is None:
+        if self._made_worker is None or self._region is None or self._kv_caches is None:
             raise ValueError("this worker has no pool")
         parallel = self.config.parallel
         if self.config.canonical_layout:
@@ -215,7 +217,7 @@ class FerrySpec(TieringOffloadingSpec):
         turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
         blocks_per_row = self.blocks_per_chunk
         return Fixture(
-            self._worker, self._kv_caches, part, blocks_per_row, owned, turn=turn, turns=turns
+            self._made_worker, self._kv_caches, part, blocks_per_row, owned, turn=turn, turns=turns
         )
 
 

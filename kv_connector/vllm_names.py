@@ -8,7 +8,8 @@ A name is `Class`, `Class.member`, or `Class.method(parameter)`; members include
 methods set on `self`. A member is listed under the class that is used, even if a base defines it.
 
 In the table below a line without indentation is a module. Each line under it has names, a colon and
-their use, or the key of `USES`. A name that begins with a dot is of the class before it.
+their use, or the key of `USES`. A name that begins with a dot is of the class before it. A `?`
+begins a line of names without which kvferry runs, with less: some version in use lacks them.
 """
 
 USES = {
@@ -35,15 +36,13 @@ vllm.distributed.kv_transfer.kv_connector.v1
 vllm.distributed.kv_transfer.kv_connector.v1.base
     KVConnectorHandshakeMetadata KVConnectorMetadata KVConnectorWorkerMetadata: TYPE
     KVConnectorRole.WORKER: distinguishes scheduler and worker
-    KVConnectorBase_V1._vllm_config: the translated settings, in a worker's hooks
-    KVConnectorBase_V1._kv_cache_config: the owner of each byte of a row; a fact
-    KVConnectorBase_V1._kv_cache_manager: OLD
 vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
     OffloadingConnector: base of our connector
     OffloadingConnector.scheduler: leads to the manager and its tiers
     OffloadingConnector.connector_worker: leads to the spec, for the canary
     OffloadingConnector.register_kv_caches .set_xfer_handshake_metadata_pp_aware: HOOK
     OffloadingConnector.on_new_request .get_num_new_matched_tokens .update_state_after_alloc: HOOK
+    OffloadingConnector.bind_gpu_block_pool: OLD
     OffloadingConnector.build_connector_meta .update_connector_output .reset_cache: HOOK
     OffloadingConnector.bind_connector_metadata .build_connector_worker_meta: HOOK
     OffloadingConnector.requires_piecewise_for_cudagraph .build_prom_metrics: HOOK
@@ -84,12 +83,10 @@ vllm.distributed.kv_transfer.kv_connector.v1.metrics
 vllm.v1.kv_offload.tiering.spec
     TieringOffloadingSpec: base of our spec
     TieringOffloadingSpec.get_manager: wrapped, to check the pool before and after it
-    TieringOffloadingSpec._manager: the manager, made once
     TieringOffloadingSpec.create_worker: the worker on a GPU
     TieringOffloadingSpec.get_worker: replaced: it refuses the CPU platform
     TieringOffloadingSpec._scheduler_mmap: the pool as shared memory, for the tier
     TieringOffloadingSpec._engine_id: names the pool's file; ours replaces it
-    TieringOffloadingSpec._worker: the worker, made once
     TieringOffloadingSpec.config: parallel sizes and identity
     TieringOffloadingSpec.extra_config: the settings, as translated
     TieringOffloadingSpec.num_chunks .kv_bytes_per_chunk .cpu_page_size_per_worker: GEOMETRY
@@ -114,9 +111,11 @@ vllm.v1.kv_offload.cpu.common
 # ── blocks, workers, requests ───────────────────────────────────────────────────────
 vllm.v1.kv_offload.base
     OffloadingSpec OffloadingManager LoadStoreSpec: TYPE
+    ?OffloadingManager.lock .on_reset_flushed: lookups go on after a reset
     OffloadingWorker: base of the worker for the CPU platform
     OffloadingWorker.submit_store: copies engine blocks to rows
     OffloadingWorker.submit_load: copies rows to engine blocks
+    ?OffloadingWorker.submit_load(expedited): loads within a step, `sync_load_budget_bytes`
     OffloadingWorker.get_finished .wait: ends copies
     OffloadingWorker.shutdown: ends the copying thread
     TransferResult: ends copies
@@ -134,7 +133,7 @@ vllm.v1.kv_offload.base
     ReqContext.kv_transfer_params: the options of a request
     ReqContext.load_tier_filter: limits backfill to the pool
     ReqContext.get_offload_key_position: the position of a key in its prompt
-    ReqContext._offload_key_positions: the first row of each run of a prompt
+    ?ReqContext._offload_key_positions: the first row of each run of a prompt
     TierFilter: limits backfill to the pool
     LookupResult.HIT .MISS .RETRY: the result of a lookup
     Locality.REMOTE: the locality of our tier
@@ -155,6 +154,7 @@ vllm.v1.kv_offload.tiering.base
     SecondaryTierManager.submit_load .submit_store .get_finished_jobs: TIER_HOOK
     SecondaryTierManager.serve_external_requests .has_pending_work .drain_jobs .touch: TIER_HOOK
     SecondaryTierManager.shutdown: TIER_HOOK
+    ?SecondaryTierManager.config_info_keys .config_info: the tier in `kv_offload_config_info`
     ParentManager.on_new_request .lookup .create_store_job: begins a batch of backfill
     ParentManager.on_request_finished: ends a batch of backfill
     TransferJob.job_id .keys .chunk_ids .req_context: JOB
@@ -210,7 +210,6 @@ vllm.v1.worker.gpu.model_runner
     GPUModelRunner.get_model: WATCH
 vllm.v1.core.kv_cache_manager
     KVCacheBlocks.get_block_ids: OLD
-    KVCacheManager.block_pool: OLD
 vllm.v1.core.block_pool
     BlockPool.blocks: OLD
 vllm.v1.core.kv_cache_utils
@@ -241,23 +240,25 @@ vllm.logger
 """
 
 
-def _read(table: str) -> dict[str, dict[str, str]]:
-    """By module: each name with its use."""
+def _read(table: str) -> tuple[dict[str, dict[str, str]], frozenset[str]]:
+    """By module, each name with its use; and in full, the names that may be missing."""
     modules: dict[str, dict[str, str]] = {}
+    optional: set[str] = set()
+    module = ""
     for line in filter(None, table.splitlines()):
         if not line.startswith((" ", "#")):
-            names = modules.setdefault(line, {})
+            module, names = line, modules.setdefault(line, {})
         elif line.startswith(" "):
-            listed, _, use = line.strip().partition(": ")
+            listed, _, use = line.strip().removeprefix("?").partition(": ")
             owner = ""
             for name in listed.split():
                 if not name.startswith("."):
                     owner = name.partition(".")[0]
-                names[owner + name if name.startswith(".") else name] = USES.get(use, use)
-    return modules
+                whole = owner + name if name.startswith(".") else name
+                names[whole] = USES.get(use, use)
+                if line.strip().startswith("?"):
+                    optional.add(f"{module}.{whole}")
+    return modules, frozenset(optional)
 
 
-OPTIONAL = frozenset({"vllm.v1.kv_offload.base.ReqContext._offload_key_positions"})
-"""Names without which kvferry runs, with less: several servers are of little use without it."""
-
-NAMES = _read(TABLE)
+NAMES, OPTIONAL = _read(TABLE)

@@ -37,11 +37,14 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
     are printed side by side."""
     if before.benchmark != after.benchmark:
         return _refused(f"different benchmarks: {before.benchmark} and {after.benchmark}")
-    if dict(before.machine) != dict(after.machine):
-        return _refused(
-            f"different machines, not compared: {before.describe_machine()} and "
-            f"{after.describe_machine()}"
-        )
+    cpus = [record.host.get("cpu") for record in (before, after)]
+    other_cpu = None not in cpus and cpus[0] != cpus[1]
+    if dict(before.machine) != dict(after.machine) or other_cpu:
+        named = [
+            f"{record.describe_machine()}{f', {cpu}' if other_cpu else ''}"
+            for record, cpu in zip((before, after), cpus, strict=True)
+        ]
+        return _refused(f"different machines, not compared: {named[0]} and {named[1]}")
     later = {row.identity: row for row in after.rows}
     lines: list[list[table.Cell]] = []
     verdicts = {}

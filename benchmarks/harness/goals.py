@@ -148,11 +148,15 @@ def _of_row(goal: Goal, row: Row, base: Row | None) -> Iterator[Result]:
 
 
 def _base_of(goal: Goal, row: Row, match: re.Match[str], record: Record) -> Row | None:
-    same = (each for each in record.rows if each.model == row.model)
+    same = [each for each in record.rows if each.model == row.model]
     if goal.base == WALL:
         return next((e for e in same if f"{e.operation}, {e.transport}" == row.wall), None)
     name = goal.base.format(**match.groupdict())
-    return next((each for each in same if each.operation == name), None)
+    named = [each for each in same if each.operation == name]
+    # A base that was measured over several transports is that of the row's own.
+    return next(
+        (each for each in named if each.transport == row.transport), next(iter(named), None)
+    )
 
 
 def counted(goals: Sequence[Goal], records: Mapping[str, Record]) -> dict[str, int]:

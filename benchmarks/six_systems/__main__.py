@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.print_launch:
         if plan is None:
             parser.error("--print-launch: only with --hosts")
+        if not plan.port:
+            parser.error("--print-launch: the lines name a port; add --port, as in --port 7171")
         print("\n".join(shlex.join(words) for words in plan.words(plan.port)))
         return 0
     keep_freed_memory()

@@ -59,9 +59,10 @@ class Bucket(NamedTuple):
                 f"{self.store.description}, behind a server that was running already: what it "
                 "reads there are the objects that it counts"
             )
+        cached = ", through the page cache" if self.store.folder is not None else ""
         return (
             f"each block is an object of {self.store.description}; it is written behind its put, "
-            "and every read is of the store"
+            f"and every read is of the store{cached}"
         )
 
     @property

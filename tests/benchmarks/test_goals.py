@@ -58,6 +58,16 @@ def test_a_row_that_failed_misses_its_goal() -> None:
     assert line[1:3] == ["", "1"] and line[5] == "m, tier: put: FAILED"
 
 
+def test_a_base_that_was_measured_over_several_transports_is_that_of_the_rows_own() -> None:
+    rows = [
+        Row("m", "raw: put", 1, Sample([2.0] * 6), "tcp"),
+        Row("m", "raw: put", 1, Sample([1.0] * 6), "shm"),
+        Row("m", "tier: put", 1, Sample([1.05] * 6), "shm"),
+        Row("m", "tier: put", 1, Sample([3.0] * 6), "tcp"),
+    ]
+    assert verdicts(ROWS, Record("b", "c", rows=rows)) == [MET, MISSED]
+
+
 def test_a_rows_own_wall_is_its_base() -> None:
     goal = Goal(goal="g", records=[], rows="put", base=goals.WALL, transport="tcp",
                 integrity=True, at_most=1.6)  # fmt: skip

@@ -77,6 +77,10 @@ def test_what_cannot_be_compared_is_not():
     found = compare_records(here, there)
     assert not found.comparable
     assert found.text == ("different machines, not compared: 2 cores, 24 GiB and 4 cores, 24 GiB")
+    here.host, there = {"cpu": "one"}, record(row([1.0]))
+    assert compare_records(here, there).comparable, "an older record does not name it"
+    there.host = {"cpu": "other"}
+    assert "24 GiB, one and 2 cores, 24 GiB, other" in compare_records(here, there).text
     assert not compare_records(here, record(row([1.0]), benchmark="benchmarks.c")).comparable
     skipped = record(Row("3B", "get", 1000, Sample(skipped="no GPU"), "tcp", True))
     assert verdict(here, skipped) == "not compared: SKIPPED: no GPU"

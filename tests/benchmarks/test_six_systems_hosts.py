@@ -71,6 +71,7 @@ def test_each_line_starts_the_clients_of_one_host_whatever_the_folder(how, folde
     [
         ["--hosts", "a,,b"], ["--hosts", "a,a"], ["--hosts", "-oProxyCommand=x"],
         ["--hosts", "a", "--launch", "rsh {host}"], ["--print-launch"], ["--resume"],
+        ["--hosts", "a", "--print-launch"],
     ],
 )  # fmt: skip
 def test_hosts_that_cannot_be_meant_are_refused(arguments, capsys):

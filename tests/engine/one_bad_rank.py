@@ -12,7 +12,7 @@ class OneBadRank(KVFerryConnector):
     """Loads of rank 1 copy nothing; its stores, and all of the other ranks, are as ever."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self._vllm_config.parallel_config.rank == BAD_RANK:
+        if self._engine_config.parallel_config.rank == BAD_RANK:
             copy = Region.copy
             Region.copy = (  # type: ignore[method-assign]
                 lambda self, run, *, store: copy(self, run, store=True) if store else 0

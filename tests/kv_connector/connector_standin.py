@@ -50,8 +50,8 @@ class Connector:
         )
         made.connector_worker = MagicMock()
         made.connector_worker.spec.pool_file = None
-        made._vllm_config = MagicMock()
-        made._kv_cache_config = MagicMock()
+        made._engine_config = MagicMock()
+        made._engine_cache, made._block_pool = MagicMock(), None
         made._bounding_group_ids = ()
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._traffic = Traffic(1e-9)

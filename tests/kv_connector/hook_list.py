@@ -22,7 +22,7 @@ MAY_RAISE: dict[type, dict[str, str]] = {
     },
     FerrySpec: {"get_manager": START, "get_worker": START, "create_worker": START},
     HostWorker: {"submit_store": COPY, "submit_load": COPY, "get_finished": COPY},
-    RemoteTier: {"build_metric_definitions": START},
+    RemoteTier: {"build_metric_definitions": START, "config_info_keys": START},
 }
 
 BASES: dict[type, tuple[type, ...]] = {

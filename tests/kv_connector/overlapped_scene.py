@@ -58,7 +58,13 @@ class LateCopies(OffloadingWorker):
         self._stores.append((job_id, self._now + self.steps, (src_spec, dst_spec)))
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
         self._loads.append((job_id, self._now + self.steps, (src_spec, dst_spec)))
         return True
 

@@ -30,6 +30,11 @@ from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import WorkerReport
 from remote_server.protocol import KeyState
 
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+except ImportError:  # before 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+
 BLOCK = 32
 
 FULL = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -78,7 +83,7 @@ def configs_of(
         kv_connector_extra_config=given,
     )
     specs = [KVCacheGroupSpec(list(group), next(iter(group.values()))) for group in groups]
-    cache = kv_cache_utils.get_kv_cache_config_from_groups(config, specs, 1 << 30)
+    cache = get_kv_cache_config_from_groups(config, specs, 1 << 30)
     cache.kv_cache_layout = layout
     return config, cache
 

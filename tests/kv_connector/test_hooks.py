@@ -18,7 +18,7 @@ from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.host_worker import HostWorker
+from kv_connector.host_worker import HostWorker, _Job
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.spec import FerrySpec
 from remote_server.protocol import KeyState
@@ -31,6 +31,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "get_finished_jobs": lambda answer: answer == [],
     "get_stats": lambda answer: answer is None,
     "has_pending_work": lambda answer: answer is False,
+    "config_info": lambda answer: answer == {},
 }
 """What a hook may answer that could not do its work; None for those that answer nothing."""
 
@@ -232,7 +233,7 @@ def test_nothing_leaves_the_worker_but_a_failed_copy(hook: str):
     region.cleanup.side_effect = BrokenOnPurpose
     worker = HostWorker(SimpleNamespace(tensors=[], group_data_refs=[]), region, 1)
     if hook == "wait":
-        worker._jobs.put((7, True, 99, []))  # of a group that does not exist
+        worker._jobs.put(_Job(0, 0, 7, True, [[]]))  # of a group that does not exist
         worker._thread.join(60)
         with pytest.raises(RuntimeError, match="between engine and pool"):
             worker.submit_store(1, MagicMock(group_sizes=[], block_indices=[]), _no_rows())

@@ -1,5 +1,9 @@
 """The host worker moves exactly the bytes of its jobs, in their order."""
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +15,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.host_worker import HostWorker, Run, plan_copy
+from kv_connector.host_worker import ClearingWorker, HostWorker, Run, plan_copy
 
 NUM_BLOCKS = 24
 NUM_ROWS = 16
@@ -112,6 +116,50 @@ def test_each_job_is_reported_once_with_its_size():
     assert worker.get_finished() == []
     worker.shutdown()
     worker.shutdown()
+
+
+class Held:
+    """A region whose copies wait for the test, one after the other."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def copy(self, _run: Run, *, store: bool) -> int:
+        self.began.release()
+        assert self.go_on.acquire(timeout=60)
+        return 1
+
+
+def test_an_expedited_load_is_copied_before_jobs_that_have_not_begun():
+    worker, _ = make_worker([engine_cache(layers=1)], [[0]], blocks_per_row=1)
+    held: Any = Held()
+    worker._regions_by_group = [[held]]
+    engine, rows = GPULoadStoreSpec([1], [1], [0]), CPULoadStoreSpec([1])
+    worker.submit_load(1, rows, engine)
+    assert held.began.acquire(timeout=60)  # its copy is under way, and goes on
+    worker.submit_store(2, engine, rows)
+    worker.submit_load(3, rows, engine)
+    worker.submit_load(4, rows, engine, expedited=True)
+    held.go_on.release(4)
+    worker.wait({1, 2, 3, 4})
+    assert [result.job_id for result in worker.get_finished()] == [1, 4, 2, 3]
+    worker.shutdown()
+
+
+@pytest.mark.parametrize("expedites", [True, False])
+def test_a_worker_that_expedites_nothing_is_never_asked_to(expedites: bool):
+    """vLLM 0.32's takes three arguments."""
+    calls: list[dict[str, Any]] = []
+
+    def submit_load(*_: Any, **how: Any) -> bool:
+        calls.append(how)
+        return True
+
+    inner: Any = SimpleNamespace(submit_load=submit_load)
+    worker = ClearingWorker(inner, rest=inner, blocks_per_row=1)
+    engine, rows = GPULoadStoreSpec([1], [1], [0]), CPULoadStoreSpec([1])
+    assert worker.submit_load(1, rows, engine, expedites)
+    assert calls == [{"expedited": True} if expedites else {}]
 
 
 def test_a_worker_asks_for_the_use_of_tiles(monkeypatch: pytest.MonkeyPatch):

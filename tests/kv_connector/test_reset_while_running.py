@@ -12,6 +12,7 @@ from tiered_engine import TieredEngine
 
 from kv_connector import remote_tier
 from kv_connector.resets import ResetFlush
+from kv_connector.vllm_features import let_promotions_go_on
 from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))
@@ -201,6 +202,7 @@ def test_a_bare_tier_loads_again_when_every_step_that_was_scheduled_ahead_has_en
     monkeypatch.setattr(remote_tier, "bare_facts", lambda *_: ("mine", {}))
     engine = TieredEngine(bare=True)
     engine.manager.reset_cache()
+    let_promotions_go_on(engine.manager)  # vLLM 0.33 holds them itself, and sees the reports
     one, keys = engine.request("one", [1])
     looks = []
     for _ in range(4):

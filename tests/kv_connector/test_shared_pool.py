@@ -105,8 +105,8 @@ def started() -> Iterator[Start]:
 
     yield start
     for spec in specs:
-        assert spec._worker is not None
-        spec._worker.shutdown()
+        assert spec._made_worker is not None
+        spec._made_worker.shutdown()
         if spec._pool_file is not None:
             os.close(spec._pool_file)
 

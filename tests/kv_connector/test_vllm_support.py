@@ -1,6 +1,7 @@
 """A vLLM that lacks what kvferry needs is refused in one sentence, wherever it is noticed first."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,13 @@ from remote_server.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "kv_connector").glob("*.py"))
+LISTS = {
+    file.stem.partition("_")[2]: json.loads(file.read_text())
+    for file in Path(__file__).parent.glob("vllm_*.json")
+}
+"""The names in `vllm_names` that other supported release lines have."""
+
+SUPPORTED = ", ".join(TESTED_VLLM)
 
 Edit = Callable[[str], str | None]
 
@@ -61,6 +69,10 @@ def replace(old: str, new: str) -> Edit:
     return edit
 
 
+def lacking(package: Path) -> set[str]:
+    return {name for name, _ in missing_names(package, NAMES)}
+
+
 # ── which names a version lacks ──────────────────────────────────────────────────────────────
 
 
@@ -90,7 +102,7 @@ def test_what_was_taken_away_is_named_and_nothing_else(
     package: Path, tmp_path: Path, path: str, edit: Edit, missing: list[str]
 ):
     tree = edited(package, tmp_path, path, edit)
-    assert [name for name, _ in missing_names(tree, NAMES)] == missing
+    assert lacking(tree) - lacking(package) == {*missing}
 
 
 # ── the list is complete ─────────────────────────────────────────────────────────────────────
@@ -193,7 +205,9 @@ def test_a_tested_line_is_not_looked_at(version: str, tmp_path: Path):
 
 @pytest.mark.parametrize("version", ["dev", "1.0.0rc1"])
 def test_another_version_runs_if_it_has_every_name(version: str, package: Path):
-    assert judge(version, package) == (version, False, [], "")
+    verdict = judge(version, package)
+    assert (verdict.tested, verdict.refusal) == (False, "")
+    assert {name for name, _ in verdict.missing} <= OPTIONAL
 
 
 def test_a_version_without_an_optional_name_runs_and_it_is_listed(package: Path, tmp_path: Path):
@@ -201,27 +215,50 @@ def test_a_version_without_an_optional_name_runs_and_it_is_listed(package: Path,
     tree = edited(package, tmp_path, path, replace("_offload_key_positions", "_positions"))
     verdict = judge("0.99.0", tree)
     assert verdict.refusal == ""
-    assert {name for name, _ in verdict.missing} == OPTIONAL
+    gone = {"vllm.v1.kv_offload.base.ReqContext._offload_key_positions"}
+    assert lacking(tree) - lacking(package) == gone
+    assert gone <= {name for name, _ in verdict.missing} <= OPTIONAL
+
+
+def test_what_this_vllm_lacks_is_optional(package: Path):
+    assert lacking(package) <= OPTIONAL
+
+
+@pytest.mark.parametrize("line", LISTS)
+def test_what_another_supported_vllm_lacks_is_optional(line: str):
+    """By the list that `make other-vllm` has written there."""
+    ours = {f"{module}.{name}" for module, names in NAMES.items() for name in names}
+    gone = ours - {*LISTS[line]["has"]} - OPTIONAL
+    assert not gone, f"not in the list of vLLM {line}: run make other-vllm VLLM=…"
+    assert LISTS[line]["vllm"].startswith(f"{line}.")
+
+
+def test_each_supported_line_is_installed_here_or_has_a_list():
+    found = vllm_support.installed()
+    assert found is not None
+    here = ".".join(found[0].split(".")[:2])
+    assert {here, *LISTS} == {*TESTED_VLLM, here}
 
 
 def test_of_many_missing_names_a_few_are_named_and_the_rest_counted(tmp_path: Path):
-    said = judge("0.31.0", tmp_path).refusal
+    said = judge("0.30.0", tmp_path).refusal
     assert said.endswith(f" and {len(NAMES) - 4} more (python -m kv_connector.vllm_support)")
 
 
 def test_the_command_lists_what_an_unpacked_version_lacks(package: Path, tmp_path: Path, capsys):
-    tree = edited(package, tmp_path, "_version.py", replace("'0.32.0'", "'0.31.7'"))
+    here, _ = vllm_support.installed() or ("", None)
+    tree = edited(package, tmp_path, "_version.py", replace(f"'{here}'", "'0.30.7'"))
     assert vllm_support.main([str(tree)]) == 1
-    assert "cannot run on vLLM 0.31.7" in capsys.readouterr().out
+    assert "cannot run on vLLM 0.30.7" in capsys.readouterr().out
     assert vllm_support.main([]) == 0
-    assert "runs on vLLM 0.32" in capsys.readouterr().out
+    assert f"runs on vLLM {here}" in capsys.readouterr().out
     assert vllm_support.main([str(tmp_path)]) == 2
     assert "not the folder of a package" in capsys.readouterr().err
 
 
 def test_without_vllm_the_sentence_says_which_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(vllm_support.util, "find_spec", lambda _: None)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"kvferry needs vLLM 0\.32, and none is installed"):
+    with pytest.raises(ConfigError, match=rf"kvferry needs vLLM {SUPPORTED}, and none is"):
         vllm_support.refuse_unsupported()
 
 
@@ -263,7 +300,7 @@ def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("module", "version"), [("connector", "0.31.0"), ("remote_tier", "0.99.0")]
+    ("module", "version"), [("connector", "0.30.0"), ("remote_tier", "0.99.0")]
 )
 def test_what_vllm_loads_by_path_refuses_in_one_sentence(module: str, version: str, tmp_path: Path):
     ran = python(fake_vllm(tmp_path, version), f"import kv_connector.{module}")
@@ -276,7 +313,7 @@ def test_what_vllm_loads_by_path_refuses_in_one_sentence(module: str, version: s
 
 def test_the_plugin_leads_to_the_sentence_when_the_connector_is_named(tmp_path: Path):
     ran = python(
-        fake_vllm(tmp_path, "0.31.0", factory=FACTORY),
+        fake_vllm(tmp_path, "0.30.0", factory=FACTORY),
         "from kv_connector import CONNECTOR, register\n"
         "import sys\n"
         "register(); register()\n"
@@ -297,4 +334,6 @@ def test_the_plugin_breaks_no_vllm_and_logs_one_line(factory: str, tmp_path: Pat
     )
     assert ran.returncode == 0
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("KVFerryConnector is not registered: kvferry supports vLLM 0.32, and ")
+    assert line.startswith(
+        f"KVFerryConnector is not registered: kvferry supports vLLM {SUPPORTED}, and "
+    )

@@ -101,7 +101,7 @@ _HARMLESS = {
             "gpu_memory_utilization num_gpu_blocks_override kv_cache_memory_bytes "
             "enable_prefix_caching num_gpu_blocks num_cpu_blocks kv_cache_size_tokens "
             "kv_cache_max_concurrency kv_offloading_size kv_offloading_backend "
-            "prefix_cache_retention_interval"
+            "prefix_cache_retention_interval simple_cpu_offload_num_blocks"
         ),
         _DERIVED: (
             "user_specified_block_size is_attention_free effective_attention_block_size "
@@ -155,14 +155,16 @@ _HARMLESS = {
             "flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv "
             "tq_max_kv_splits_for_cuda_graph sparse_mla_force_mqa "
             "sparse_mla_prefill_workspace_factor flex_attn_block_m flex_attn_block_n "
-            "flex_attn_q_block_size flex_attn_kv_block_size"
+            "flex_attn_q_block_size flex_attn_kv_block_size trtllm_ragged_backend "
+            "indexer_tp_shard_min_rows minimax_m3_indexer_cp"
         )
     },
     "MambaConfig": {_ROUNDING: "ssu_algorithm"},
     "KernelConfig": {
         _ROUNDING: (
             "ir_op_priority enable_flashinfer_autotune enable_cutedsl_warmup "
-            "enable_rocm_segmented_attn_autotune enable_jit_warmup sparse_indexer_topk_backend"
+            "enable_rocm_segmented_attn_autotune enable_jit_warmup sparse_indexer_topk_backend "
+            "monokernel"
         )
     },
     "CompilationConfig": {_ROUNDING: "*"},
@@ -173,8 +175,10 @@ _HARMLESS = {
             "suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor "
             "suffix_decoding_min_token_prob rejection_sample_method synthetic_acceptance_rates "
             "synthetic_acceptance_length enable_adaptive_verification draft_sample_method "
-            "dspark_draft_topk use_heterogeneous_vocab use_local_argmax_reduction"
+            "dspark_draft_topk use_heterogeneous_vocab use_local_argmax_reduction fly_window_size "
+            "fly_entropy_threshold fly_entropy_top_k xpress_topc draft_lm_head_quantization"
         ),
+        "with a connector, hashes never look ahead": "disable_lookahead_block_hashes",
         _ROUNDING: "enforce_eager disable_padded_drafter_batch",
         "the workers name the backend of every layer, the draft's too": "attention_backend",
         "a name that only warns": "tensor_parallel_size",
@@ -206,11 +210,30 @@ _HARMLESS = {
     "ObservabilityConfig": {_START: "*"},
     "LoggingConfig": {_START: "*"},
     "ProfilerConfig": {_START: "*"},
+    "WatchdogConfig": {_START: "*"},
     "KVEventsConfig": {_PLACES: "*"},
     "EncoderCacheManagerConfig": {_MEMORY: "*"},
     "WeightTransferConfig": {"an update of the weights starts a new weight epoch": "*"},
 }
 HARMLESS: dict[str, ByName] = {kind: _by_name(each) for kind, each in _HARMLESS.items()}
+
+# Not every supported vLLM has these: a class, or a class and its fields.
+OF_SOME_VERSIONS: dict[str, set[str]] = {
+    "AttentionConfig": {
+        *("trtllm_ragged_backend", "indexer_tp_shard_min_rows", "minimax_m3_indexer_cp"),
+    },
+    "CacheConfig": {"simple_cpu_offload_num_blocks"},
+    "KernelConfig": {"monokernel"},
+    "SpeculativeConfig": {
+        *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k", "xpress_topc"),
+        *("draft_lm_head_quantization", "disable_lookahead_block_hashes"),
+    },
+    "WatchdogConfig": set(),
+}
+VARIABLES_OF_SOME_VERSIONS = {
+    *("VLLM_ROCM_MUSE_MOE_ONLINE_QUANT", "VLLM_ROCM_MUSE_MOE_REDUCE_DTYPE"),
+    "VLLM_ROCM_USE_AITER_FP4_ASM_GEMM",
+}
 
 # Variables whose names sound as if they changed values or layouts.
 HARMLESS_VARIABLES = _by_name(

@@ -1,0 +1,55 @@
+"""The labels that the remote tier adds to vLLM's own metric `vllm:kv_offload_config_info`.
+
+vLLM 0.33 and newer ask for it, once, at the end of the first step that has counted anything. All
+workers have reported by then, so the namespace has its name.
+"""
+
+from kv_connector.config import RemoteConfig
+from remote_server.fleet.server_list import FILE, read_list
+
+LABELS = (
+    "kvferry_server",
+    "kvferry_namespace",
+    "kvferry_block_bytes",
+    "kvferry_transport",
+    "kvferry_patience",
+    "kvferry_max_wait_ms",
+    "kvferry_put_timeout_ms",
+    "kvferry_window",
+    "kvferry_integrity",
+    "kvferry_break_even",
+)
+
+_MOST_NAMED = 4
+"""Servers of a list that the label names."""
+
+
+def config_info(
+    config: RemoteConfig, namespace: str | None, block_bytes: int
+) -> dict[str, str | int | float | bool]:
+    """A value for each of `LABELS`. `namespace` has the digest of the engine's facts; None, an
+    empty label, where the workers have not reported or the server is not used. Key files are left
+    out."""
+    given = (
+        _servers(config),
+        namespace or "",
+        block_bytes,
+        config.transport,
+        config.patience,
+        config.max_wait_ms,
+        config.put_timeout_ms,
+        config.window,
+        config.integrity,
+        config.break_even,
+    )
+    return dict(zip(LABELS, given, strict=True))
+
+
+def _servers(config: RemoteConfig) -> str:
+    if config.server is None:
+        return ""
+    if isinstance(config.server, str) and config.server.startswith(FILE):
+        return config.server.partition("?")[0]
+    members = [member.endpoint for member in read_list(config.server).members]
+    more = len(members) - _MOST_NAMED
+    return ",".join(members[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
