@@ -104,6 +104,12 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def folder(text: str) -> Path:
+    """The value of a flag that names a folder. It is absolute: servers run in a folder of their
+    own, where a relative one is another."""
+    return Path(text).resolve()
+
+
 def add_server(made: argparse.ArgumentParser) -> None:
     """The flag that measures servers which already run, also on other machines."""
     made.add_argument(

@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
             help=f"some of {','.join(WAYS)} (default: all)",
         )  # fmt: skip
         command.add_argument(
-            "--directory", type=Path, default=Path(), metavar="DIR",
+            "--directory", type=options.folder, default=".", metavar="DIR",
             help="folder of the files, which are removed (default: this one)",
         )  # fmt: skip
         command.add_argument(

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "what a prefetch saves the first token", PRESETS)
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR",
+        "--directory", type=options.folder, default=".", metavar="DIR",
         help="a folder for the server's disk; written files are removed (default: this one)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 import argparse
 import socket
-from pathlib import Path
 
 from benchmarks.harness import options
 from benchmarks.six_systems import catalogue, launch
@@ -41,7 +40,7 @@ def parser(module: str) -> argparse.ArgumentParser:
         help="port for them to connect to (default: a free one)")  # fmt: skip
     add("--print-launch", action="store_true", help="print the commands of --hosts and end")
     options.add_resume(made)
-    add("--directory", type=Path, default=Path(), metavar="DIR",
+    add("--directory", type=options.folder, default=".", metavar="DIR",
         help="folder on the disk to measure; files are removed (default: this one)")  # fmt: skip
     return made
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine
+from benchmarks.harness import machine, options
 from benchmarks.six_systems import catalogue, latency
 from benchmarks.six_systems.clients import crowd
 from benchmarks.six_systems.systems import Sizes
@@ -110,7 +110,7 @@ def main() -> None:
     )
     parser.add_argument("--connect", required=True, metavar="HOST:PORT")
     parser.add_argument("--number", type=int, required=True)
-    parser.add_argument("--directory", type=Path, default=Path(), metavar="DIR")
+    parser.add_argument("--directory", type=options.folder, default=".", metavar="DIR")
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGHUP):  # the coordinator ends it, by its connection
         signal.signal(number, signal.SIG_IGN)

@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
         f"{', '.join(object_stores.NAMES)} (of S3, moto), or an address as s3://bucket or "
         "az://container, with that store's variables in the environment; with --server, the "
         "address of its bucket, of which reads without the server are measured too")  # fmt: skip
-    add("--directory", type=Path, default=Path(), metavar="DIR",
+    add("--directory", type=options.folder, default=".", metavar="DIR",
         help="with --bucket disk, a folder on that disk (default: this one)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
         help="emulate a storage behind the server: the mean time to read a block "

@@ -64,6 +64,9 @@ PATIENT = {
 
 PATIENCE_S = 60.0
 
+# For what takes several of an engine's prompts, which a busy host computes in ten seconds each.
+LONG_PATIENCE_S = 600.0
+
 
 class Cluster:
     """The server, the client a test asks it with, and the proxy the engines reach it by."""
@@ -138,8 +141,8 @@ def declared(client: RemoteClient, engine: "Engine | None" = None) -> str:
     return namespace
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -194,6 +197,12 @@ class Engine(VllmServer):
         yield counted
         for level, tokens in self.cached_by_level().items():
             counted[level] = tokens - before[level]
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load a LoRA adapter, which requests name as their model."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        with self._request("POST", "/v1/load_lora_adapter", body):
+            pass
 
     def tick(self) -> None:
         """Gauges move, and blocks are offered again, with an engine's steps."""
@@ -270,6 +279,7 @@ class QuickEngine(Engine):
             # Without a program of its own no process gets the OpenMP that vLLM binds to cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         }
         on_gpu = num_gpus() > 0  # CUDA and forks do not go together
         super().__init__(model, connector=connector, args=args, env={} if on_gpu else env, log=log)

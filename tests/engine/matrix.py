@@ -10,6 +10,7 @@ line of the vLLM that ran.
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 from cluster import (  # noqa: E402
     ENGINE_ARGS,
     ENGINE_BLOCKS,
+    LONG_PATIENCE_S,
     PATIENT,
     Engine,
     QuickEngine,
@@ -119,9 +121,7 @@ def _levels(kind: Kind, model: Path, folder: Path) -> Iterator[Found]:
     with GateProxy("tcp://127.0.0.1:1") as proxy, ExitStack() as stack:
         settings = connector(proxy.endpoint, transport="tcp", **PATIENT, **kind.settings)
         settings["kv_connector_extra_config"]["cpu_pool"] = "64MiB"
-        engine = stack.enter_context(
-            QuickEngine(model, connector=settings, args=args, log=folder / "engine.log")
-        )
+        engine = stack.enter_context(_engine(kind, model, settings, args, folder / "engine.log"))
         with _server(proxy, engine, kept, folder / "first.log") as (_, client):
             cold = engine.ask(prompt, ANSWER_TOKENS)
             own, tokens = engine.ask_from(prompt, ANSWER_TOKENS)
@@ -143,6 +143,17 @@ def _levels(kind: Kind, model: Path, folder: Path) -> Iterator[Found]:
                 found = tokens["server"] if hits else 0
                 yield Found(level, _verdict(answer, cold, own), found)
         shutil.rmtree(disk)
+
+
+def _engine(
+    kind: Kind, model: Path, settings: dict[str, Any], args: Sequence[str], log: Path
+) -> Engine:
+    if kind.ranks == 1:
+        return QuickEngine(model, connector=settings, args=[*args], log=log)
+    cores = sorted(os.sched_getaffinity(0))
+    bound = "|".join(str(cores[rank % len(cores)]) for rank in range(kind.ranks))
+    env = {"VLLM_CPU_OMP_THREADS_BIND": bound}
+    return Engine(model, connector=settings, args=[*args], env=env, log=log)
 
 
 @contextmanager
@@ -173,7 +184,7 @@ def _write_everything(engine: Engine, client: RemoteClient, prompt: list[int]) -
         counters = stats_of(client).counters
         return counters["bucket_packs_written"] + counters["bucket_packs_existed"] > 0
 
-    until(is_written, "packs are in the bucket")
+    until(is_written, "packs are in the bucket", LONG_PATIENCE_S)
     engine.leave_to_server()
 
 

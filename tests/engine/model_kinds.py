@@ -1,5 +1,6 @@
 """Small models with random weights, one for each kind of KV cache that vLLM knows."""
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -106,6 +107,29 @@ def _llama(path: Path, small: Path) -> Path:
     )  # fmt: skip
 
 
+def build_adapter(path: Path, seed: int, *, layers: int = 6, hidden: int = 256) -> Path:
+    """A LoRA adapter with random weights for the model `small`, that changes what it answers."""
+    import torch
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(layers):
+        for module, width in (("q_proj", hidden), ("v_proj", hidden // 2)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for part, shape in (("lora_A", (8, hidden)), ("lora_B", (width, 8))):
+                values = torch.randn(shape, generator=generator) * 0.1
+                weights[f"{name}.{part}.weight"] = values.to(torch.bfloat16)
+    save_file(weights, path / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none",
+        "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "small",
+    }  # fmt: skip
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return path
+
+
 class Kind(NamedTuple):
     """One kind of model, and how an engine starts with it."""
 
@@ -114,6 +138,9 @@ class Kind(NamedTuple):
     """Makes the model at a path, with the tokenizer of the small model; None is that model."""
     args: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
+    ranks: int = 1
+    """Workers of the engine, each with a core of its own."""
+
     keeps_prefix: bool = True
     """Whether every block of a prefix is found again, not only those at the ends of prompts."""
 
@@ -136,5 +163,7 @@ KINDS = {
         ("--speculative-config",
          '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'),
     ),
+    "two ranks": Kind("tensor parallel", None, ("--tensor-parallel-size", "2"), ranks=2),
+    "two stages": Kind("pipeline parallel", None, ("--pipeline-parallel-size", "2"), ranks=2),
     "fp8 KV cache": Kind("keys and values of 8 bits", None, ("--kv-cache-dtype", "fp8")),
 }  # fmt: skip

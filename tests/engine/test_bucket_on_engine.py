@@ -11,6 +11,7 @@ from cluster import (
     BLOCK,
     ENGINE_ARGS,
     ENGINE_BLOCKS,
+    LONG_PATIENCE_S,
     PATIENT,
     Cluster,
     Engine,
@@ -111,7 +112,7 @@ def lose_a_machine(
             counters = stats_of(client).counters
             return counters["bucket_packs_written"] + counters["bucket_packs_existed"] >= packs
 
-        until(are_written, f"{packs} packs are in the bucket")
+        until(are_written, f"{packs} packs are in the bucket", LONG_PATIENCE_S)
         engine.leave_to_server()
         server.stop(kill=True)
     shutil.rmtree(disk)

@@ -26,6 +26,7 @@ from cluster import (
     connector,
     running,
 )
+from model_kinds import build_adapter
 from test_exactness import are_bit_equal, wrong_of
 
 from examples.engine import Completion
@@ -243,6 +244,34 @@ def test_blocks_and_rows_of_any_size_come_back(
             pooled, tokens = engine.ask_from(prompt)
             assert tokens["pool"] == len(prompt) // row * row
             assert are_bit_equal(pooled, answer)
+
+
+def test_an_adapter_loaded_at_run_time_keeps_to_the_pool(
+    cluster: Cluster, model: Path, logs: Path, tmp_path: Path
+):
+    """Its name and path do not identify its weights on another host."""
+    adapter = build_adapter(tmp_path / "adapter", seed=3)
+    args = [*SMALL_ARGS, "--enable-lora", "--max-lora-rank", "8"]
+    given = connector(cluster.server.endpoint, **PATIENT)
+    prompt = prompt_tokens(320 + 3, seed=3450)
+    with QuickEngine(model, connector=given, args=args, log=logs / "lora.log") as engine:
+        engine.when_ready()
+        engine.load_adapter("mine", adapter)
+        base = engine.ask(prompt)
+        cold, tokens = engine.ask_from(prompt, model="mine")
+        assert not any(tokens.values())
+        assert not cold.agrees_with(base), "the adapter changes nothing"
+        engine.forget()
+        pooled, tokens = engine.ask_from(prompt, model="mine")
+        assert tokens["pool"] == 320
+        assert pooled.agrees_with(cold)
+        engine.leave_to_server()
+        again, tokens = engine.ask_from(prompt, model="mine")
+        assert not any(tokens.values())
+        assert again.agrees_with(cold)
+        answer, tokens = engine.ask_from(prompt)
+        assert tokens["server"] == 320
+        assert answer.agrees_with(base)
 
 
 def test_a_prompt_of_32k_tokens_comes_back_from_the_server(

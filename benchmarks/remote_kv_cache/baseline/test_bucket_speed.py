@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from benchmarks.harness import machine, options, table
 from benchmarks.harness.plot import Chart
@@ -97,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="calls at a time; a server's are always the default (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR",
+        "--directory", type=options.folder, default=".", metavar="DIR",
         help="a folder on the disk to measure; written files are removed (default: this one)",
     )  # fmt: skip
     return parser

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "as much",
     )  # fmt: skip
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR",
+        "--directory", type=options.folder, default=".", metavar="DIR",
         help="a folder on the disk to measure; written files are removed (default: this one)",
     )  # fmt: skip
     return parser

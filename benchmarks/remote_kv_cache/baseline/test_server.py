@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from benchmarks.harness import machine, options, peer_folder, table
 from benchmarks.harness.plot import Chart
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "of those of `fleet`, 16 times those of `link` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR",
+        "--directory", type=options.folder, default=".", metavar="DIR",
         help="a folder on the disk of `tiers`; written files are removed (default: this one)",
     )  # fmt: skip
     options.add_server(parser)
