@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from test_engine_canary import canaries
+from test_exactness import wrong_of
 
 from examples.tiny_model import prompt_tokens
 
@@ -18,13 +19,15 @@ HERE = Path(__file__).resolve().parent
 class TwoRanks(Engine):
     """With a core for each rank."""
 
-    def __init__(self, model: Path, settings: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self, model: Path, settings: dict[str, Any], log: Path, how: str = "--tensor-parallel-size"
+    ) -> None:
         cores = sorted(os.sched_getaffinity(0))
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         super().__init__(
             model,
             connector=settings,
-            args=[*ENGINE_ARGS, "--tensor-parallel-size", "2"],
+            args=[*ENGINE_ARGS, how, "2"],
             env={"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}", "PYTHONPATH": path},
             log=log,
         )
@@ -43,6 +46,23 @@ def test_the_canaries_of_both_ranks_pass_and_their_rows_come_back(
         answer, tokens = engine.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
         assert answer.agrees_with(cold)
+        assert engine.metric("kvferry_hook_errors_total") == 0
+
+
+def test_both_engines_of_one_address_find_what_either_has_computed(
+    cluster: Cluster, model: Path, logs: Path
+):
+    """Data parallel: each has a scheduler, a pool and a connection of its own."""
+    prompts = [prompt_tokens(640 + 3, seed=952 + number) for number in range(4)]
+    settings = connector(cluster.server.endpoint, **PATIENT)
+    with TwoRanks(model, settings, logs / "data.log", "--data-parallel-size") as engine:
+        engine.until(lambda: engine.metric("kvferry_server_ready") == 2, "both are connected")
+        cold = engine.ask_together(prompts)
+        engine.leave_to_server()
+        with engine.counting() as tokens:
+            answers = engine.ask_together(prompts)
+        assert tokens == {"engine": 0, "pool": 0, "server": len(prompts) * 640}
+        assert wrong_of(answers, cold) == []
         assert engine.metric("kvferry_hook_errors_total") == 0
 
 
