@@ -77,6 +77,7 @@ class Connector:
             "connector_metadata": with_received(NOTHING, {}),
             "kv_caches": {},
             "metadata": {(0, 0): MagicMock()},
+            "gpu_block_pool": MagicMock(),
         }
 
     def call(self, hook: str) -> Any:
