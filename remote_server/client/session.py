@@ -179,7 +179,7 @@ class Session:
     turned_away: str = ""
     """Why the server refuses the connection; empty when it does not, or gives no reason."""
     absent: bool = False
-    """An attempt to connect failed before any reply. Any thread may read it."""
+    """An attempt to connect failed, and no reply has come yet. Any thread may read it."""
 
     def __post_init__(self) -> None:
         self.breaker = Breaker(self.config)
@@ -281,7 +281,7 @@ class Session:
         if epoch == self.epoch:
             return Epoch.CURRENT
         if self.epoch is None:
-            self.epoch = epoch
+            self.epoch, self.absent = epoch, False
             return Epoch.CURRENT
         declared = self.declarations.values()
         if welcome or not declared:

@@ -71,11 +71,12 @@ def test_a_server_that_comes_later_is_found_without_help(make_client, unused_por
     client = make_client(unused_port, wait=False)
     eventually(lambda: caplog.records, "it is said that no server is there")
     assert_unavailable(client)
-    assert not client.ready
+    assert not client.ready and client.absent
     assert client.epoch is None
     with FakeServer(unused_port) as fake:
         eventually(lambda: client.ready)
         assert client.epoch == "epoch-1"
+        assert not client.absent, "requests are held while it gets to know another namespace"
         assert_works(client, fake)
     assert client.counters()["unavailable"] == 4
     said = [record.getMessage() for record in caplog.records]
