@@ -275,10 +275,11 @@ def test_a_run_without_a_subject_may_fail_and_never_passes(options: Options, lab
     assert all(label in chart.svg() for chart in drawn.values())
 
 
-def test_a_run_that_was_interrupted_never_passes() -> None:
-    """Ctrl-C after a second of two minutes gave a PASS."""
+@pytest.mark.parametrize("requests", [[request()], []], ids=["some answers", "no answer"])
+def test_a_run_that_was_interrupted_is_not_judged(requests: list[RequestSample]) -> None:
+    """Ctrl-C after a second of two minutes gave a PASS, and before the first answer a FAIL."""
     interrupted = documents.Run(
-        Options(), Record("…", "…"), "digest", samples=samples_of([request()], FAST),
+        Options(), Record("…", "…"), "digest", samples=samples_of(requests, FAST),
         interrupted=True,
     ).document()  # fmt: skip
     assert interrupted["verdict"]["passed"] is None
