@@ -228,15 +228,26 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 def tokens_by_level(metrics: Mapping[str, float]) -> dict[str, int]:
     """The value of `VllmServer.cached_by_level`, from the samples of its page."""
-    name = "vllm:prompt_tokens_cached_by_source_total"
+    cached = _by_label(metrics, "vllm:prompt_tokens_cached_by_source_total", "source")
+    if cached:
+        return {level: cached.get(source, 0) for level, source in CACHE_LEVELS.items()}
+    # vLLM 0.31 counts what came from below its own cache as one source.
+    sources = _by_label(metrics, "vllm:prompt_tokens_by_source_total", "source")
+    server = _by_label(metrics, "kvferry_reused_tokens_total", "level").get("server", 0)
+    below = sources.get("external_kv_transfer", 0)
     return {
-        level: sum(
-            int(value)
-            for sample, value in metrics.items()
-            if sample.startswith(name) and f'source="{source}"' in sample
-        )
-        for level, source in CACHE_LEVELS.items()
-    }
+        "engine": sources.get("local_cache_hit", 0), "pool": below - server, "server": server
+    }  # fmt: skip
+
+
+def _by_label(metrics: Mapping[str, float], name: str, label: str) -> dict[str, int]:
+    """The samples of one metric, summed by the value of one of their labels."""
+    found: dict[str, int] = {}
+    for sample, value in metrics.items():
+        if sample.startswith(name + "{"):
+            named = sample.partition(f'{label}="')[2].partition('"')[0]
+            found[named] = found.get(named, 0) + int(value)
+    return found
 
 
 def engine_environment() -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 __version__ = "0.1.0"
 
 # The vLLM release lines that the test suite runs against.
-TESTED_VLLM = ("0.32", "0.33")
+TESTED_VLLM = ("0.31", "0.32", "0.33")
 
 CONNECTOR = "KVFerryConnector"
 

@@ -46,7 +46,8 @@ from kv_connector.introduction import (
     with_report,
 )
 from kv_connector.metrics import (
-    Sources,
+    LEVELS,
+    REUSED_TOKENS,
     Traffic,
     tokens_before_windows,
     without_what_was_not_sent,
@@ -67,6 +68,7 @@ from kv_connector.spec import (
     refuse_incomplete_rows,
     refuse_without_shared_pool,
 )
+from kv_connector.vllm_features import COUNTS_LEVELS, Sources, sources_by_keys
 from kv_connector.weight_watch import WeightWatch, watch_of_caller
 from remote_server.errors import ConfigError
 
@@ -307,8 +309,20 @@ class KVFerryConnector(OffloadingConnector):
             self._resets.kept_back.allocated(request, blocks)
         if num_external_tokens:
             with guarded(self, "_count_admission"):
-                sources = self.get_external_cache_hit_sources(request, num_external_tokens)
+                sources = self._sources_of(request, num_external_tokens)
                 self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
+                if self._remote is not None:
+                    for source, level in LEVELS.items():
+                        self._remote.counters.count(REUSED_TOKENS, sources.get(source, 0), level)
+
+    def _sources_of(self, request: "Request", num_external_tokens: int) -> Sources:
+        if COUNTS_LEVELS:
+            return self.get_external_cache_hit_sources(request, num_external_tokens)
+        request_id = request.request_id
+        start = self.scheduler._req_status[request_id].num_locally_computed_tokens
+        keys = self._prefix_keys(request_id, start, start + num_external_tokens)
+        loaded = self._remote.loaded_keys(request_id) if self._remote is not None else ()
+        return sources_by_keys(num_external_tokens, keys, loaded)
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int

@@ -20,11 +20,12 @@ from vllm.v1.kv_offload.base import (
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kv_connector.vllm_features import CacheHitSource, Sources
 from remote_server.client import BreakerState
 
 HIT_BLOCKS = "kvferry_hit_blocks"
+REUSED_TOKENS = "kvferry_reused_tokens"
 MISSED_BLOCKS = "kvferry_missed_blocks"
 LOADED_BLOCKS = "kvferry_loaded_blocks"
 LOADED_BYTES = "kvferry_loaded_bytes"
@@ -75,6 +76,11 @@ _DURATIONS = (
 
 METRICS: dict[str, OffloadingMetricMetadata] = {
     HIT_BLOCKS: OffloadingCounterMetadata("Blocks that lookups found readable on the server."),
+    REUSED_TOKENS: OffloadingCounterMetadata(
+        "Prompt tokens of admitted requests that came from below the engine's own cache, by level: "
+        "the CPU `pool` or the `server`.",
+        ("level",),
+    ),
     MISSED_BLOCKS: OffloadingCounterMetadata(
         "Blocks that lookups answered as a miss, by reason.", ("reason",)
     ),
@@ -275,10 +281,6 @@ class TierCounters:
         return stats
 
 
-Sources = dict[CacheHitSource, int]
-"""Tokens by the level that supplied them."""
-
-
 def without_what_was_not_sent(sources: Sources, unsent: int) -> Sources:
     """`sources` with `unsent` tokens of the server counted as the engine's. The sum does not
     change: vLLM requires it."""
@@ -306,6 +308,9 @@ def tokens_before_windows(scheduler: Any, request_id: str, num_external_tokens: 
         reached = max(reached, min(last, end))
     return int(unsent + end - reached)
 
+
+LEVELS = {CacheHitSource.HOST: "pool", CacheHitSource.EXTERNAL_UNSPECIFIED: "server"}
+"""The labels of `REUSED_TOKENS`."""
 
 Totals = Mapping[tuple[str, str], int]
 

@@ -32,7 +32,6 @@ from vllm.v1.kv_offload.tiering.base import (
     SecondaryTierManager,
     TransferJob,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Recency
@@ -47,6 +46,7 @@ from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from kv_connector.server_watch import ServerWatch
 from kv_connector.tier_transfers import UNAVAILABLE, Transfers
 from kv_connector.transfer_ends import Ended
+from kv_connector.vllm_features import COUNTS_LEVELS, CacheHitSource
 from kv_connector.weight_epochs import WeightEpochs
 from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError
@@ -142,6 +142,8 @@ class RemoteTier(SecondaryTierManager):
         )
         self.lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
+        self._loaded: dict[str, set[OffloadKey]] = {}
+        """For a vLLM that does not keep where hits came from: the keys loaded for each request."""
         self._transfers = Transfers(
             self._client, self._rows, config, self.counters, patience, self.break_even.bucket, clock
         )
@@ -278,14 +280,22 @@ class RemoteTier(SecondaryTierManager):
         if states is not None:
             self._recency.used(keys, states)
 
+    def loaded_keys(self, request_id: str) -> Collection[OffloadKey]:
+        """The keys for which this request had a load. Only where vLLM does not keep them."""
+        return self._loaded.get(request_id, ())
+
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
+        self._loaded.pop(req_context.req_id, None)
         self.lookups.finished(req_context.req_id)
 
     # ── transfers ────────────────────────────────────────────────────────────────────────
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
+        if not COUNTS_LEVELS:
+            request_id = job_metadata.req_context.req_id
+            self._loaded.setdefault(request_id, set()).update(job_metadata.keys)
         share, left_s, places = self._known_of(job_metadata)
         self._transfers.load(
             self._namespace, job_metadata, places, bucket_share=share, budget_left_s=left_s

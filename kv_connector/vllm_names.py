@@ -47,7 +47,7 @@ vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
     OffloadingConnector.bind_connector_metadata .build_connector_worker_meta: HOOK
     OffloadingConnector.requires_piecewise_for_cudagraph .build_prom_metrics: HOOK
     OffloadingConnector.get_required_kvcache_layout: HOOK
-    OffloadingConnector.get_external_cache_hit_sources: tokens by level
+    ?OffloadingConnector.get_external_cache_hit_sources: tokens by level
 vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler
     OffloadingConnectorScheduler.manager: leads to the tiers, ours among them
     OffloadingConnectorScheduler.config: the groups of the KV cache
@@ -63,7 +63,8 @@ vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler
     GroupOffloadConfig.sliding_window_size_in_chunks: groups that hold all of a prefix
     GroupOffloadConfig.is_eagle_group: how many rows of a window a hit needs
     RequestOffloadState.group_states: the keys of a request's prefix
-    RequestOffloadState.num_locally_computed_tokens .load_key_ranges: tokens by level
+    RequestOffloadState.num_locally_computed_tokens: tokens by level
+    ?RequestOffloadState.load_key_ranges: tokens by level
     RequestGroupState.offload_keys: the keys of a request's prefix
 vllm.distributed.kv_transfer.kv_connector.v1.offloading.config
     get_offloading_group_ids: GEOMETRY
@@ -147,7 +148,7 @@ vllm.v1.kv_offload.base
 vllm.v1.kv_offload.tiering.base
     SecondaryTierManager.__init__(offloading_spec) .__init__(primary_kv_view): MADE
     SecondaryTierManager.__init__(tier_type) .__init__(backpressure_detector): MADE
-    SecondaryTierManager.cache_hit_source: the level of our tier's hits
+    ?SecondaryTierManager.cache_hit_source: the level of our tier's hits
     SecondaryTierManager.locality: the locality of our tier
     SecondaryTierManager.build_metric_definitions .get_stats: METRIC
     SecondaryTierManager.on_new_request .lookup .on_schedule_end .on_request_finished: TIER_HOOK
@@ -172,8 +173,8 @@ vllm.v1.kv_offload.config
     OffloadingParallelConfig.rank .world_size: GEOMETRY
     OffloadingParallelConfig.dcp_size: FACT
 vllm.v1.metrics.cache_hit_source
-    CacheHitSource.EXTERNAL_UNSPECIFIED: the level of our tier's hits
-    CacheHitSource.DEVICE: the level of tokens before a sliding window
+    ?CacheHitSource.EXTERNAL_UNSPECIFIED .HOST: the levels of hits below the engine
+    ?CacheHitSource.DEVICE: the level of tokens before a sliding window
 # ── the engine around it ────────────────────────────────────────────────────────────
 vllm.config
     VllmConfig.kv_transfer_config: our settings
@@ -258,6 +259,9 @@ def _read(table: str) -> tuple[dict[str, dict[str, str]], frozenset[str]]:
                 names[whole] = USES.get(use, use)
                 if line.strip().startswith("?"):
                     optional.add(f"{module}.{whole}")
+    for module, names in modules.items():
+        if all(f"{module}.{name}" in optional for name in names):
+            optional.add(module)  # the whole of it may be missing
     return modules, frozenset(optional)
 
 

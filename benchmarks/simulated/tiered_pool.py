@@ -24,9 +24,9 @@ from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
     TieringOffloadingManager,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector.remote_tier import RemoteTier
+from kv_connector.vllm_features import CacheHitSource
 from remote_server.client import SharedRegion
 
 MakeTier = Callable[[Any, memoryview], SecondaryTierManager]

@@ -16,6 +16,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import worker as offloading_worker
 from vllm.v1.kv_offload.base import CanonicalKVCacheTensor
 from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class Work:
@@ -146,4 +147,15 @@ def use_gpu(patch: pytest.MonkeyPatch, *, eager: bool = False) -> Gpu:
         return CanonicalKVCacheTensor(tensor.as_subclass(DeviceTensor), page_size_bytes)
 
     patch.setattr(offloading_worker, "CanonicalKVCacheTensor", on_device)
+
+    # vLLM 0.31 takes the device's number for the worker's rank.
+    create = TieringOffloadingSpec.create_worker
+
+    def create_worker(spec: Any, *args: Any) -> Any:
+        rank = spec.config.parallel.rank
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(torch.accelerator, "current_device_index", lambda: rank)
+            return create(spec, *args)
+
+    patch.setattr(TieringOffloadingSpec, "create_worker", create_worker)
     return gpu

@@ -6,6 +6,7 @@ part of a copy, bytes of another block and a block of old weights are recognized
 up.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -96,7 +97,9 @@ class ModellessRunner:
                     req_ids=list(output.num_scheduled_tokens),
                     num_tokens=output.total_num_scheduled_tokens,
                 )
-                self._second.pre_forward(output, batch)
+                before: Any = self._second.pre_forward
+                takes_batch = "input_batch" in inspect.signature(before).parameters  # not vLLM 0.31
+                before(output, batch) if takes_batch else before(output)
                 sampled = self._forward(output)
                 self._second.finish_forward()
                 told = self._second.post_forward(output.finished_req_ids)

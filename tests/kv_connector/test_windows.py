@@ -23,10 +23,11 @@ from scripted_client import ScriptedClient
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector.connector import KVFerryConnector
+from kv_connector.metrics import REUSED_TOKENS
 from kv_connector.pool_rows import windows_of
+from kv_connector.vllm_features import COUNTS_LEVELS, CacheHitSource, sources_by_keys
 from remote_server.protocol import MAX_WINDOW, KeyState, Stretch
 from remote_server.store.bucket.packs import packs_in
 
@@ -146,8 +147,9 @@ def sources_of(connector: KVFerryConnector, groups: Sequence[Layers]) -> dict[An
     assert tokens == SHORT * BLOCK
     blocks = KVCacheBlocks(tuple(blocks_of(next(iter(group.values()))) for group in groups))
     connector.update_state_after_alloc(request, blocks, tokens)
-    sources = connector.get_external_cache_hit_sources(request, tokens)
+    sources = connector._sources_of(request, tokens)
     assert sum(sources.values()) == tokens, "vLLM takes no other sum"
+    assert tier.counters.totals()[REUSED_TOKENS, "server"] == sources[SERVER]
     return sources
 
 
@@ -171,6 +173,7 @@ MODELS = {
 }
 
 
+@pytest.mark.skipif(not COUNTS_LEVELS, reason="vLLM 0.32 is the first to count by level")
 @pytest.mark.parametrize(("groups", "expected"), MODELS.values(), ids=list(MODELS))
 def test_only_what_was_loaded_counts_as_the_servers(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[Layers],
@@ -179,3 +182,25 @@ def test_only_what_was_loaded_counts_as_the_servers(
     with real_connector(model, tmp_path / "e", monkeypatch, groups, break_even=False) as made:
         found = sources_of(made, groups)
     assert found == {source: blocks * BLOCK for source, blocks in expected.items()}
+
+
+@pytest.mark.parametrize("groups", [groups for groups, _ in MODELS.values()], ids=list(MODELS))
+def test_where_vllm_does_not_know_the_level_of_a_hit_the_tier_does(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[Layers]
+):
+    for module in ("connector", "remote_tier"):
+        monkeypatch.setattr(f"kv_connector.{module}.COUNTS_LEVELS", False)
+    with real_connector(model, tmp_path / "e", monkeypatch, groups, break_even=False) as made:
+        found = sources_of(made, groups)
+        tier: Any = made._remote
+        assert tier.loaded_keys("r")
+        tier.on_request_finished(SimpleNamespace(req_id="r"))
+        assert not tier.loaded_keys("r")
+    assert found == {SERVER: SHORT * BLOCK}
+
+
+def test_tokens_are_shared_out_by_the_keys_that_were_loaded():
+    host = CacheHitSource.HOST
+    assert sources_by_keys(96, ["a", "b", "c"], {"b"}) == {SERVER: 32, host: 64}
+    assert sources_by_keys(96, ["a", "b", "c"], ()) == {host: 96}
+    assert sources_by_keys(96, [], {"w"}) == {SERVER: 96}

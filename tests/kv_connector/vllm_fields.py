@@ -105,6 +105,7 @@ _HARMLESS = {
         ),
         _DERIVED: (
             "user_specified_block_size is_attention_free effective_attention_block_size "
+            "user_specified_mamba_block_size "
             "hash_block_size cache_hit_alignment_tokens _block_size_resolved"
         ),
     },
@@ -130,6 +131,7 @@ _HARMLESS = {
             "enable_batch_sharded_sampling _allow_auto_resolve_cp_interleave_size"
         ),
         "methods for remote calls, beside the worker's own": "worker_extension_cls",
+        "vLLM 0.31 reads it nowhere": "sd_worker_cls",
     },
     "SchedulerConfig": {
         "which tokens are computed when: " + _ROUNDING: (
@@ -199,7 +201,7 @@ _HARMLESS = {
         "a check of requests": "allow_missing_mm_embeddings",
     },
     "ECTransferConfig": {
-        _PLACES: "engine_id ec_buffer_device ec_buffer_size ec_ip ec_port",
+        _PLACES: "engine_id ec_buffer_device ec_buffer_size ec_ip ec_port ec_rank ec_parallel_size",
         _DERIVED: "mm_encoder_output_widths",
     },
     "KVTransferConfig": {_PLACES: "*"},
@@ -221,9 +223,16 @@ HARMLESS: dict[str, ByName] = {kind: _by_name(each) for kind, each in _HARMLESS.
 OF_SOME_VERSIONS: dict[str, set[str]] = {
     "AttentionConfig": {
         *("trtllm_ragged_backend", "indexer_tp_shard_min_rows", "minimax_m3_indexer_cp"),
+        *("sparse_mla_prefill_workspace_factor", "tokenspeed_mla_min_split_kv"),
     },
-    "CacheConfig": {"simple_cpu_offload_num_blocks"},
-    "KernelConfig": {"monokernel"},
+    "CacheConfig": {
+        *("simple_cpu_offload_num_blocks", "cache_hit_alignment_tokens", "hash_block_size"),
+        "user_specified_mamba_block_size",
+    },
+    "ECTransferConfig": {"mm_encoder_output_widths", "ec_rank", "ec_parallel_size"},
+    "KernelConfig": {"monokernel", "enable_rocm_segmented_attn_autotune"},
+    "ModelConfig": {"sleep_mode_offload_cudagraph"},
+    "ParallelConfig": {"enable_hc_sp", "enable_shm_tensor_arena", "sd_worker_cls"},
     "SpeculativeConfig": {
         *("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k", "xpress_topc"),
         *("draft_lm_head_quantization", "disable_lookahead_block_hashes"),
@@ -232,7 +241,8 @@ OF_SOME_VERSIONS: dict[str, set[str]] = {
 }
 VARIABLES_OF_SOME_VERSIONS = {
     *("VLLM_ROCM_MUSE_MOE_ONLINE_QUANT", "VLLM_ROCM_MUSE_MOE_REDUCE_DTYPE"),
-    "VLLM_ROCM_USE_AITER_FP4_ASM_GEMM",
+    *("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4"),
+    "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE",
 }
 
 # Variables whose names sound as if they changed values or layouts.

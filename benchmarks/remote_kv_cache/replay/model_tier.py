@@ -11,10 +11,10 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from benchmarks.simulated.tiered_pool import MakeTier
 from kv_connector.pool_rows import PoolRows
+from kv_connector.vllm_features import CacheHitSource
 
 
 class Model(Protocol):

@@ -135,7 +135,7 @@ def test_doctor_shows_how_shared_memory_gets_huge_pages(tmp_path, setting, verdi
 
 @pytest.mark.parametrize(
     ("version", "verdict", "told"),
-    [("0.32.5", "ok", "0.32.5: tested"), ("0.31.0", "bad", "cannot run on vLLM 0.31.0: install"),
+    [("0.32.5", "ok", "0.32.5: tested"), ("0.30.0", "bad", "cannot run on vLLM 0.30.0: install"),
      ("", "ok", "none in this Python")],
 )  # fmt: skip
 def test_doctor_judges_the_vllm_of_this_python(tmp_path, monkeypatch, version, verdict, told):
