@@ -6,7 +6,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next matrix fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -54,6 +54,12 @@ other-vllm: $(READY) ## all tests of the connector on another vLLM, VLLM=0.33.0,
 
 vllm-next: ## the same on the newest supported vLLM
 	@$(MAKE) --no-print-directory other-vllm VLLM=0.33.0
+
+MATRIX_PYTHON = $(if $(filter command,$(firstword $(origin VLLM))),.venvs/$(VLLM)/bin/python,$(PYTHON_VENV))
+
+matrix: $(READY) ## every kind of model at every level, docs/compatibility.md; VLLM=0.33.0 for another vLLM
+	$(if $(filter .venvs/%,$(MATRIX_PYTHON)),@.ci/other-vllm $(VLLM))
+	$(MATRIX_PYTHON) tests/engine/matrix.py $(ARGS)
 
 AZURITE := .peers/azurite/node_modules/.bin/azurite-blob
 
