@@ -61,16 +61,23 @@ def tokens(prompt: list[int], **extra: Any) -> Ask:
 
 def embeddings(tokens: int, width: int) -> Ask:
     """The continuation of a prompt that is embeddings, without any token."""
+
+    def ask(engine: Engine) -> Completion:
+        body = {"prompt": None, "prompt_embeds": _encoded(tokens, width)}
+        return engine.complete([], ANSWER_TOKENS, extra=body)
+
+    return ask
+
+
+def _encoded(tokens: int, width: int) -> str:
+    """Random embeddings, equal each time, as vLLM takes them."""
     import torch
 
-    values = torch.randn(
-        tokens, width, generator=torch.Generator().manual_seed(5001), dtype=torch.float32
-    )
+    generator = torch.Generator().manual_seed(5001)
+    values = torch.randn(tokens, width, generator=generator) * 0.08
     file = io.BytesIO()
-    torch.save((values * 0.08).to(torch.bfloat16), file)
-    encoded = base64.b64encode(file.getvalue()).decode()
-    body = {"prompt": None, "prompt_embeds": encoded}
-    return lambda engine: engine.complete([], ANSWER_TOKENS, extra=body)
+    torch.save(values.to(torch.bfloat16), file)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def two_images(words: int) -> Ask:

@@ -74,8 +74,8 @@ def build_latent(path: Path, small: Path) -> Path:
     """MLA: one latent a token, of the size that vLLM's kernels for CPUs take."""
     return _save(
         path, small, "DeepseekV2ForCausalLM", "DeepseekV2Config",
-        num_hidden_layers=3, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=512,
-        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, first_k_dense_replace=3,
+        num_hidden_layers=4, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=512,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, first_k_dense_replace=4,
         n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=128,
         topk_method="greedy", n_group=1, topk_group=1,
     )  # fmt: skip

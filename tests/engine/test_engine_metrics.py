@@ -81,10 +81,14 @@ def test_every_token_of_a_preempted_prompt_has_one_source(engine: Engine):
         engine.ask(prompt, 1)
         engine.settle()
     engine.leave_to_server()
+    before, rounds = engine.metric("vllm:num_preemptions_total"), 0
     with moving(engine) as moved, engine.counting() as tokens:
-        engine.ask_together(prompts, 40)
-    assert moved["vllm:num_preemptions_total"] > 0
-    everything = sum(map(len, prompts))
+        # Some may end before the last ones have begun, where the server is slow.
+        while engine.metric("vllm:num_preemptions_total") == before:
+            rounds += 1
+            assert rounds <= 5, "none was preempted in any of five rounds"
+            engine.ask_together(prompts, 40)
+    everything = rounds * sum(map(len, prompts))
     assert moved["vllm:prompt_tokens_total"] == everything
     assert moved["vllm:prompt_tokens_by_source_total"] == everything
     assert moved["vllm:prompt_tokens_cached_total"] == sum(tokens.values()) <= everything
