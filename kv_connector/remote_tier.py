@@ -293,9 +293,6 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
-        if not COUNTS_LEVELS:
-            request_id = job_metadata.req_context.req_id
-            self._loaded.setdefault(request_id, set()).update(job_metadata.keys)
         share, left_s, places = self._known_of(job_metadata)
         self._transfers.load(
             self._namespace, job_metadata, places, bucket_share=share, budget_left_s=left_s
@@ -304,6 +301,8 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: (0.0, inf, NO_PLACES))
     def _known_of(self, job: TransferJob) -> tuple[float, float, Places]:
         context = job.req_context
+        if not COUNTS_LEVELS:
+            self._loaded.setdefault(context.req_id, set()).update(job.keys)
         share = self.lookups.bucket_share(context.req_id, job.keys)
         anchors = self.lookups.anchors_of(context)
         self._backfill.hot.load_began(job.job_id, anchors)

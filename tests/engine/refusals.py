@@ -82,7 +82,7 @@ def refuse(name: str, case: Case, small: Path, folder: Path) -> Refused:
             return Refused(name, "", loaded=True)
     except StartFailed:
         text = log.read_text(errors="replace")
-    found = re.search(rf"Error: (.*{re.escape(case.sentence)}.*)$", text, re.M)
+    found = re.search(rf"ConfigError: (.*{re.escape(case.sentence)}.*)$", text, re.M)
     sentence = re.sub(r"/dev/shm/\S+", "/dev/shm/…", found[1]) if found else ""
     return Refused(name, sentence, "Loading weights took" in text)
 
