@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model_kinds import KINDS, PROMPT_TOKENS
+from model_kinds import ALONE, KINDS, PROMPT_TOKENS
 from refusals import CASES, Refused
 
 RECORDS = Path(__file__).resolve().parent / "compatibility"
@@ -33,18 +33,22 @@ class Result(NamedTuple):
     """One kind: what was found at each level, or why no engine ran."""
 
     kind: str
-    about: str
     levels: Sequence[Found]
     refused: str
     seconds: float
 
 
 def is_bad(result: Result) -> bool:
-    absent = KINDS[result.kind].absent
+    """Whether an answer is wrong, or comes from elsewhere than it should, or no engine ran where
+    vLLM can run one."""
+    kind = KINDS[result.kind]
+    if result.refused:
+        return ALONE not in kind.vllm_cannot
     return any(
-        each.verdict.startswith(WRONG) or bool(each.tokens) == (each.level in absent)
+        each.level not in kind.vllm_cannot
+        if each.refused
+        else each.verdict.startswith(WRONG) or bool(each.tokens) == (each.level in kind.absent)
         for each in result.levels
-        if not each.refused
     )
 
 
@@ -150,14 +154,14 @@ def _cells(kind: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
         if column in by_level:
             yield _cell(kind["kind"], **by_level[column])
         elif column == columns[0]:
-            yield f"not started: {kind['refused']}"
+            yield f"does not run: {kind['refused']}"
         else:
             yield ""
 
 
 def _cell(kind: str, level: str, verdict: str, tokens: int, refused: str) -> str:
     if refused:
-        return f"not started: {refused}"
+        return f"does not run: {refused}"
     if level in KINDS[kind].absent and not tokens:
         return f"computed: {KINDS[kind].absent[level]}"
     return f"{tokens:,}" + ("" if verdict == WORKS else f" ({verdict})")

@@ -94,7 +94,7 @@ def run(name: str, kind: Kind, small: Path, folder: Path, ways: Sequence[str] = 
         refused = why(folder)
     else:
         levels += [_with_two_workers(way, kind, path, folder) for way in ways]
-    return Result(name, kind.about, levels, refused, round(time.monotonic() - began, 1))
+    return Result(name, levels, refused, round(time.monotonic() - began, 1))
 
 
 def why(folder: Path) -> str:
@@ -209,7 +209,8 @@ def found_in(
     with engine.counting() as tokens:
         answer = kind.ask(engine)
     word = {"equal": WORKS, "tied": TIED, "wrong": WRONG}[answer.compared_with(cold)]
-    if word == WRONG and (own is None or answer.compared_with(own) == "equal"):
+    is_vllms = level == "engine" or (own is not None and answer.compared_with(own) == "equal")
+    if word == WRONG and is_vllms:
         word = AS_VLLM
     return Asked(answer, Found(level, word, tokens[level]))
 

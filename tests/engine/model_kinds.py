@@ -20,6 +20,8 @@ PROMPT_TOKENS = 2 * MAX_PACK_TOKENS + 100
 Build = Callable[[Path, Path], Path]
 """Makes a model at a path, with the tokenizer of the small model at the other."""
 
+ALONE = "one worker"
+
 ALIGNED = ("--mamba-cache-mode", "align")
 
 
@@ -50,6 +52,9 @@ class Kind(NamedTuple):
     absent: Mapping[str, str] = {}
     """Levels from which nothing comes, by design, and why."""
 
+    vllm_cannot: tuple[str, ...] = ()
+    """Numbers of workers with which vLLM itself does not run it on a CPU."""
+
 
 def _with_adapter(path: Path, small: Path) -> Path:
     build_adapter(path.parent / "adapter", seed=3)
@@ -69,19 +74,21 @@ KINDS = {
         ("--num-gpu-blocks-override", str(3 * ENGINE_BLOCKS)),
     ),
     "attention sinks": Kind(
-        "sinks, windows and experts (gpt-oss)", build.build_sinks, windows=True
+        "sinks, windows and experts (gpt-oss)", build.build_sinks, windows=True,
+        vllm_cannot=("DP 2",),
     ),
     "MLA": Kind("one latent a token (DeepSeek V2)", build.build_latent),
     "gated delta": Kind(
         "recurrent states beside attention (Qwen3-Next)", build.build_gated_delta, ALIGNED,
+        vllm_cannot=("PP 2", "DP 2"),
     ),
     "state space hybrid": Kind(
         "recurrent states and attention in each layer (Falcon-H1)",
-        build.build_state_space_hybrid, ALIGNED,
+        build.build_state_space_hybrid, ALIGNED, vllm_cannot=(ALONE,),
     ),
     "state space": Kind(
         "recurrent states alone (Mamba 2)", build.build_state_space,
-        (*ALIGNED, "--enable-prefix-caching", "--mamba-block-size", "256"),
+        (*ALIGNED, "--enable-prefix-caching", "--mamba-block-size", "256"), vllm_cannot=(ALONE,),
     ),
     "short convolution": Kind(
         "small states beside attention (LFM2)", build.build_convolution, ALIGNED,
@@ -125,5 +132,6 @@ KINDS = {
     "encoder and decoder": Kind(
         "attention to what an encoder made (Whisper)", build.build_encoder_decoder,
         ("--max-model-len", "448", "--max-num-batched-tokens", "2048"), is_model=False,
+        vllm_cannot=(ALONE,),
     ),
 }  # fmt: skip
