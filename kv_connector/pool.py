@@ -103,10 +103,15 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
         raise ConfigError(_closed(path, str(error.strerror))) from error
     if found != pool_bytes:
         raise ConfigError(
-            f"the CPU pool at {path} has {found} bytes, and this process needs {pool_bytes}: the "
-            "workers of this engine have unequal parts of the KV cache, which kvferry does not "
-            "support; give every pipeline stage the same number of layers"
+            f"the CPU pool at {path} has {found} bytes, and this process needs {pool_bytes}: "
+            f"{_UNEQUAL_PARTS}. Two connectors of kvferry in one engine are not supported either"
         )
+
+
+_UNEQUAL_PARTS = (
+    "the workers of this engine have unequal parts of the KV cache, which kvferry does not "
+    "support; give every pipeline stage the same number of layers"
+)
 
 
 def _closed(path: Path, why: str) -> str:
@@ -192,15 +197,12 @@ class Place(NamedTuple):
     start: int
     """Offset of the part in the row."""
     num_bytes: int
-    is_shared: bool
-    """Whether all workers share this part."""
 
     @property
     def mark_at(self) -> int:
-        """Offset of this worker's mark in the pool: the start of its part, or its slot in a shared
-        part."""
-        slot = self.rank * MARK_BYTES if self.is_shared else 0
-        return self.num_rows // 2 * self.stride + self.start + slot
+        """Offset of this worker's mark: its slot behind the middle of the pool, where it is found
+        however this worker lays out the rows."""
+        return self.num_rows * self.stride // 2 + self.rank * MARK_BYTES
 
 
 def pool_file_of(fd: int) -> PoolFile:
@@ -210,26 +212,40 @@ def pool_file_of(fd: int) -> PoolFile:
 
 
 def leave_mark(pool: memoryview, place: Place, engine: str) -> None:
-    """Write this worker's mark to `pool`, all of it as bytes, before any row is in use."""
-    pool[place.mark_at : place.mark_at + MARK_BYTES] = _mark(place, engine)
+    """Write this worker's mark to `pool`, all of it as bytes, before any row is in use. Raises
+    `ConfigError` if this worker has left one: its engine has two connectors of kvferry."""
+    if _owner(pool[_slot(place)]) == _owner(_mark(place, engine)):
+        raise ConfigError(
+            f"worker {place.rank} uses this CPU pool already: an engine can have one connector of "
+            "kvferry, and this one has two; remove one"
+        )
+    pool[_slot(place)] = _mark(place, engine)
 
 
 def take_marks(pool: memoryview, places: Sequence[Place], engine: str) -> None:
     """Check the mark of every worker, then zero the marks: an unused row holds zeros. Raises
     `ConfigError` with the workers whose marks are missing or differ."""
-    reasons = []
+    marks = [bytes(pool[_slot(place)]) for place in places]
     for place in places:
-        found = bytes(pool[place.mark_at : place.mark_at + MARK_BYTES])
-        if (reason := _why_not(found, place, engine)) is not None:
-            reasons.append(f"worker {place.rank} {reason}")
-    for place in places:
-        pool[place.mark_at : place.mark_at + MARK_BYTES] = bytes(MARK_BYTES)
-    if reasons:
+        pool[_slot(place)] = bytes(MARK_BYTES)
+    absent, unequal = [], []
+    for place, mark in zip(places, marks, strict=True):
+        if _owner(mark) != _owner(_mark(place, engine)):
+            absent.append(f"worker {place.rank} {_whose(mark)}")
+        elif mark != _mark(place, engine):
+            unequal.append(f"worker {place.rank} {_layout(mark, place)}")
+    if absent:
         raise ConfigError(
-            f"the scheduler's CPU pool is not the one that its workers use: {'; '.join(reasons)}. "
+            f"the scheduler's CPU pool is not the one that its workers use: {'; '.join(absent)}. "
             "Scheduler and workers must run on one host, the workers as children of the engine "
             "core"
         )
+    if unequal:
+        raise ConfigError(f"{'; '.join(unequal)}: {_UNEQUAL_PARTS}")
+
+
+def _slot(place: Place) -> slice:
+    return slice(place.mark_at, place.mark_at + MARK_BYTES)
 
 
 def _mark(place: Place, engine: str) -> bytes:
@@ -239,19 +255,24 @@ def _mark(place: Place, engine: str) -> bytes:
     )
 
 
-def _why_not(found: bytes, place: Place, engine: str) -> str | None:
-    expected = _mark(place, engine)
-    if found == expected:
-        return None
-    magic, name, rank, num_rows, stride, start, num_bytes = _MARK.unpack(found)
+def _owner(mark: bytes | memoryview) -> tuple[bytes, bytes, int]:
+    magic, name, rank, *_ = _MARK.unpack(mark)
+    return magic, name, rank
+
+
+def _whose(mark: bytes) -> str:
+    magic, _, rank = _owner(mark)
     if magic != _MAGIC:
         return "left no mark in it"
-    if (name, rank) != _MARK.unpack(expected)[1:3]:
-        return f"has the mark of worker {rank} of another engine"
+    return f"has the mark of worker {rank} of another engine"
+
+
+def _layout(mark: bytes, expected: Place) -> str:
+    *_, num_rows, stride, start, num_bytes = _MARK.unpack(mark)
     return (
         f"has {num_bytes} bytes from {start} of each of {num_rows} rows, {stride} bytes apart, "
-        f"where the scheduler expects {place.num_bytes} from {place.start} of {place.num_rows} "
-        f"rows, {place.stride} bytes apart"
+        f"where the scheduler expects {expected.num_bytes} from {expected.start} of "
+        f"{expected.num_rows} rows, {expected.stride} bytes apart"
     )
 
 

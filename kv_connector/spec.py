@@ -147,7 +147,6 @@ class FerrySpec(TieringOffloadingSpec):
             stride=self.kv_bytes_per_chunk,
             start=0 if is_shared else rank * self.cpu_page_size_per_worker,
             num_bytes=self.cpu_page_size_per_worker,
-            is_shared=is_shared,
         )
 
     @property

@@ -40,9 +40,9 @@ CASES = {
     "keys that differ by process": Case(
         "makes different keys in every process", ("--prefix-caching-hash-algo", "xxhash")
     ),
-    "two connectors of kvferry": Case("no worker of this engine has made one", in_multi=True),
+    "two connectors of kvferry": Case("an engine can have one connector of kvferry", in_multi=True),
     "pipeline stages with unequal layers": Case(
-        "the scheduler's CPU pool is not the one that its workers use",
+        "give every pipeline stage the same number of layers",
         ("--pipeline-parallel-size", "2"),
         env={"VLLM_PP_LAYER_PARTITION": "2,4"},
     ),

@@ -60,7 +60,7 @@ class Host:
         self.made += 1
         memory = self.region.memory
         part = Part(
-            memory.view, memory.fd, Place(0, ROWS, STRIDE, self.start, self.num_bytes, False),
+            memory.view, memory.fd, Place(0, ROWS, STRIDE, self.start, self.num_bytes),
             block_bytes=self.num_bytes * 2,
         )  # fmt: skip
         return Fixture(self.worker, self.kv_caches, part, self.blocks_per_row)

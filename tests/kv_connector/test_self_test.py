@@ -226,7 +226,7 @@ def share_rows(hosts: list[Host]) -> list[Callable[[], Fixture]]:
     def stage_of(turn: int) -> Callable[[], Fixture]:
         host = hosts[turn]
         part = Part(
-            memory.view, memory.fd, Place(0, ROWS, STRIDE, 0, host.num_bytes, True),
+            memory.view, memory.fd, Place(0, ROWS, STRIDE, 0, host.num_bytes),
             block_bytes=host.num_bytes,
         )  # fmt: skip
         return lambda: Fixture(

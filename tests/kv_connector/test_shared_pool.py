@@ -157,8 +157,23 @@ def test_a_worker_that_lays_its_part_elsewhere_stops_the_start(pool: str, starte
     """Rows of one size whose parts differ: one worker would write into the other's."""
     started(spec_of(pool, 0))
     started(spec_of(pool, 1, page=PAGE - 64))
-    with pytest.raises(ConfigError, match=f"worker 1 (left no mark|has {PAGE - 64} bytes)"):
+    with pytest.raises(ConfigError, match=f"worker 1 has {PAGE - 64} bytes .* unequal parts"):
         spec_of(pool).get_manager()
+
+
+def test_stages_of_unequal_layers_in_pools_of_one_size_are_named(pool: str, started: Start):
+    """Rows of another size in a pool of the same: a mark in the worker's own row was not found."""
+    started(spec_of(pool, 0))
+    started(spec_of(pool, 1, page=2 * PAGE))  # three rows of 8 KiB, where there are six of 4 KiB
+    with pytest.raises(ConfigError, match=r"worker 1 has 4096 bytes .* unequal parts .* layers"):
+        spec_of(pool).get_manager()
+
+
+def test_two_connectors_in_one_engine_are_named(pool: str, started: Start):
+    """`MultiConnector` makes both in one process, and their pools have one name."""
+    started(spec_of(pool, 0))
+    with pytest.raises(ConfigError, match=r"worker 0 uses this CPU pool already: .* one connector"):
+        started(spec_of(pool, 0))
 
 
 def test_workers_that_need_pools_of_different_sizes_stop_at_once(pool: str, started: Start):
