@@ -75,8 +75,13 @@ WAYS = {
         ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
         {"VLLM_USE_AOT_COMPILE": "0"},
     ),
-    # Adapters at run time need one process for the API.
-    "DP 2": Way(("--data-parallel-size", "2"), {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}, 2),
+    # Adapters at run time need one process for the API. Since 0.33 each engine wants a memory node
+    # of its own, which a host may lack; with this variable, whatever its value, it takes any.
+    "DP 2": Way(
+        ("--data-parallel-size", "2"),
+        {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0", "VLLM_CPU_SIM_MULTI_NUMA": "0"},
+        2,
+    ),
 }
 
 READY = "kvferry_server_ready"
