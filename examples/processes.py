@@ -83,6 +83,13 @@ class LoggedProcess:
         self._scratch = ""
         self._process: subprocess.Popen[bytes] | None = None
 
+    def _environment(self) -> dict[str, str]:
+        """The program runs in this process's folder, where relative paths have their meaning, and
+        finds this repository's modules from there."""
+        paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        places = {"TMPDIR": self._scratch, "PYTHONPATH": os.pathsep.join(paths)}
+        return {**os.environ, **places, **self.env}
+
     def is_ready(self) -> bool:
         """Called several times a second while starting."""
         raise NotImplementedError
@@ -97,8 +104,7 @@ class LoggedProcess:
             with self.log.open("ab") as log, signals_held():
                 self._process = subprocess.Popen(
                     self.command,
-                    cwd=REPOSITORY,
-                    env={**os.environ, "TMPDIR": self._scratch, **self.env},
+                    env=self._environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

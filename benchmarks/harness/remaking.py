@@ -35,6 +35,10 @@ _INTERRUPTED = 130
 _CANNOT = 2
 
 
+OUTPUT = "output.txt"
+"""What the commands print, in the folder where they run."""
+
+
 class Outcome(NamedTuple):
     """What became of one record."""
 
@@ -97,7 +101,8 @@ class Remaking(NamedTuple):
         if status == _INTERRUPTED:
             raise KeyboardInterrupt
         if status == _CANNOT or not new.exists():
-            return Outcome(file.stem, f"not made: its command ended with {status}")
+            output = self.folder / OUTPUT
+            return Outcome(file.stem, f"not made: its command ended with {status}; see {output}")
         made = Record.read(new)
         if made.interrupted:
             return Outcome(file.stem, "not made: it was interrupted")
@@ -148,7 +153,7 @@ def _run(words: Sequence[str], folder: Path) -> int:
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with (
-        (folder / "output.txt").open("a") as output,
+        (folder / OUTPUT).open("a") as output,
         subprocess.Popen(
             words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
         ) as run,

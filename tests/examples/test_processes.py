@@ -126,3 +126,13 @@ def test_a_signal_right_after_a_start_ends_the_program(
     with pytest.raises(KeyboardInterrupt), demo.started("the script", script):
         pass
     assert not script.running
+
+
+def test_a_relative_path_means_the_same_to_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of models is named so, and was another one in the engine's process."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").write_text("ready")
+    with Script("cat here; python3 -c 'import examples.processes' && exec sleep 100") as script:
+        assert "ready" in script.log.read_text()
