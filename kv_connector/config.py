@@ -94,6 +94,10 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     break_even: bool = True
     """Compute a prefix when recent measurements show that loading it would take longer."""
 
+    kv_events: bool = False
+    """Events of the servers' blocks among those that `--kv-events-config` publishes to routers, and
+    the tokens and hashes of every block that enters the CPU pool."""
+
     def __post_init__(self) -> None:
         if self.server is not None:
             read_list(self.server)
@@ -143,6 +147,7 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "blocks_per_chunk": self.blocks_per_row,
             "eviction_policy": self.eviction,
             "offload_prompt_only": not self.store_answers,
+            "self_describing_kv_events": self.kv_events,
             "secondary_tiers": [],
         }
         if self.server is not None:
@@ -242,6 +247,15 @@ def with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "Vllm
     assert translated.kv_transfer_config is not None
     translated.kv_transfer_config.kv_connector_extra_config = extra
     return translated
+
+
+def refuse_unpublished_events(config: RemoteConfig, *, published: bool) -> None:
+    """Raise `ConfigError` for `kv_events` in an engine that publishes no events."""
+    if config.kv_events and not published:
+        raise ConfigError(
+            "kv_events: this engine publishes no events; add --kv-events-config "
+            '\'{"enable_kv_cache_events": true, "publisher": "zmq"}\', or remove the setting'
+        )
 
 
 def refuse_weak_hashes(algorithm: str, server: str | Sequence[str] | None) -> None:

@@ -18,6 +18,7 @@ LABELS = (
     "kvferry_window",
     "kvferry_integrity",
     "kvferry_break_even",
+    "kvferry_kv_events",
 )
 
 _MOST_NAMED = 4
@@ -41,6 +42,7 @@ def config_info(
         config.window,
         config.integrity,
         config.break_even,
+        config.kv_events,
     )
     return dict(zip(LABELS, given, strict=True))
 

@@ -30,6 +30,7 @@ from kv_connector.config import (
     keep_to_engine,
     keep_to_pool,
     read_config,
+    refuse_unpublished_events,
     refuse_weak_hashes,
     settings_of,
     with_extra_config,
@@ -71,6 +72,7 @@ from kv_connector.spec import (
 from kv_connector.vllm_features import COUNTS_LEVELS, Sources, sources_by_keys
 from kv_connector.weight_watch import WeightWatch, watch_of_caller
 from remote_server.errors import ConfigError
+from remote_server.prompt_keys import recipe_text
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -111,6 +113,9 @@ class KVFerryConnector(OffloadingConnector):
         extra[POOL_NAME_KEY] = pool_name_of(vllm_config, in_worker=in_worker)
         if not in_worker:
             log_versions()
+            events = vllm_config.kv_events_config
+            published = events is not None and events.enable_kv_cache_events
+            refuse_unpublished_events(self._config, published=published)
             refuse_weak_hashes(
                 vllm_config.cache_config.prefix_caching_hash_algo, self._config.server
             )
@@ -155,8 +160,20 @@ class KVFerryConnector(OffloadingConnector):
     def _introduce(self, remote: RemoteTier) -> Introduction:
         facts, not_known = namespace.engine_facts(self._engine_config, self._engine_cache)
         facts["user"] = self._config.namespace
+        with guarded(self, "_declare_keys"):
+            facts |= self._how_keys_are_made()
         label = namespace.label_of(self._engine_config, self._config.namespace)
         return Introduction(remote, self._reports, label, facts, not_known)
+
+    def _how_keys_are_made(self) -> dict[str, str]:
+        """For a router that has a prompt's tokens: the groups whose blocks a prefix consists of."""
+        config = self.scheduler.config
+        whole = {
+            group.group_idx: group.tokens_per_chunk
+            for group in config.kv_group_configs
+            if group.sliding_window_size_in_chunks is None
+        }
+        return {"key_tokens": recipe_text(config.tokens_per_hash, whole)} if whole else {}
 
     # ── worker → scheduler ───────────────────────────────────────────────────────────────
 

@@ -58,7 +58,9 @@ class Lookups:
         break_even: BreakEven,
         patience: Patience,
         clock: Callable[[], float] = time.monotonic,
+        on_absent: Callable[[list[bytes]], None] | None = None,
     ) -> None:
+        """`on_absent` is called with the keys that a reply found absent."""
         self._client = client
         self._rows = rows
         self._patience = patience
@@ -78,7 +80,9 @@ class Lookups:
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
         self.breaker = LookupBreaker(clock)
-        self._queries = Queries(client, counters, break_even.link, patience, clock, self.breaker)
+        self._queries = Queries(
+            client, counters, break_even.link, patience, clock, self.breaker, on_absent
+        )
         self._num_hits = 0
         """Added to the counter at the end of the step, to take its lock once."""
         self._hits_of_step: set[bytes] = set()

@@ -15,7 +15,7 @@ from kv_connector.speeds import LinkSpeed
 from remote_server.client import Anchors, CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found, Stretch
+from remote_server.protocol import Found, KeyState, Stretch
 
 # Limit on keys in open queries, over all requests: a server answers so many in half the default
 # deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
@@ -35,6 +35,8 @@ class Queries:
     patience: Patience
     clock: Callable[[], float]
     breaker: LookupBreaker
+    on_absent: Callable[[list[bytes]], None] | None = None
+    """Called with the keys that a reply found absent."""
     answers: deque[Answer] = field(default_factory=deque)
     probe_key: bytes | None = None
     """The key for the next probe, a lookup that no request waits for: one of the last late lookup,
@@ -103,6 +105,9 @@ class Queries:
                 if kind is not Kind.LATE:
                     self._keys_under_way -= len(keys)
                 wait.take(answer)
+            if self.on_absent is not None and answer.states is not None:
+                states = zip(keys, answer.states, strict=True)
+                self.on_absent([key for key, state in states if state == KeyState.ABSENT])
 
     def _learn(self, answer: Answer) -> None:
         """Record the round trip, if it ended by a reply or by its deadline."""

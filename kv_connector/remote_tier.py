@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
+    OffloadingEvent,
     OffloadingMetricMetadata,
     OffloadKey,
     ReqContext,
@@ -36,13 +37,20 @@ from vllm.v1.kv_offload.tiering.base import (
 from kv_connector import guarded, kept_from_engine, metrics, never_raises
 from kv_connector.backfill import Backfill, Recency
 from kv_connector.break_even import BreakEven
-from kv_connector.config import RemoteConfig, bypass_of, client_for, read_config
+from kv_connector.config import (
+    RemoteConfig,
+    bypass_of,
+    client_for,
+    read_config,
+    refuse_unpublished_events,
+)
 from kv_connector.config_info import LABELS, config_info
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
 from kv_connector.patience import Patience
 from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
+from kv_connector.server_events import ServerEvents
 from kv_connector.server_watch import ServerWatch
 from kv_connector.tier_transfers import UNAVAILABLE, Transfers
 from kv_connector.transfer_ends import Ended
@@ -109,6 +117,9 @@ class RemoteTier(SecondaryTierManager):
         config = read_config(RemoteConfig, settings, "secondary_tiers entry RemoteTier")
         if config.server is None:
             raise ConfigError("RemoteTier: set 'server', the cache server's tcp://host:port")
+        if config.kv_events:
+            published = offloading_spec.kv_events_config.enable_kv_cache_events
+            refuse_unpublished_events(config, published=published)
         self.locality = Locality.REMOTE
         self._config = config
         self.counters = TierCounters()
@@ -137,9 +148,11 @@ class RemoteTier(SecondaryTierManager):
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
         patience = Patience(config, self.break_even.engine, self.break_even.link)
+        self._events = ServerEvents() if config.kv_events else None
         self.lookups = Lookups(
-            self._client, self._rows, self.counters, self.break_even, patience, clock
-        )
+            self._client, self._rows, self.counters, self.break_even, patience, clock,
+            on_absent=self._events.gone if self._events is not None else None,
+        )  # fmt: skip
         self.lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._loaded: dict[str, set[OffloadKey]] = {}
@@ -189,6 +202,8 @@ class RemoteTier(SecondaryTierManager):
         self._namespace = None
         self.lookups.hold_nothing()
         self._client.close()
+        if self._events is not None:
+            self._events.forget()
 
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
@@ -219,6 +234,8 @@ class RemoteTier(SecondaryTierManager):
         self.lookups.forget_answers()
         self._recency.forget()
         self._backfill.forget()
+        if self._events is not None:
+            self._events.forget()
 
     # ── lookup ───────────────────────────────────────────────────────────────────────────
 
@@ -357,7 +374,11 @@ class RemoteTier(SecondaryTierManager):
                 self.break_even.server_took(*part)
         is_ours = ended.namespace == self._namespace
         ended = self.watch.sorted_out(ended) if is_ours else ended.of_another_namespace()
-        self._backfill.ended(ended, self.watch.holders_of(ended.held))
+        holders = self.watch.holders_of(ended.held)
+        self._backfill.ended(ended, holders)
+        if self._events is not None:
+            self._events.gone(ended.gone)
+            self._events.held(ended.held, holders)
 
     # ── backfill ─────────────────────────────────────────────────────────────────────────
 
@@ -373,6 +394,8 @@ class RemoteTier(SecondaryTierManager):
             self._backfill.server_came_back()
         for name in (*news.left, *news.restarted):
             self._backfill.server_restarted(name)
+            if self._events is not None:
+                self._events.server_lost(name)
         if news.restarted and self._namespace is not None:
             look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
         ready = self._client.ready
@@ -415,7 +438,12 @@ class RemoteTier(SecondaryTierManager):
         finally:
             self._rows.release()
 
-    # ── what it counted ──────────────────────────────────────────────────────────────────
+    # ── what it reports ──────────────────────────────────────────────────────────────────
+
+    @never_raises(tuple[OffloadingEvent, ...])
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """The events of the servers' blocks since the last call; none without `kv_events`."""
+        return () if self._events is None else self._events.take()
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:

@@ -226,6 +226,7 @@ class Transfers:
             )  # fmt: skip
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
+            outcomes = zip(keys, got.outcomes, strict=True)
             link_s = ended_s - max(started_s, self._last_load_ended_s)
             parts = self._parts.ended(got.parts, self.client.names, started_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
@@ -243,6 +244,7 @@ class Transfers:
                 begun._replace(
                     result=result,
                     lost=lost,
+                    gone=[key for key, outcome in outcomes if outcome is GetOutcome.MISS],
                     held=landed,
                     link_s=link_s if served else None,
                     parts=parts if served else (),

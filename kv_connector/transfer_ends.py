@@ -37,6 +37,9 @@ class Ended(NamedTuple):
     lost: Sequence[OffloadKey] = ()
     """Keys whose load failed."""
 
+    gone: Sequence[OffloadKey] = ()
+    """Those of `lost` that the server does not hold."""
+
     held: Sequence[OffloadKey] = ()
     """Keys that the servers hold, each in its boot of `servers`."""
 
@@ -68,7 +71,7 @@ class Ended(NamedTuple):
 
     def of_another_namespace(self) -> "Ended":
         """The same, when the tier has another namespace now: its keys are not known there."""
-        return self._replace(held=(), unsent=(), hot=())
+        return self._replace(gone=(), held=(), unsent=(), hot=())
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ USES = {
     "JOB": "the transfer jobs of a tier, and their results",
     "METRIC": "the metrics of a tier",
     "OLD": "engine blocks with KV from before a reset",
+    "EVENT": "events of the servers' blocks for routers",
     "FLUSH": "copies that were under way at a reset",
     "WATCH": "the weights of a running worker",
     "TYPE": "used in annotations only",
@@ -56,6 +57,7 @@ vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler
     OffloadingConnectorScheduler._jobs ._current_batch_jobs_to_flush: FLUSH
     TransferJobStatus.pending_count: FLUSH
     SchedulerOffloadConfig.kv_group_configs: the groups of the KV cache
+    SchedulerOffloadConfig.tokens_per_hash: how keys are made, for routers
     GroupOffloadConfig.group_idx .tokens_per_block: OLD
     RequestOffloadState.req: the requests that run at a reset
     RequestOffloadState.max_load_tokens .max_offload_tokens: keeps a request from the pool
@@ -138,6 +140,10 @@ vllm.v1.kv_offload.base
     TierFilter: limits backfill to the pool
     LookupResult.HIT .MISS .RETRY: the result of a lookup
     Locality.REMOTE: the locality of our tier
+    Medium.STORAGE: EVENT
+    OffloadingEvent.keys .medium .removed .locality .ownership .removal_expected: EVENT
+    OffloadingSpec.kv_events_config: EVENT
+    OffloadingKVEventsConfig.enable_kv_cache_events: EVENT
     RequestOffloadingContext: TIER_HOOK
     ScheduleEndContext.new_req_ids: the requests that were admitted
     ScheduleEndContext.preempted_req_ids: the requests that are looked up again
@@ -154,7 +160,7 @@ vllm.v1.kv_offload.tiering.base
     SecondaryTierManager.on_new_request .lookup .on_schedule_end .on_request_finished: TIER_HOOK
     SecondaryTierManager.submit_load .submit_store .get_finished_jobs: TIER_HOOK
     SecondaryTierManager.serve_external_requests .has_pending_work .drain_jobs .touch: TIER_HOOK
-    SecondaryTierManager.shutdown: TIER_HOOK
+    SecondaryTierManager.shutdown .take_events: TIER_HOOK
     ?SecondaryTierManager.config_info_keys .config_info: the tier in `kv_offload_config_info`
     ParentManager.on_new_request .lookup .create_store_job: begins a batch of backfill
     ParentManager.on_request_finished: ends a batch of backfill
@@ -178,6 +184,8 @@ vllm.v1.metrics.cache_hit_source
 # ── the engine around it ────────────────────────────────────────────────────────────
 vllm.config
     VllmConfig.kv_transfer_config: our settings
+    VllmConfig.kv_events_config: EVENT
+    KVEventsConfig.enable_kv_cache_events: EVENT
     VllmConfig.compilation_config: FACT
     VllmConfig.instance_id: the canary's name on the server
     CacheConfig.prefix_caching_hash_algo: FACT

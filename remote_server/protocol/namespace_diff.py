@@ -14,8 +14,9 @@ from remote_server.protocol import NamespaceStats
 # not expected. A different dtype alone changes three or four.
 MOST_FIELDS = 5
 
-# Fields that do not separate engines: two folders, for one, may hold the same model.
-FOR_PEOPLE = ("model_name",)
+# Fields that do not separate engines: two folders, for one, may hold the same model. Routers make
+# keys from tokens by `key_tokens`; its value follows from fields that do separate.
+FOR_PEOPLE = ("model_name", "key_tokens")
 
 _DIGEST = re.compile(r"[0-9a-f]{16,}")
 
