@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from remote_server.admin import locate
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
@@ -94,6 +95,7 @@ class Site:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/stats", self._stats)
         app.router.add_get("/settings", self._settings)
+        app.router.add_post("/locate", self._locate)
         app.router.add_post("/clear", self._clear)
         app.router.add_post("/prefetch", self._prefetch)
         app.router.add_post("/drain", self._drain)
@@ -129,6 +131,16 @@ class Site:
 
     async def _settings(self, _: web.Request) -> web.Response:
         return _json(shown(self._server.config))
+
+    async def _locate(self, request: web.Request) -> web.Response:
+        prompt = request.clone(client_max_size=locate.MAX_BODY_BYTES)
+        try:
+            wanted, hashes = locate.read_request(await prompt.read())
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{locate.HELP}: {error}\n") from error
+        snapshot, tenants = await self._snapshot(), self._server.tenants
+        found = await locate.locate(wanted, hashes, snapshot.namespaces, tenants, self._ask)
+        return _json({"name": snapshot.name, "namespaces": found})
 
     async def _snapshot(self) -> Snapshot:
         """A recent snapshot, or a new one. Raises an HTTP 503 when the loop does not answer within
@@ -274,7 +286,7 @@ class Site:
 
     def _check_token(self, request: web.Request) -> None:
         """Changes need the token; so do reads, where other machines can reach the address."""
-        if request.method in ("GET", "HEAD"):
+        if request.method in ("GET", "HEAD") or request.path in _READS:
             if self._matches is None or self._address.is_loopback or request.path in _OPEN:
                 return
         elif self._matches is None:
@@ -289,6 +301,9 @@ class Site:
 
 
 _PROBES = ("/health", "/ready")
+
+_READS = ("/locate",)
+"""Paths that read with a POST, because what they ask is long."""
 
 _OPEN = ("/", *_PROBES)
 """Paths without information about the server: the page itself is the same everywhere."""

@@ -297,6 +297,17 @@ class RemoteClient(OneServer):
         self._loop.mailbox.submit(ask)
         return future
 
+    def locate(
+        self, keys: Sequence[bytes], *, namespace: str | None = None, timeout_s: float = 1.0
+    ) -> "Future[protocol.Located]":
+        """Query in which tier each of `keys` is, in `namespace` or in all that this client's key
+        allows. For routers: `remote_server.locator` makes keys from tokens and joins servers."""
+        future = future_of(protocol.Located)
+        self._loop.mailbox.submit(
+            requests.locate(future, namespace, list(keys), _seconds(timeout_s))
+        )
+        return future
+
     def clear(
         self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
     ) -> "Future[protocol.Cleared]":

@@ -18,6 +18,8 @@ from math import inf
 from threading import Lock
 from typing import Any
 
+import msgspec
+
 from remote_server import protocol
 from remote_server.client.channel import Request, check_keys, check_namespace
 from remote_server.client.limits import Limits
@@ -150,6 +152,43 @@ def lookup(
     )  # fmt: skip
 
 
+def locate(
+    future: "Future[protocol.Located]",
+    namespace: str | None,
+    keys: Sequence[bytes],
+    timeout_s: float,
+) -> Ask:
+    """`future` receives one `Located` for all of `keys`, from any number of messages. Any
+    namespace, declared here or not; None for all."""
+    sizes: list[int] = []
+
+    def split(limits: Limits) -> list[Build]:
+        builds = _by_keys(protocol.Locate, namespace, keys)(limits)
+        sizes[:] = [len(_keys_of(part)) for part in builds]
+        return builds
+
+    def fits(reply: protocol.Reply, part: Build) -> bool:
+        return isinstance(reply, protocol.Located) and all(
+            len(places) == len(_keys_of(part)) and max(places, default=0) <= len(reply.tiers)
+            for places in reply.namespaces.values()
+        )
+
+    def merge(replies: list[protocol.Located]) -> protocol.Located:
+        names = dict.fromkeys(name for reply in replies for name in reply.namespaces)
+        places = {
+            name: b"".join(
+                reply.namespaces.get(name, bytes(size))
+                for reply, size in zip(replies, sizes, strict=True)
+            )
+            for name in names
+        }
+        if not replies:
+            return protocol.Located(request_id=0, epoch="", tiers=[], namespaces={})
+        return msgspec.structs.replace(replies[-1], namespaces=places)
+
+    return Ask(Op.LOCATE, split, fits, _resolve(future, merge), timeout_s)
+
+
 def _joined_runs(replies: list[protocol.Found]) -> list[int]:
     """The runs of remote keys of `replies`, which answer one lookup in parts."""
     runs: list[int] = []
@@ -241,7 +280,10 @@ def verify(namespace: str, keys: Sequence[bytes], timeout_s: float, counters: Co
 
 
 def _by_keys(
-    kind: Build, namespace: str, keys: Sequence[bytes], chain: Sequence[protocol.Stretch] = ()
+    kind: Build,
+    namespace: str | None,
+    keys: Sequence[bytes],
+    chain: Sequence[protocol.Stretch] = (),
 ) -> Callable[[Limits], list[Build]]:
     def split(limits: Limits) -> list[Build]:
         one_length = check_keys(keys)

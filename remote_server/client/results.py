@@ -17,6 +17,7 @@ class Op(StrEnum):
 
     HELLO = auto()
     LOOKUP = auto()
+    LOCATE = auto()
     TOUCH = auto()
     STATS = auto()
     CLEAR = auto()

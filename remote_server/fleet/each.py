@@ -68,7 +68,7 @@ class EachServer:
         for name, reply in [*replies.received.items()]:
             if reply.protocol != PROTOCOL_VERSION:
                 replies.failed[name] = other_protocol(reply.protocol, PROTOCOL_VERSION)
-            elif reply.name not in ("", name):
+            elif name and reply.name not in ("", name):
                 replies.failed[name] = wrong_server(reply.name, name)
             if name in replies.failed:
                 del replies.received[name]

@@ -30,6 +30,7 @@ from remote_server.protocol.local_messages import LocalMessage
 from remote_server.protocol.messages import (
     Get,
     Keep,
+    Locate,
     Lookup,
     Put,
     Reply,
@@ -51,7 +52,7 @@ class _LaneOnly(msgspec.Struct):
 # msgspec passes on two of Python's errors: for text that is not UTF-8, and for endless nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_WITH_KEYS = (Lookup, Put, Get, Touch, Verify, Keep)
+_WITH_KEYS = (Lookup, Locate, Put, Get, Touch, Verify, Keep)
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

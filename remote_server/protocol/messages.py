@@ -73,6 +73,16 @@ class Lookup(Message, frozen=True, tag="lookup"):
     hint: Hint | None = None
 
 
+class Locate(Message, frozen=True, tag="locate"):
+    """Query in which tier each block is, in one namespace or in all that the sender may use. Any
+    namespace, declared or not. Changes nothing, not even recency. It is for routers: the keys are
+    those of a prompt, in prefix order."""
+
+    keys: Keys
+    namespace: Namespace | None = None
+    key_bytes: KeyBytes = 0
+
+
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rows of a put that the server copies from the sender's region.
 
@@ -209,7 +219,7 @@ class Clear(Message, frozen=True, tag="clear"):
 
 
 Request = (
-    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep | OpenLane
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep | OpenLane | Locate
 )  # fmt: skip
 
 
@@ -254,6 +264,14 @@ class Found(_Reply, frozen=True, tag="found"):
     remote: Counts = []
     copies: list[list[BlockCopy]] = []
     load: ServerLoad | None = None
+
+
+class Located(_Reply, frozen=True, tag="located"):
+    """By namespace, one byte per key: 0 where the block is not readable, else the place in `tiers`
+    of the first tier that has it, from 1. Namespaces without any of the blocks are left out."""
+
+    tiers: list[ShortText]
+    namespaces: dict[Namespace, bytes]
 
 
 class Stored(_Reply, frozen=True, tag="stored"):
@@ -402,5 +420,5 @@ class Error(_Reply, frozen=True, tag="error"):
 
 Reply = (
     Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
-    | Kept | LaneOpened
+    | Kept | LaneOpened | Located
 )  # fmt: skip

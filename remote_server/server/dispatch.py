@@ -134,6 +134,7 @@ class Handlers:
             protocol.Keep: self._keep,
             protocol.Release: self._release,
             protocol.OpenLane: self._open_lane,
+            protocol.Locate: self._locate,
         }
 
     def counters(self) -> dict[str, int]:
@@ -267,6 +268,29 @@ class Handlers:
             load=self.identity.load() if request.fleet else None,
         )
         self._reply(client, reply)
+
+    def _locate(
+        self, client: bytes, request: protocol.Locate, _: Sequence[memoryview]
+    ) -> Steps[None]:
+        found: dict[str, bytes] = {}
+        for name in self._names_asked(request):
+            places = yield from self._store.gets.locate_in_steps(name, request.keys)
+            if any(places):
+                found[name] = places
+            yield
+        reply = protocol.Located(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            tiers=[*self._store.tier_stack.names],
+            namespaces=found,
+        )
+        self._reply(client, reply)
+
+    def _names_asked(self, request: protocol.Locate) -> list[str]:
+        if request.namespace is not None:
+            return [request.namespace]
+        names = self._store.namespaces.names
+        return [name for name in names if name.startswith(self._prefixes)]
 
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]

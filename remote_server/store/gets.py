@@ -115,6 +115,17 @@ class Gets:
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 
+    def locate_in_steps(self, namespace: str, keys: Sequence[bytes]) -> Steps[bytes]:
+        """For each of `keys` the place of the first tier that has it, from 1 (`TierStack.names`); 0
+        where it is not readable. Not a use of any block, and not counted as a lookup."""
+        places = b""
+        for part in parts(keys, LOOKUP_KEYS_PER_STEP):
+            if places:
+                yield
+            self._tier_stack.expire(namespace, part)
+            places += self._tier_stack.places(namespace, part)
+        return places
+
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""
         first = first_places(keys)

@@ -104,6 +104,11 @@ class Namespaces:
             return known.block_bytes
         return self._tier_stack.namespaces_below()[name]
 
+    @property
+    def names(self) -> list[str]:
+        """Those declared, and those below memory that no client has declared since the start."""
+        return [*{**self._tier_stack.namespaces_below(), **self.known}]
+
     def use(self, name: str) -> None:
         """A request names `name`, declared or not."""
         if name in self._used:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import cache
 from typing import Any
 
 from remote_server.plain_text import plain
@@ -154,6 +155,21 @@ class TierStack:
                 break
             yield
         return num_held
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tiers, the fastest first."""
+        return [self.memory.name, *(tier.name for tier in self.tiers)]
+
+    def places(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The place in `names`, from 1, of the first tier that has each key; 0 where none has."""
+        found = _at_place(1, self.memory.lookup_all(namespace, keys))
+        usable = self._usable(namespace)
+        for place, tier in enumerate(self.tiers, 2):
+            if tier in usable and not all(found):
+                below = _at_place(place, tier.lookup_all(namespace, keys))
+                found = bytes([one or other for one, other in zip(found, below, strict=True)])
+        return found
 
     def look_up(self, namespace: str, keys: Sequence[bytes]) -> tuple[bytes, list[int]]:
         """`lookup_all` for a client, and the runs of keys that are readable only across a network:
@@ -364,6 +380,16 @@ class Hits:
         for block in here:
             tier = self._brought.pop((block.namespace, block.key), self._memory)
             self.by_tier[tier] += 1
+
+
+def _at_place(place: int, states: bytes) -> bytes:
+    """`place` for each readable state, else 0."""
+    return states.translate(_table(place))
+
+
+@cache
+def _table(place: int) -> bytes:
+    return bytes(place if state == KeyState.READABLE else 0 for state in range(256))
 
 
 def best(states: bytes, lookups: Sequence[Lookup], namespace: str, keys: Sequence[bytes]) -> bytes:

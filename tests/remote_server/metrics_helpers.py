@@ -28,8 +28,9 @@ LEARNED = EvictionStats(
     within_s=[60.0, 300.0], returns={"turn 1": [0.125, 0.25], "alone": [0.0, 0.5]},
 )  # fmt: skip
 BUCKETS = len(BOUNDS_S) + 1
-OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
-              "keep", "open_lane", "put_shared", "get_shared", "put_lane", "get_lane")  # fmt: skip
+OPERATIONS = ("hello", "lookup", "locate", "put", "get", "stream", "touch", "verify", "stats",
+              "clear", "keep", "open_lane", "put_shared", "get_shared", "put_lane",
+              "get_lane")  # fmt: skip
 
 
 def a_bucket(paused_s: float = 0.0, **results: int) -> BucketStats:
