@@ -177,10 +177,10 @@ def check_endpoint(text: str, setting: str) -> None:
         raise _error(text, setting, f"{which} '*' is for a server that listens, not for a client")
 
 
-def is_loopback(bind: str) -> bool:
+def is_loopback(bind: str, setting: str = "bind") -> bool:
     """Whether only this machine can reach `bind`, a server's listening address, whose host and port
-    may be `*`. Raises `ConfigError`, as `check_endpoint`."""
-    host, _ = _host_and_port(bind, "bind")
+    may be `*`. Raises `ConfigError` that names the `setting`, as `check_endpoint`."""
+    host, _ = _host_and_port(bind, setting)
     return host in ("localhost", "[::1]", "lo") or is_loopback_number(host)
 
 

@@ -148,6 +148,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A file with the token for `POST /clear`, `/prefetch` and `/drain`, and for everything where
     other machines can reach it. Empty: these three are refused."""
 
+    events: str = ""
+    """An address at which routers subscribe to what becomes readable here and what leaves, in the
+    format of vLLM's KV events: `tcp://127.0.0.1:5759`. On the port above it they request the last
+    10,000 batches again. Of all tenants: with `tenants` only this machine may reach it. Empty: no
+    events, which cost nothing then."""
+
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
 
@@ -199,12 +205,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_inflight: {self.max_inflight} bytes: below {MIN_INFLIGHT_BYTES} no client "
                 "could have a block; 0 is the default"
             )
+        self._check_events()
         if not is_loopback(self.bind) and not (self.keys or self.insecure):
             raise ConfigError(
                 f"bind: {self.bind} can be reached from other machines, and without keys nothing "
                 "on the wire is encrypted or authenticated; make keys with python -m "
                 "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
                 "if that network is yours alone"
+            )
+
+    def _check_events(self) -> None:
+        if not self.events or is_loopback(self.events, "events"):
+            return
+        where = f"events: {self.events} can be reached from other machines, and events"
+        if self.tenants:
+            raise ConfigError(
+                f"{where} show the keys of all tenants; use an address of this machine, as "
+                "tcp://127.0.0.1:5759"
+            )
+        if not self.insecure:
+            raise ConfigError(
+                f"{where} are neither encrypted nor authenticated; pass --insecure if that network "
+                "is yours alone"
             )
 
     def _check_bucket(self) -> None:

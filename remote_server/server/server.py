@@ -31,6 +31,7 @@ from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.identity import fleets_of, server_version
 from remote_server.server.intake import Flooded, Intake, make_router
+from remote_server.server.kv_events import Feed
 from remote_server.server.lane_offer import lane_files, offer_lanes
 from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases
@@ -127,6 +128,7 @@ class Server:
         self._connections_at = self._checks_at = self._clock()
         self._disk_threads = Threads()
         self._population: Population | None = None
+        self.feed: Feed | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._private_memory = PrivateMemory(self._clock())
         self._serving = Serving(len(tenants))
@@ -152,6 +154,8 @@ class Server:
                 self.lanes, self._clock,
             )  # fmt: skip
             self._intake.bind(self.config.bind)
+            if self.config.events:
+                self.feed = self._open_feed()
             offer_lanes(self.lanes, self.config, self._intake.endpoint)
         except BaseException:
             for tenant in self.tenants.values():
@@ -192,6 +196,8 @@ class Server:
                 tenant.finish_jobs()
         if events.pop(moved, 0):
             run("moved blocks", self._moves.finish, None)
+        if self.feed is not None and events.pop(self.feed.replays, 0):
+            run("replays of events", self.feed.take_requests, None)
         if events.pop(self.lanes.bell, 0):
             run("lanes", self.lanes.reap, None)
         if events or now >= self._connections_at:
@@ -206,6 +212,8 @@ class Server:
             more_to_do |= run("copying", self.copier.copy_some, False)
         for tenant in self.tenants.values():
             more_to_do |= tenant.take_turn()
+        if self.feed is not None:
+            more_to_do |= run("events", self.feed.take_turn, False)
         more_to_do |= self.prefetches.take_turn()
         self.loop_calls.run_one()
         idle = idle and not more_to_do
@@ -230,6 +238,8 @@ class Server:
         """Close everything and return the memory to the machine."""
         drained = not self._leave.is_set()
         self.lanes.close()
+        if self.feed is not None:
+            self.feed.close()
         self.copier.stop()
         self._wakeup.close()
         self._serving.drop_all()
@@ -336,6 +346,15 @@ class Server:
             TenantKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
         )  # fmt: skip
 
+    def _open_feed(self) -> Feed:
+        config, first = self.config, next(iter(self.tenants.values()))
+        sources = {one.full_name(""): one.store.watch() for one in self.tenants.values()}
+        feed = Feed(
+            self._context, config.events, first.handlers.identity.name, sources, self._clock
+        )
+        self._poller.register(feed.replays, zmq.POLLIN)
+        return feed
+
     def _handle_connections(self, events: Mapping[object, int]) -> None:
         """Connections that begin or end, on ZeroMQ, for lanes and on the local sockets."""
         run = self._guard.run
@@ -372,6 +391,8 @@ class Server:
         if any(tenant.send_queues.stuck for tenant in tenants):
             return STUCK_RETRY_MS
         if self._drain_until is not None or any(tenant.awaits_bytes for tenant in tenants):
+            return RELEASE_MS
+        if self.feed is not None and self.feed.is_waiting:
             return RELEASE_MS
         if any(tenant.local is not None and tenant.local.is_resting for tenant in tenants):
             return RELEASE_MS

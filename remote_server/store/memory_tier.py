@@ -11,6 +11,7 @@ from remote_server.store.block_bytes import BlockBytes
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
 from remote_server.store.policies import OperatorPins, PinCount
+from remote_server.store.presence import Journal
 from remote_server.store.reclaim import SlotReclaim
 from remote_server.store.slabs import (
     Block,
@@ -62,6 +63,8 @@ class MemoryTier(BlockBytes):
         self._reclaim = SlotReclaim(self.slabs, self._evict)
         self.operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._evicted = 0
+        self.journal: Journal | None = None
+        """Learns what becomes readable and what leaves."""
         self.refused = False
         """Whether the policy is why the last `begin_puts` had no room for all."""
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
@@ -82,6 +85,10 @@ class MemoryTier(BlockBytes):
             if KeyState.PENDING in pending:
                 return bytes(map(max, states, pending))
         return states
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        """Whether the block of `key` is readable. Not a use."""
+        return key in self._index.get(namespace, _NONE)
 
     def peek(self, namespace: str, key: bytes) -> Block | None:
         """The readable block of `key`. Not a use."""
@@ -142,6 +149,7 @@ class MemoryTier(BlockBytes):
         tick = self._next_tick()
         readable = BlockState.READABLE
         policy = self._class_of(blocks[0]).policy
+        new: list[Block] = []
         for block in blocks:
             if block.state is BlockState.DETACHED:
                 self.unpin_all((block,))
@@ -154,6 +162,8 @@ class MemoryTier(BlockBytes):
                 replaced = index.pop(key)  # popped, so that the index stays in order of age
                 was_kept = replaced in self.operator_pins
                 self._detach(replaced)
+            elif self.journal is not None:
+                new.append(block)
             index[key] = block
             block.state = readable
             generation += 1
@@ -167,6 +177,8 @@ class MemoryTier(BlockBytes):
             if was_kept:
                 self.operator_pins.pin((block,))
         self._generation = generation
+        if self.journal is not None:
+            self.journal.came(new)
 
     def fail_put(self, block: Block) -> None:
         """Discard `block`. A previous copy stays."""
@@ -244,6 +256,8 @@ class MemoryTier(BlockBytes):
             return False
         del self._index[block.namespace][block.key]
         self._detach(block)
+        if self.journal is not None:
+            self.journal.went((block,))
         return True
 
     def clear(self, namespace: str | None) -> int:
@@ -255,6 +269,8 @@ class MemoryTier(BlockBytes):
             removed += len(blocks)
             for block in blocks.values():
                 self._detach(block)
+            if self.journal is not None:
+                self.journal.went(blocks.values())
         for block in self._writing.take(namespace):
             self._set_detached(block)
         return removed

@@ -17,6 +17,7 @@ from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.policies import PinCount
+from remote_server.store.presence import Presence
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import TierBlock
 from remote_server.store.tier_stack import TierStack
@@ -70,6 +71,10 @@ class Store:
 
     def _fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> None:
         self.fetches.fetch(namespace, keys, on_fetched, final=False, purpose=Purpose.OTHER)
+
+    def watch(self) -> Presence:
+        """The news of this store from now on. Call it once, before any block is readable."""
+        return Presence([self.memory, *self.tier_stack.tiers])
 
     @property
     def uptime_s(self) -> float:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from remote_server.protocol import Stretch, TierStats
+from remote_server.store.presence import Holder
 
 
 class Written(StrEnum):
@@ -58,7 +59,7 @@ class Together(NamedTuple, Generic[B]):
     more: Sequence[B] = ()
 
 
-class Tier(Protocol[B]):
+class Tier(Holder, Protocol[B]):
     """A tier below memory. One conformance suite tests every implementation.
 
     One thread calls it, and no call waits: `write`, `read`, `verify` and `when_gone` return at

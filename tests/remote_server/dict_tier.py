@@ -8,6 +8,7 @@ from math import inf
 import msgspec
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
+from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Together, Written
 
 
@@ -48,6 +49,7 @@ class DictTier:
         """Being written; or out of `_blocks`, with pins."""
         self._ended: list[Callable[[], None]] = []
         self._counters = Counter({"evicted": 0})
+        self.journal: Journal | None = None
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
@@ -65,6 +67,9 @@ class DictTier:
     def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
         block = self._blocks.get((namespace, key))
         return block is not None and block.checksum == checksum
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        return (namespace, key) in self._blocks
 
     def peek(self, namespace: str, key: bytes) -> DictBlock | None:
         return self._blocks.get((namespace, key))
@@ -144,6 +149,8 @@ class DictTier:
             self.remove(before)
         self._blocks[block.namespace, block.key] = block
         block.is_readable = True
+        if self.journal is not None:
+            self.journal.came((block,))
         return Written.OK
 
     def fail_put(self, block: DictBlock) -> None:
@@ -195,6 +202,8 @@ class DictTier:
         del self._blocks[block.namespace, block.key]
         if block.pins:
             self._held.add(block)
+        if self.journal is not None:
+            self.journal.went((block,))
         return True
 
     def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from remote_server.protocol import Stretch
 from remote_server.protocol.codec import from_words, to_words
 from remote_server.store.bucket import layout
+from remote_server.store.presence import Journal
 from remote_server.store.tier import Together
 
 MAX_INDEXED_ROWS = 1 << 18
@@ -147,6 +148,8 @@ class BucketIndex:
         """The names of packs that `next_packs` has still to return."""
         self.num_rows = 0
         self.used_bytes = 0
+        self.journal: Journal | None = None
+        """Learns what becomes readable and what leaves."""
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -188,8 +191,11 @@ class BucketIndex:
         self._packs[pack.namespace, pack.key] = pack
         rows = self._rows.setdefault(pack.namespace, {})
         self.num_rows -= len(rows)
+        new = [row for row in pack.rows if row.key not in rows] if self.journal is not None else []
         rows.update({row.key: row for row in pack.rows})
         self.num_rows += len(rows)
+        if self.journal is not None:
+            self.journal.came(new)
         self.used_bytes += pack.num_bytes
         while self.num_rows > self._max_rows and self._forget_one():
             pass
@@ -204,10 +210,12 @@ class BucketIndex:
         pack.state = PackState.GONE
         del self._packs[pack.namespace, pack.key]
         rows = self._rows[pack.namespace]
-        for row in pack.rows:
-            if rows.get(row.key) is row:  # not in another pack too
-                del rows[row.key]
-                self.num_rows -= 1
+        lost = [row for row in pack.rows if rows.get(row.key) is row]  # not in another pack too
+        for row in lost:
+            del rows[row.key]
+        self.num_rows -= len(lost)
+        if self.journal is not None:
+            self.journal.went(lost)
         if not rows:
             del self._rows[pack.namespace]
         self.used_bytes -= pack.num_bytes

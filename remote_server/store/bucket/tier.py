@@ -30,6 +30,7 @@ from remote_server.store.bucket.transfers import Largest, ReadHeader
 from remote_server.store.bucket.writes import PackWrites
 from remote_server.store.disk.layout import padded
 from remote_server.store.disk.pool import Pool
+from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Written
 
 log = logging.getLogger(__name__)
@@ -376,6 +377,17 @@ class BucketTier:
     def finish_jobs(self) -> None:
         for pool in {self._pool, self._readers}:
             pool.finish_jobs()
+
+    @property
+    def journal(self) -> Journal | None:
+        return self._index.journal
+
+    @journal.setter
+    def journal(self, journal: Journal | None) -> None:
+        self._index.journal = journal
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        return self._index.row(namespace, key) is not None
 
     def readable_keys(self, namespace: str) -> list[bytes]:
         return [*self._index.rows(namespace)]

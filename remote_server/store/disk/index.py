@@ -10,6 +10,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import BlockState, DiskBlock, Segment, Segments
 from remote_server.store.disk.transfers import erase
+from remote_server.store.presence import Journal
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -28,6 +29,8 @@ class Index:
         self.readable: ByKey = {}
         self.unverified: ByKey = {}
         self.gone: set[DiskBlock] = set()
+        self.journal: Journal | None = None
+        """Learns what becomes readable and what leaves."""
         self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
 
     # ── queries ──────────────────────────────────────────────────────────────────────────
@@ -92,6 +95,8 @@ class Index:
         self.readable.setdefault(block.namespace, {})[block.key] = block
         block.state = BlockState.READABLE
         block.segment.slot_class.policy.add(block)
+        if self.journal is not None:
+            self.journal.came((block,))
 
     def adopt(self, block: DiskBlock) -> None:
         """From no place to unverified. Its key must have no other block."""
@@ -104,12 +109,17 @@ class Index:
         _delete(self.unverified, block)
         self.readable.setdefault(block.namespace, {})[block.key] = block
         block.state = BlockState.READABLE
+        if self.journal is not None:
+            self.journal.came((block,))
 
     def take_out(self, block: DiskBlock) -> None:
         """From readable or unverified to no place."""
-        _delete(self.readable if block.state is BlockState.READABLE else self.unverified, block)
+        was_readable = block.state is BlockState.READABLE
+        _delete(self.readable if was_readable else self.unverified, block)
         block.segment.slot_class.policy.remove(block)
         block.state = BlockState.GONE
+        if self.journal is not None and was_readable:
+            self.journal.went((block,))
 
     def set_gone(self, block: DiskBlock) -> None:
         """From no place to gone: its slot is still in use."""

@@ -24,6 +24,7 @@ from remote_server.store.disk.segments import (
 from remote_server.store.disk.transfers import PIECE_BYTES
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
+from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Together
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,17 @@ class DiskTier:
         """Whether these very bytes are on disk, verified or not: another write gains nothing."""
         block = self._index.find(namespace, key)
         return block is not None and block.checksum == checksum
+
+    @property
+    def journal(self) -> Journal | None:
+        return self._index.journal
+
+    @journal.setter
+    def journal(self, journal: Journal | None) -> None:
+        self._index.journal = journal
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        return key in self._index.readable.get(namespace, ())
 
     def peek(self, namespace: str, key: bytes) -> DiskBlock | None:
         """The block of `key`, verified or not. Not a use."""

@@ -62,6 +62,9 @@ class StoreMachine(RuleBasedStateMachine):
         memory = MemoryTier(self.arena, SLAB_BYTES, learner=self.learner)
         self.tier = OneByOne(memory)
         self.store = Store(memory, lambda: self.now)
+        self.presence = self.store.watch()
+        self.known: set[tuple[str, bytes]] = set()
+        """What a reader of the news knows to be readable."""
         self.model = StoreModel(by_lru=self.learner is None)
         self.counters: Counter[str] = Counter()
         self.writing: list[Writing] = []
@@ -354,6 +357,14 @@ class StoreMachine(RuleBasedStateMachine):
         for name in BLOCK_BYTES:
             states = [*self.tier.lookup_all(name, KEYS)]
             assert states == [self.state(name, key) for key in KEYS]
+
+    @invariant()
+    def whoever_reads_the_news_knows_what_is_readable(self):
+        for news in self.presence.take():
+            place = news.namespace, news.key
+            assert news.has_come != (place in self.known)
+            (self.known.add if news.has_come else self.known.discard)(place)
+        assert self.known == self.model.readable.keys()
 
     @invariant()
     def every_byte_is_as_the_model_has_it(self):

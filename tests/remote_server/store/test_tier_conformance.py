@@ -1,5 +1,7 @@
 """What every tier must do, whatever it keeps its blocks in."""
 
+from random import Random
+
 import pytest
 from bucket_helpers import RealBucket, folder_url
 from dict_tier import DictTier
@@ -11,6 +13,7 @@ from remote_server.protocol import UNKNOWN, KeyState, Stretch
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.presence import Presence
 
 BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
@@ -315,6 +318,32 @@ def test_a_block_has_the_chain_fields_that_it_was_put_with_and_no_other(tier):
     assert tier.tier.peek("ns", b"0").chain == UNKNOWN, "its new copy was put without"
     assert tier.tier.peek("ns", b"absent") is None
     assert tier.tier.peek("unknown", b"0") is None
+
+
+def test_whoever_reads_its_news_knows_what_is_readable(tier):
+    presence, known, random = Presence([tier.tier]), set(), Random(2)
+    for number in range(400):
+        key = b"%d" % random.randrange(CAPACITY)
+        match random.randrange(8):
+            case 0 if (block := tier.tier.peek("ns", key)) is not None:
+                tier.remove(block)
+            case 1 if number % 50 == 0:
+                tier.clear(random.choice(["ns", None]))
+            case 2:
+                block = begin(tier, key, b"x")
+                if block is not None:
+                    tier.fail_put(block)
+            case _:
+                if random.randrange(3) == 0:
+                    key = b"other %d" % number  # so that some are evicted
+                put(tier, key, b"%d" % number)
+        for news in presence.take():
+            place = news.namespace, news.key
+            assert news.has_come != (place in known), "it has come, or gone, twice"
+            (known.add if news.has_come else known.discard)(place)
+        assert known == {("ns", key) for key in tier.readable_keys("ns")}
+    assert known and all(tier.tier.has(*place) for place in known)
+    assert not tier.tier.has("ns", b"absent") and not tier.tier.has("unknown", b"1")
 
 
 def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):

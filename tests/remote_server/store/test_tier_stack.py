@@ -1,5 +1,7 @@
 """Memory above disk, without a server: both tiers real."""
 
+from random import Random
+
 import pytest
 from dict_tier import DictTier
 from disk_helpers import BLOCK, MemoryAboveDisk, RealDisk, budget_for, state_of, wait_for
@@ -14,6 +16,7 @@ from remote_server.store.fetches import Fetches
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
+from remote_server.store.presence import Presence
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
 from remote_server.turns import to_end
@@ -416,3 +419,25 @@ def test_a_tier_that_is_damaged_leaves_the_block_to_the_next_one(tmp_path):
         three.settle()
         assert three.get(0) == data_of(0)
         assert three.store.all_counters()["hits_dict"] == 1
+
+
+def test_a_block_comes_and_goes_once_however_many_tiers_have_it(both):
+    presence, known, random = Presence([both.memory, both.disk.tier]), set(), Random(4)
+    for _ in range(200):
+        some = {random.randrange(3 * IN_MEMORY * 8) for _ in range(4)}
+        match random.randrange(10):
+            case 0:
+                both.memory.clear("ns")
+            case 1:
+                both.disk.tier.clear("ns")
+                both.settle()
+            case 2 | 3:
+                both.fetch(*some)
+            case _:
+                both.put(*some)
+        for news in presence.take():
+            assert news.has_come != (news.key in known), "it has come, or gone, twice"
+            (known.add if news.has_come else known.discard)(news.key)
+        held = {*both.memory.readable_keys("ns"), *both.disk.tier.readable_keys("ns")}
+        assert known == held
+    assert known

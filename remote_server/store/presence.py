@@ -1,0 +1,84 @@
+"""News of a store: the blocks that became readable, and those that have left all of its tiers.
+
+Each tier reports what enters and leaves its own index. A block that another tier has as well has
+neither come nor gone. So each block of the news has come once since it last went, and a reader of
+all news knows what the server holds.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from remote_server.protocol import Stretch
+
+
+class Held(Protocol):
+    """A block in some tier."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def chain(self) -> Stretch: ...
+
+
+class Holder(Protocol):
+    """A tier."""
+
+    journal: "Journal | None"
+
+    def has(self, namespace: str, key: bytes) -> bool:
+        """Whether the block of `key` is readable here. Not a use, and nothing else: recovery does
+        not look for it."""
+
+
+class News(NamedTuple):
+    """A block has come, or has gone."""
+
+    namespace: str
+    key: bytes
+    tokens: int
+    """How many it holds; 0 where that is not known, and for a block that has gone."""
+    has_come: bool
+
+
+class Presence:
+    """The news of one tenant. One thread."""
+
+    def __init__(self, tiers: Sequence[Holder]) -> None:
+        """Every one of `tiers` gets a journal. Nothing is readable in them yet."""
+        self.news: list[News] = []
+        """Since the last `take`; for the journals and for tests."""
+        for tier in tiers:
+            others = tuple(other for other in tiers if other is not tier)
+            tier.journal = Journal(self.news, others)
+
+    def take(self) -> list[News]:
+        """The news since the last call."""
+        taken = self.news[:]
+        self.news.clear()
+        return taken
+
+
+class Journal:
+    """What one tier reports, after its own index has changed."""
+
+    __slots__ = ("_news", "_others")
+
+    def __init__(self, news: list[News], others: tuple[Holder, ...]) -> None:
+        self._news = news
+        self._others = others
+
+    def came(self, blocks: Iterable[Held]) -> None:
+        """`blocks` are readable here, and no block of their keys was before."""
+        for block in blocks:
+            namespace, key = block.namespace, block.key
+            if not any(other.has(namespace, key) for other in self._others):
+                self._news.append(News(namespace, key, block.chain.tokens, True))
+
+    def went(self, blocks: Iterable[Held]) -> None:
+        """`blocks` are not readable here any more, and nor is another block of their keys."""
+        for block in blocks:
+            namespace, key = block.namespace, block.key
+            if not any(other.has(namespace, key) for other in self._others):
+                self._news.append(News(namespace, key, 0, False))
