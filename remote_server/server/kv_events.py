@@ -26,6 +26,7 @@ import msgspec
 import zmq
 
 from remote_server.errors import ConfigError
+from remote_server.server.outgoing import wall_time_s
 from remote_server.store.presence import News, Presence
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class Feed:
                 yield BlockRemoved(hashes, MEDIUM, index, LOCALITY, self._server)
 
     def _send(self, topic: str, events: Sequence[Event]) -> None:
-        name, body = topic.encode(), self._encode(Batch(time.time(), events))
+        name, body = topic.encode(), self._encode(Batch(wall_time_s(), events))
         number = self._sequence
         self._sequence += 1
         # Never waits: libzmq drops the message for each subscriber that is `SEND_MARK` behind.
@@ -233,7 +234,8 @@ class Feed:
 
 
 def _first_number() -> int:
-    """Above all of an earlier start: milliseconds since 1970, in each a million batches."""
+    """Above all of an earlier start, unless the clock was set back meanwhile: milliseconds since
+    1970, in each a million batches."""
     return time.time_ns() // 1_000_000 << 20
 
 

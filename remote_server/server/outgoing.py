@@ -346,7 +346,7 @@ def times_now(times: RequestTimes | None) -> ServerTimes:
 
 def wall_time_s() -> float:
     """Seconds since 1970, by this machine's clock, read for people: `kvferry doctor` compares it
-    with the client's. No decision may depend on it: it can jump by hours."""
+    with the client's, and events have it. No decision may depend on it: it can jump by hours."""
     return time.time()
 
 

@@ -51,6 +51,8 @@ from remote_server.protocol import (
     Kept,
     KeyState,
     Leased,
+    Locate,
+    Located,
     Lookup,
     NotAttached,
     OpenLane,
@@ -410,6 +412,8 @@ class FakeServer:
                     indices = summary.found[first : first + step]
                     more = first + step < len(summary.found)
                     self.send(asked, *self.blocks_for(asked, indices, more=more))
+            case Locate():
+                self.send(asked, Located(tiers=["memory"], namespaces={}, **about))
             case Touch():
                 self.send(asked, Touched(touched=len(message.keys), **about))
             case Keep():

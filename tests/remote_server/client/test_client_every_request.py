@@ -25,6 +25,7 @@ from remote_server.protocol import (
     Get,
     Hello,
     Keep,
+    Locate,
     Lookup,
     OpenLane,
     Put,
@@ -70,6 +71,7 @@ def _verify(client, fake):
 KINDS = {
     Op.HELLO: Kind(_hello, Hello, deadline_s=1.0),
     Op.LOOKUP: Kind(lambda client, _: client.lookup(NAMESPACE, KEYS, timeout_s=60), Lookup),
+    Op.LOCATE: Kind(lambda client, _: client.locate(KEYS, timeout_s=60), Locate),
     Op.TOUCH: Kind(lambda client, _: client.touch(NAMESPACE, KEYS, timeout_s=60), Touch),
     Op.STATS: Kind(lambda client, _: client.stats(timeout_s=60), Stats),
     Op.CLEAR: Kind(lambda client, _: client.clear(timeout_s=60), Clear),
