@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cluster import (
     QuickEngine,
     connector,
     running,
+    until,
 )
 
 from examples.tiny_model import prompt_tokens
@@ -116,6 +118,15 @@ def seen(cluster: Cluster, model: Path, logs: Path, router: Router) -> Iterator[
     engine = QuickEngine(model, connector=given, args=args, log=logs / "events.log")
     with running(engine):
         engine.when_ready()
+        seeds = count(8000)
+
+        def is_followed() -> bool:
+            """ZeroMQ drops what the engine publishes until it has the subscription."""
+            engine.ask(prompt_tokens(2 * BLOCK, seed=next(seeds)), 1)
+            router.read()
+            return bool(router.places)
+
+        until(is_followed, "the engine is followed")
         yield engine
 
 
