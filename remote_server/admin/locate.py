@@ -83,7 +83,7 @@ async def _prefix_in(
     for group in groups:
         places = b""
         for part in parts(group.keys, LOOKUP_KEYS_PER_STEP):
-            more: bytes = await ask(partial(tenant.store.tier_stack.places, own, part))
+            more: bytes = await ask(partial(tenant.store.gets.locate, own, part))
             places += more
             if 0 in more:  # behind it nothing is of the prefix
                 break

@@ -116,15 +116,19 @@ class Gets:
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 
     def locate_in_steps(self, namespace: str, keys: Sequence[bytes]) -> Steps[bytes]:
-        """For each of `keys` the place of the first tier that has it, from 1 (`TierStack.names`); 0
-        where it is not readable. Not a use of any block, and not counted as a lookup."""
+        """`locate`, for many keys."""
         places = b""
         for part in parts(keys, LOOKUP_KEYS_PER_STEP):
             if places:
                 yield
-            self._tier_stack.expire(namespace, part)
-            places += self._tier_stack.places(namespace, part)
+            places += self.locate(namespace, part)
         return places
+
+    def locate(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """For each of `keys` the place of the first tier that has it, from 1 (`TierStack.names`); 0
+        where it is not readable. Not a use of any block, and not counted as a lookup."""
+        self._tier_stack.expire(namespace, keys)
+        return self._tier_stack.places(namespace, keys)
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from math import inf
 from random import Random
+from time import monotonic
 from typing import Any
 
+import aiohttp
 import pytest
-from admin_http import Http
+from admin_http import Http, served
 from fake_server import eventually
 from memory_server import memory_server
 from tenancy import Tenancy, tenancy
@@ -161,6 +164,21 @@ async def test_http_answers_with_the_prefix_and_its_tiers(pair: tuple[Server, Ad
         assert json.loads(text)["namespaces"] == {}, "asking needs no token on this machine"
     finally:
         writer.close()
+
+
+async def test_http_finds_no_block_that_is_too_old():
+    with served(ttl_s=100.0) as (server, admin):
+        writer = Writer(server.endpoint)
+        try:
+            writer.put(KEYS[:3])
+            server.store.tier_stack._sweep_at = inf  # nothing else removes it first
+            server.store.tier_stack.clock = lambda: monotonic() + 101
+            async with aiohttp.ClientSession() as session:
+                ask = Http(session, admin.url).post("/locate", json={"tokens": TOKENS})
+                _, _, text = await ask
+            assert json.loads(text)["namespaces"] == {}
+        finally:
+            writer.close()
 
 
 @pytest.mark.parametrize(
