@@ -380,6 +380,6 @@ def namespaces_named(
 ) -> Iterator[tuple[Tenant, str]]:
     """The namespace with that full name, in its tenant's store; of all tenants all for None."""
     for each in tenants.values():
-        for name in each.store.namespaces.stats(texts=False):
+        for name in each.store.namespaces.names:
             if full_name in (None, each.full_name(name)):
                 yield each, name

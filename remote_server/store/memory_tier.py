@@ -86,6 +86,10 @@ class MemoryTier(BlockBytes):
                 return bytes(map(max, states, pending))
         return states
 
+    def report_to(self, journal: Journal) -> None:
+        """From now on `journal` learns what becomes readable and what leaves."""
+        self.journal = journal
+
     def has(self, namespace: str, key: bytes) -> bool:
         """Whether the block of `key` is readable. Not a use."""
         return key in self._index.get(namespace, _NONE)

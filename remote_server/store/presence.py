@@ -25,7 +25,8 @@ class Held(Protocol):
 class Holder(Protocol):
     """A tier."""
 
-    journal: "Journal | None"
+    def report_to(self, journal: "Journal") -> None:
+        """From now on `journal` learns what becomes readable here and what leaves."""
 
     def has(self, namespace: str, key: bytes) -> bool:
         """Whether the block of `key` is readable here. Not a use, and nothing else: recovery does
@@ -51,7 +52,7 @@ class Presence:
         """Since the last `take`; for the journals and for tests."""
         for tier in tiers:
             others = tuple(other for other in tiers if other is not tier)
-            tier.journal = Journal(self.news, others)
+            tier.report_to(Journal(self.news, others))
 
     def take(self) -> list[News]:
         """The news since the last call."""

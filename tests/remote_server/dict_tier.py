@@ -68,6 +68,9 @@ class DictTier:
         block = self._blocks.get((namespace, key))
         return block is not None and block.checksum == checksum
 
+    def report_to(self, journal: Journal) -> None:
+        self.journal = journal
+
     def has(self, namespace: str, key: bytes) -> bool:
         return (namespace, key) in self._blocks
 

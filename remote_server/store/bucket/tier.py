@@ -378,12 +378,7 @@ class BucketTier:
         for pool in {self._pool, self._readers}:
             pool.finish_jobs()
 
-    @property
-    def journal(self) -> Journal | None:
-        return self._index.journal
-
-    @journal.setter
-    def journal(self, journal: Journal | None) -> None:
+    def report_to(self, journal: Journal) -> None:
         self._index.journal = journal
 
     def has(self, namespace: str, key: bytes) -> bool:

@@ -154,12 +154,7 @@ class DiskTier:
         block = self._index.find(namespace, key)
         return block is not None and block.checksum == checksum
 
-    @property
-    def journal(self) -> Journal | None:
-        return self._index.journal
-
-    @journal.setter
-    def journal(self, journal: Journal | None) -> None:
+    def report_to(self, journal: Journal) -> None:
         self._index.journal = journal
 
     def has(self, namespace: str, key: bytes) -> bool:
