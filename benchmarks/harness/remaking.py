@@ -25,6 +25,8 @@ TRACE = "KVFERRY_TRACE"
 
 _TRACE_FILE = "conversation_trace.jsonl"
 _OUTPUT = {"benchmarks.storage_workload": "--output"}
+_VALIDATE = "validate"
+"""Of `storage_workload`: it writes a file for each trial, and the record beside them."""
 _NOISY_PERCENT = 3.0
 """A record for which the host took more CPU time than this is to be made again."""
 
@@ -93,11 +95,9 @@ class Remaking(NamedTuple):
         words = self._with_trials(shlex.split(before.command)[1:])
         if _TRACE_FILE in words and not self._trace():
             return Outcome(file.stem, f"not made: {TRACE} names no {_TRACE_FILE}")
-        new = self.folder / file.name
+        option, new = _output(before.benchmark, words, self.folder / file.name)
         new.unlink(missing_ok=True)
-        status = self.run(
-            [sys.executable, *words, _output(before.benchmark), str(new)], self.folder
-        )
+        status = self.run([sys.executable, *words, *option], self.folder)
         if status == _INTERRUPTED:
             raise KeyboardInterrupt
         if status == _CANNOT or not new.exists():
@@ -170,5 +170,9 @@ def _run(words: Sequence[str], folder: Path) -> int:
             raise
 
 
-def _output(benchmark: str) -> str:
-    return _OUTPUT.get(benchmark, "--json")
+def _output(benchmark: str, words: Sequence[str], file: Path) -> tuple[list[str], Path]:
+    """The option by which a command writes its record to `file`, or into a folder of its own."""
+    if _VALIDATE in words:
+        folder = file.with_suffix("")
+        return ["--folder", str(folder)], folder / "validation.json"
+    return [_OUTPUT.get(benchmark, "--json"), str(file)], file

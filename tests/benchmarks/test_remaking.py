@@ -2,17 +2,20 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import origin, remaking
 from benchmarks.harness.record import Record, Row
+from benchmarks.harness.registry import REPOSITORY
 from benchmarks.harness.remaking import Outcome, Remaking
 from benchmarks.harness.runner import Sample
 
@@ -35,7 +38,11 @@ class Runs:
             made = Record("b", " ".join(["python", *words[1:-2]]), source=SOURCE)
             made.interrupted, made.stolen_percent = self.interrupted, self.stolen
             made.rows = self.rows
-            made.write(Path(words[-1]))
+            path = Path(words[-1])
+            if "--folder" in words:
+                path.mkdir()
+                path /= "validation.json"
+            made.write(path)
         return self.status
 
 
@@ -69,6 +76,38 @@ def test_trials_take_the_place_of_those_that_a_command_names(work: Remaking) -> 
     first, second = runs_of(work).words
     assert first[:-2] == ["-m", "benchmarks.x", "--trials", "7", "--name", "a"]
     assert "--trials" not in second
+
+
+def test_the_record_of_a_validation_is_beside_the_files_of_its_trials(work: Remaking) -> None:
+    command = "python -m benchmarks.storage_workload validate --trials 3"
+    Record("benchmarks.storage_workload", command).write(work.results / "a.json")
+    assert [*work.all(["a"])] == [Outcome("a", "made", made=True)]
+    assert Record.read(work.results / "a.json").source == SOURCE
+
+
+def option_of(file: Path) -> tuple[tuple[str, ...], str]:
+    """The program that makes a committed record, and the option by which it writes it."""
+    record = Record.read(file)
+    words = shlex.split(record.command)[1:]
+    program = words[:3] if words[2:3] and not words[2].startswith("-") else words[:2]
+    return (*program,), remaking._output(record.benchmark, words, file)[0][0]
+
+
+COMMITTED = sorted((REPOSITORY / "benchmarks" / "results").glob("*.json"))
+
+
+def test_every_program_that_made_a_committed_record_has_the_option_to_make_it_again() -> None:
+    options = {option_of(file) for file in COMMITTED}
+
+    def has_option(one: tuple[tuple[str, ...], str]) -> bool:
+        help_text = subprocess.run(
+            [sys.executable, *one[0], "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        return f"{one[1]} " in help_text
+
+    with ThreadPoolExecutor(os.cpu_count()) as askers:
+        found = dict(zip(options, askers.map(has_option, options), strict=True))
+    assert [one for one, has in found.items() if not has] == []
 
 
 def test_a_second_run_keeps_what_this_commit_has_made(work: Remaking) -> None:
