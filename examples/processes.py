@@ -79,6 +79,7 @@ class LoggedProcess:
         self.env = dict(env or {})
         self._keep_log = log is not None
         self.log = log or _temporary_log(self.name)
+        self._log_begin = 0  # where this start's output begins in the log
         self.start_s = 0.0  # seconds of the start, once it is ready
         self._scratch = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,6 +103,7 @@ class LoggedProcess:
         self._scratch = tempfile.mkdtemp(prefix=f"kvferry-{self.name}-")
         try:
             with self.log.open("ab") as log, signals_held():
+                self._log_begin = log.tell()
                 self._process = subprocess.Popen(
                     self.command,
                     env=self._environment(),
@@ -177,6 +179,10 @@ class LoggedProcess:
         if not self._keep_log:
             self.log.unlink(missing_ok=True)
 
+    def printed(self) -> str:
+        """What this start has printed. The log keeps what came before, also of earlier programs."""
+        return self.log.read_bytes()[self._log_begin :].decode(errors="replace")
+
     def log_tail(self, lines: int = 40) -> str:
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
         return "\n".join([f"--- the end of {self.log}:", *text])
@@ -215,7 +221,7 @@ class RemoteServer(LoggedProcess):
         self.endpoint = ""  # tcp://127.0.0.1:PORT, once it is ready
 
     def is_ready(self) -> bool:
-        found = re.findall(r"ready on (\w+://\S+)", self.log.read_text(errors="replace"))
+        found = re.findall(r"ready on (\w+://\S+)", self.printed())
         if found:
             self.endpoint = found[-1].rstrip(".,;")
         return bool(found)

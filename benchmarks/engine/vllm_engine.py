@@ -58,7 +58,7 @@ class _Process(LoggedProcess):
         self.orders = ""
 
     def is_ready(self) -> bool:
-        found = re.search(r"orders on (tcp://\S+)", self.log.read_text(errors="replace"))
+        found = re.search(r"orders on (tcp://\S+)", self.printed())
         if found:
             self.orders = found[1]
         return bool(found)

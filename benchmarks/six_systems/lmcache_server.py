@@ -23,7 +23,7 @@ class _ServerProcess(LoggedProcess):
         super().__init__(command, environment())
 
     def is_ready(self) -> bool:
-        return "Server started at" in self.log.read_text(errors="replace")
+        return "Server started at" in self.printed()
 
 
 @contextmanager

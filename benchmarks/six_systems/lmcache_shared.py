@@ -38,7 +38,7 @@ class _ServerProcess(LoggedProcess):
         )  # fmt: skip
 
     def is_ready(self) -> bool:
-        return "LMCache cache server is running..." in self.log.read_text(errors="replace")
+        return "LMCache cache server is running..." in self.printed()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class _Process(LoggedProcess):
         super().__init__([found.path, "--logtostderr", "--minloglevel=0", *args], env)
 
     def is_ready(self) -> bool:
-        return self._ready in self.log.read_text(errors="replace")
+        return self._ready in self.printed()
 
 
 @contextmanager

@@ -66,10 +66,10 @@ class _TargetProcess(LoggedProcess):
         super().__init__([sys.executable, "-m", module, str(num_bytes)])
 
     def is_ready(self) -> bool:
-        return "ready " in self.log.read_text(errors="replace")
+        return "ready " in self.printed()
 
     def target(self) -> Target:
-        found = re.search(r"ready (\d+) (\S+)", self.log.read_text(errors="replace"))
+        found = re.search(r"ready (\d+) (\S+)", self.printed())
         assert found is not None, "asked before it was ready"
         return Target(base64.b64decode(found[2]), int(found[1]))
 

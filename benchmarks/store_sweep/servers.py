@@ -128,7 +128,7 @@ class SweptServerProcess(LoggedProcess):
         self.endpoint = ""
 
     def is_ready(self) -> bool:
-        for line in self.log.read_text(errors="replace").splitlines():
+        for line in self.printed().splitlines():
             if line.startswith("ready on "):
                 self.endpoint = line.split()[-1]
         return bool(self.endpoint)

@@ -31,7 +31,7 @@ class Script(LoggedProcess):
         super().__init__(["sh", "-c", script], log=log)
 
     def is_ready(self) -> bool:
-        return "ready" in self.log.read_text()
+        return "ready" in self.printed()
 
 
 def running_in(group: int) -> bool:
@@ -79,6 +79,17 @@ def test_the_log_outlives_only_a_failure() -> None:
         raise ZeroDivisionError
     assert failing.log.exists()
     failing.log.unlink()
+
+
+def test_what_an_earlier_program_printed_into_the_log_makes_no_later_one_ready(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with Script("echo ready; sleep 100", log):
+        pass
+    with pytest.raises(StartFailed, match="ended while starting"):
+        Script("echo not yet", log).start()
+    assert log.read_text() == "ready\nnot yet\n", "both are kept"
 
 
 def test_a_crash_is_seen_while_the_children_live_on(tmp_path: Path) -> None:
