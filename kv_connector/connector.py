@@ -362,6 +362,8 @@ class KVFerryConnector(OffloadingConnector):
             totals = self._remote.counters.totals() if self._remote is not None else None
             if (line := self._traffic.line(totals)) is not None:
                 logger.info(line)
+                if self._remote is not None:
+                    self._remote.report(self._traffic.prompt_tokens, self._traffic.reused)
         with guarded(self, "_step_began"):
             if self._introduction is not None:
                 self._introduction.step_begins()

@@ -341,6 +341,10 @@ class Traffic:
         self._looked_up: dict[str, tuple[int, int]] = {}
         self._external: Counter[str] = Counter()
         self._seen: Counter[tuple[str, str]] = Counter()
+        self.prompt_tokens = 0
+        """Of all requests up to the last line."""
+        self.reused: Counter[str] = Counter()
+        """Those of them that were not computed, by level."""
 
     def looked_up(self, request_id: str, prompt_tokens: int, engine_tokens: int) -> None:
         """A request is about to be admitted with `engine_tokens` in the engine's own cache."""
@@ -366,6 +370,8 @@ class Traffic:
         engine = sum(tokens for _, tokens in looked_up.values())
         levels = {"engine": engine}
         levels |= {_LEVELS.get(source, source): n for source, n in external.items()}
+        self.prompt_tokens += prompt
+        self.reused.update(levels)
         levels["computed"] = max(0, prompt - sum(levels.values()))
         parts = [f"{len(looked_up)} requests, {prompt} prompt tokens: {_list(levels)}"]
         if totals is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import log_through_vllm, refuse_unsupported
+from kv_connector.vllm_support import log_through_vllm, refuse_unsupported, software
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
@@ -58,7 +58,7 @@ from kv_connector.vllm_features import COUNTS_LEVELS, CacheHitSource
 from kv_connector.weight_epochs import WeightEpochs
 from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError
-from remote_server.protocol import MAX_FRAME_BYTES
+from remote_server.protocol import MAX_FRAME_BYTES, EngineReport
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -140,6 +140,7 @@ class RemoteTier(SecondaryTierManager):
         self._engine = offloading_spec.config.engine_id
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._steps_of_a_flush = self._flush_steps_left = 0
+        self._report = EngineReport(software())
         self._client = client_for(config, self._engine, client_factory)
         self.watch = ServerWatch(self._client)
         # A server on this host copies directly from and into the pool, without a staging copy.
@@ -193,7 +194,14 @@ class RemoteTier(SecondaryTierManager):
         self._client.declare(self._namespace, self._rows.block_bytes, facts)
         named = self._config.server, self._namespace, self._rows.block_bytes
         logger.info("server %s, namespace %s, blocks of %d bytes", *named)
+        self._client.report(self._report)
         self.lookups.workers_missing = False
+
+    def report(self, prompt_tokens: int, reused: Mapping[str, int]) -> None:
+        """Show on the servers' pages what this engine runs, and of the prompt tokens since its
+        start those that it did not compute, by level."""
+        self._report = EngineReport(self._report.software, prompt_tokens, dict(reused))
+        self._client.report(self._report)
 
     def stay_out(self, why: str) -> None:
         """Log `why`, and do not use the server until the engine is restarted. Every lookup is then

@@ -238,6 +238,13 @@ def refuse_unsupported() -> None:
         raise ConfigError(refusal)
 
 
+def software() -> str:
+    """Both versions, for people."""
+    import vllm
+
+    return f"vLLM {vllm.__version__}, kvferry {kv_connector.__version__}"
+
+
 def log_versions() -> None:
     """Log both versions: a warning for a vLLM that is not tested."""
     import vllm

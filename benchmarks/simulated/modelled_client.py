@@ -17,7 +17,7 @@ from remote_server.client import BreakerState, GetOutcome, GetResult
 from remote_server.client.get import GetTransfer
 from remote_server.client.get_queue import GetQueue
 from remote_server.errors import DeadlineExceeded
-from remote_server.protocol import Found, KeyState
+from remote_server.protocol import EngineReport, Found, KeyState
 
 WINDOW_BLOCKS = 8
 """Blocks that were requested and still cross the link when their get has ended."""
@@ -179,6 +179,9 @@ class ModelledClient:
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         """Every namespace is welcome."""
+
+    def report(self, report: EngineReport) -> None:
+        """There is no page."""
 
     def register(self, view: memoryview, fd: int) -> None:
         """The bytes of rows do not matter here."""

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from remote_server.admin import locate
+from remote_server.admin.engines import described
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
@@ -127,7 +128,8 @@ class Site:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _stats(self, _: web.Request) -> web.Response:
-        return _json(summary(await self._snapshot()))
+        snapshot = await self._snapshot()
+        return _json(summary(snapshot) | {"engines": described(snapshot)})
 
     async def _settings(self, _: web.Request) -> web.Response:
         return _json(shown(self._server.config))

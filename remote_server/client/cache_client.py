@@ -14,7 +14,7 @@ from typing import Protocol
 
 from remote_server.client.results import GetResult, PutResult
 from remote_server.client.session import BreakerState
-from remote_server.protocol import Found, Hint, StatsReply, Stretch
+from remote_server.protocol import EngineReport, Found, Hint, StatsReply, Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,9 @@ class CacheClient(Protocol):
 
     def forget(self, namespace: str) -> None:
         """See `RemoteClient.forget`; at every server."""
+
+    def report(self, report: EngineReport) -> None:
+        """See `RemoteClient.report`; to every server. Raises `ConfigError`."""
 
     def register(self, view: memoryview, fd: int) -> None:
         """See `RemoteClient.register`; with every server. Raises `ConfigError`."""

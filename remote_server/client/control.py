@@ -203,7 +203,7 @@ class ControlChannel(Channel):
         for declaration in self._session.due(now):
             self._session.hello_sent(declaration)
             end = partial(self._declared, declaration)
-            ask = requests.hello(declaration, self._config, end)
+            ask = requests.hello(declaration, self._config, end, self._session.report)
             ask.deadline = now + ask.timeout_s
             self.accept(ask)
 

@@ -39,7 +39,7 @@ from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Call
 from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, LaneState, PutResult
 from remote_server.client.session import BreakerState, Declaration
-from remote_server.errors import ConfigError
+from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.shm.region import RegisteredRegion
 
 T = TypeVar("T")
@@ -112,6 +112,15 @@ class RemoteClient(OneServer):
         later ones end with `LocalProtocolError`.
         """
         self._call(lambda: self._loop.session.forget(namespace))
+
+    def report(self, report: protocol.EngineReport) -> None:
+        """Show this on the server's page, from the next hello on, which is sent now when there is a
+        connection. Raises `ConfigError` for texts that no server accepts."""
+        try:
+            protocol.check_report(report.software, report.reused)
+        except RemoteProtocolError as error:
+            raise ConfigError(str(error)) from error
+        self._call(lambda: self._loop.session.report_is(report))
 
     def register(self, view: memoryview, fd: int) -> None:
         """Declare that rows inside `view` are also reachable through `fd`, whose whole file `view`

@@ -74,9 +74,10 @@ def hello(
     declaration: Declaration,
     config: ClientConfig,
     end: Callable[[list[protocol.Welcome] | KVFerryError], None],
+    report: protocol.EngineReport | None = None,
 ) -> Ask:
     """Declare a namespace; `end` receives the welcome."""
-    build = _hello(declaration, config)
+    build = _hello(declaration, config, report)
     fits = _is(protocol.Welcome)
     return Ask(Op.HELLO, lambda _: [build], fits, end, config.hello_timeout_s, always=True)
 
@@ -93,7 +94,9 @@ def check_hello(declaration: Declaration, config: ClientConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _hello(declaration: Declaration, config: ClientConfig) -> Build:
+def _hello(
+    declaration: Declaration, config: ClientConfig, report: protocol.EngineReport | None = None
+) -> Build:
     return partial(
         protocol.Hello,
         protocol=protocol.PROTOCOL_VERSION,
@@ -103,6 +106,7 @@ def _hello(declaration: Declaration, config: ClientConfig) -> Build:
         fingerprint=dict(declaration.fingerprint),
         server=config.server_name,
         fleet=config.fleet_digest,
+        report=report,
     )
 
 

@@ -166,6 +166,8 @@ class Session:
     local_secret: bytes = b""  # to be presented there
     max_lanes: int | None = None
     """How many lanes the server offers; None: not known."""
+    report: protocol.EngineReport | None = None
+    """Sent with each hello."""
     load: protocol.ServerLoad | None = None
     """The one that came last. Any thread may read it."""
     breaker: Breaker = field(init=False)
@@ -293,9 +295,15 @@ class Session:
         self._renew_hellos()
         return Epoch.NEW
 
+    def report_is(self, report: protocol.EngineReport) -> None:
+        """Send this with the hellos from now on, of which one is due."""
+        if report != self.report:
+            self.report = report
+            self.renew_welcome()
+
     def renew_welcome(self) -> None:
-        """Send another hello: what the last welcome offers does not work, and may be damaged. All
-        namespaces stay welcome, also if there is no reply."""
+        """Send another hello: there is a new report, or what the last welcome offers does not work,
+        and may be damaged. All namespaces stay welcome, also if there is no reply."""
         self._renewing = True
 
     def hello_sent(self, declaration: Declaration) -> None:

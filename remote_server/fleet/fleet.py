@@ -41,7 +41,15 @@ from remote_server.fleet.transfers import (
     unavailable,
 )
 from remote_server.fleet.view import View, ends_of, runs_in
-from remote_server.protocol import Found, Hint, PutOutcome, StatsReply, Stretch, select
+from remote_server.protocol import (
+    EngineReport,
+    Found,
+    Hint,
+    PutOutcome,
+    StatsReply,
+    Stretch,
+    select,
+)
 
 T = TypeVar("T")
 
@@ -139,6 +147,9 @@ class Fleet(CacheClient):
 
     def forget(self, namespace: str) -> None:
         self.membership.forget(namespace)
+
+    def report(self, report: EngineReport) -> None:
+        self.membership.report(report)
 
     def register(self, view: memoryview, fd: int) -> None:
         self.membership.register(view, fd)

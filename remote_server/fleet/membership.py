@@ -14,6 +14,7 @@ from remote_server.fleet.server import FleetServer
 from remote_server.fleet.server_list import Member, ServerList, WatchedList
 from remote_server.fleet.view import View
 from remote_server.process_limits import make_room_for
+from remote_server.protocol import EngineReport
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Membership:
         self._changing = threading.RLock()
         self._declared: dict[str, tuple[int, Mapping[str, str]]] = {}
         self._region: tuple[memoryview, int] | None = None
+        self._report: EngineReport | None = None
         self._members: dict[str, Member] = {}
         """As each server was connected to last, by name."""
         self._dropped: list[RemoteClient] = []
@@ -82,6 +84,8 @@ class Membership:
             client.register(*self._region)
         for namespace, (block_bytes, fingerprint) in self._declared.items():
             client.declare(namespace, block_bytes, fingerprint)
+        if self._report is not None:
+            client.report(self._report)
         self._members[member.name] = member
         return FleetServer(member.name, client, self._clock)
 
@@ -165,6 +169,12 @@ class Membership:
             self._declared.pop(namespace, None)
             for server in self.view.servers.values():
                 server.client.forget(namespace)
+
+    def report(self, report: EngineReport) -> None:
+        with self._changing:
+            self._report = report
+            for server in self.view.servers.values():
+                server.client.report(report)
 
     def register(self, view: memoryview, fd: int) -> None:
         with self._changing:

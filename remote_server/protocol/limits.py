@@ -5,7 +5,7 @@ of a prompt form a chain for each KV cache group: a block's key names all tokens
 message describes its keys in stretches, so that a thousand neighbours cost as much as one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum, auto
 from typing import TYPE_CHECKING, Annotated
 
@@ -258,6 +258,13 @@ def check_names(namespace: str, client: str, fingerprint: Mapping[str, str]) -> 
     for field, value in fingerprint.items():
         check_name("fingerprint field", field)
         check_name(f"fingerprint {field:.40}", value)
+
+
+def check_report(software: str, levels: Iterable[str]) -> None:
+    """`check_name` for all texts of an engine's report."""
+    check_name("report", software)
+    for level in levels:
+        check_name("level of the report", level)
 
 
 def read_key(text: str) -> bytes:

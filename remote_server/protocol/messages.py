@@ -30,6 +30,7 @@ from remote_server.protocol.limits import (
 from remote_server.protocol.statistics import (
     BlockCopy,
     BucketStats,
+    EngineReport,
     EvictionStats,
     NamespaceStats,
     ServerLoad,
@@ -57,6 +58,7 @@ class Hello(Message, frozen=True, tag="hello"):
     fingerprint: dict[ShortText, ShortText] = {}
     server: ShortText = ""
     fleet: FleetDigest = ""
+    report: EngineReport | None = None
 
 
 class Lookup(Message, frozen=True, tag="lookup"):

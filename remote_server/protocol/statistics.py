@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from remote_server.histograms import Timings
+from remote_server.protocol.limits import ShortText
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,31 @@ class ServerLoad(msgspec.Struct, array_like=True, frozen=True):
 
     draining: bool = False
     """Puts are declined: the server is about to stop."""
+
+
+class EngineReport(msgspec.Struct, array_like=True, frozen=True):
+    """What an engine reports of itself in its hellos, for people. Nothing depends on it."""
+
+    software: ShortText = ""
+    """Such as `vLLM 0.32.0, kvferry 1.2.0`."""
+
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of the requests that it has admitted since its start; 0: it does not count them."""
+
+    reused: Annotated[dict[ShortText, Annotated[int, Meta(ge=0)]], Meta(max_length=8)] = {}
+    """Those of `prompt_tokens` that it did not compute, by the level that had them."""
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine that is connected and has sent a report."""
+
+    namespace: str
+    client: str
+    model: str
+    """As it is called in the facts that the engine declared; empty when they have none."""
+    software: str
+    prompt_tokens: int
+    reused: dict[str, int]
 
 
 class TierShare(msgspec.Struct, frozen=True, kw_only=True):

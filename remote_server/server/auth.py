@@ -399,6 +399,8 @@ def check_hello(request: Hello, most_in_flight: int) -> None:
         )
     try:
         protocol.check_names(request.namespace, request.client, request.fingerprint)
+        if (report := request.report) is not None:
+            protocol.check_report(report.software, report.reused)
     except RemoteProtocolError as error:
         raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
     if request.block_bytes > most_in_flight:

@@ -7,7 +7,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 from remote_server import protocol
 from remote_server.native.mover import what_moves
-from remote_server.protocol import BucketStats, Hello, ServerLoad, Stats, StatsReply, Welcome
+from remote_server.protocol import (
+    BucketStats,
+    EngineState,
+    Hello,
+    ServerLoad,
+    Stats,
+    StatsReply,
+    Welcome,
+)
 from remote_server.server.outgoing import wall_time_s
 from remote_server.store.eviction.report import eviction_stats
 from remote_server.store.store import Store
@@ -47,6 +55,7 @@ class Identity:
         self._clock = clock
         self._is_draining = is_draining
         self._lists: dict[bytes, tuple[str, str]] = {}  # by connection: digest, client
+        self._engines: dict[bytes, EngineState] = {}  # by connection
         self._measured: ServerLoad | None = None
         self._measure_at = 0.0
 
@@ -56,14 +65,26 @@ class Identity:
             self._lists[connection] = hello.fleet, hello.client
         else:
             self._lists.pop(connection, None)
+        if (report := hello.report) is not None:
+            self._engines[connection] = EngineState(
+                namespace=hello.namespace, client=hello.client,
+                model=hello.fingerprint.get("model_name", ""), software=report.software,
+                prompt_tokens=report.prompt_tokens, reused=report.reused,
+            )  # fmt: skip
 
     def gone(self, connection: bytes) -> None:
         """The connection has ended."""
         self._lists.pop(connection, None)
+        self._engines.pop(connection, None)
 
     def all_gone(self) -> None:
         """All connections have ended."""
         self._lists.clear()
+        self._engines.clear()
+
+    def engines(self) -> list[EngineState]:
+        """Those that are connected, each as it reported last."""
+        return [*self._engines.values()]
 
     def fleets(self) -> dict[str, list[str]]:
         """By digest of a list: the names of up to `MOST_NAMES` connected clients that have it."""

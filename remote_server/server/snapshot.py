@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from remote_server.histograms import BOUNDS_S, Timings, percentile, together
-from remote_server.protocol import BucketStats, EvictionStats, NamespaceStats, TierStats
+from remote_server.protocol import (
+    BucketStats,
+    EngineState,
+    EvictionStats,
+    NamespaceStats,
+    TierStats,
+)
 from remote_server.server.bucket_calls import all_tenants
 from remote_server.server.config import ServerConfig
 from remote_server.server.metrics import Traffic
@@ -86,6 +92,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     traffic: dict[str, Traffic]
     operations: dict[str, Timings]
     counters: dict[str, int]
+    engines: list[EngineState] = []
+    """Those connected that have sent a report."""
     bucket: BucketStats | None = None
     eviction: dict[str, EvictionStats] = {}
     """By tenant, of those whose eviction learns; without tenants one, under the empty name."""
@@ -139,6 +147,7 @@ def gather(parts: Sequence[Part]) -> Part:
         traffic={name: one for part in parts for name, one in part.traffic.items()},
         operations={name: together(several) for name, several in timings.items()},
         counters=dict(counters),
+        engines=[one for part in parts for one in part.engines],
         bucket=all_tenants([part.bucket for part in parts]),
         eviction={tenant: one for part in parts for tenant, one in part.eviction.items()},
     )

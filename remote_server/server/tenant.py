@@ -219,6 +219,10 @@ class Tenant:
             traffic={self.full_name(name): one for name, one in traffic.items()},
             operations=self._meters.timings(),
             counters=self.handlers.counters() | {"lookup_pending": self._meters.pending_keys},
+            engines=[
+                msgspec.structs.replace(one, namespace=self.full_name(one.namespace))
+                for one in self.handlers.identity.engines()
+            ],
             bucket=self._bucket_stats(),
             eviction={self.config.name: learned} if learned is not None else {},
         )

@@ -15,7 +15,7 @@ from kv_connector import metrics
 from kv_connector.pool_rows import PoolRows
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult, PutResult
-from remote_server.protocol import Found, Hint, KeyState, PutOutcome, Stretch
+from remote_server.protocol import EngineReport, Found, Hint, KeyState, PutOutcome, Stretch
 
 STEP_END = ScheduleEndContext((), ())
 
@@ -85,6 +85,7 @@ class ScriptedClient:
         self.stats_asked: list[Future[Any]] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
+        self.reports: list[EngineReport] = []
         self.closed = False
 
     @property
@@ -104,6 +105,9 @@ class ScriptedClient:
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         self.declared.append((namespace, block_bytes, dict(fingerprint)))
+
+    def report(self, report: EngineReport) -> None:
+        self.reports.append(report)
 
     def register(self, memory: memoryview, fd: int) -> None:
         """The pool is not needed: the test writes into the rows that it is handed."""

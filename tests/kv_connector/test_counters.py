@@ -44,3 +44,5 @@ def test_the_line_adds_up_to_the_prompt_tokens():
         "1 requests, 10 prompt tokens: engine 0, computed 10; put nothing; missed nothing; "
         "declined nothing"
     )
+    assert traffic.prompt_tokens == 1010, "of all lines"
+    assert traffic.reused == {"engine": 100, "CPU pool": 300, "server": 200}

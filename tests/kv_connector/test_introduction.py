@@ -9,6 +9,8 @@ from kv_connector import introduction as introduction_module
 from kv_connector import metrics
 from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
 from kv_connector.self_test import Outcome, Report
+from kv_connector.vllm_support import software
+from remote_server.protocol import EngineReport
 
 PASSED = Report(Outcome.PASSED)
 
@@ -55,6 +57,18 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Introduced:
 
 def heard(rank: int, canary: Report | None = PASSED, **facts: str) -> WorkerReport:
     return WorkerReport(rank, 1, facts, canary)
+
+
+def test_servers_learn_with_the_namespace_what_the_engine_runs_and_then_what_it_found(
+    ours: Introduced,
+):
+    ours.hear(heard(0, isa="amx"), heard(1, isa="amx"))
+    tier, client = ours.engine.tier, ours.engine.client
+    assert [one.software for one in client.reports] == [software()]
+    tier.report(1000, {"engine": 200, "server": 300})
+    tier.settle_epoch("another")
+    last = EngineReport(software(), 1000, {"engine": 200, "server": 300})
+    assert client.reports[1:] == [last, last], "new weights keep the counts"
 
 
 def test_nothing_is_declared_before_the_last_worker_was_heard(ours: Introduced):

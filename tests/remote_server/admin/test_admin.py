@@ -14,15 +14,16 @@ import pytest
 from admin_http import TOKEN, Http, raw, served, write_token
 from copy_jobs import CountedJob
 from gates import copies_held, jobs_held
+from metrics_helpers import a_snapshot
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import values
 from remote_server.admin import admin as admin_thread
-from remote_server.admin import site
+from remote_server.admin import engines, site
 from remote_server.admin.admin import Admin, read_token
 from remote_server.errors import ConfigError, ServerUnavailable
-from remote_server.protocol import Lookup
+from remote_server.protocol import EngineReport, EngineState, Lookup, NamespaceStats
 from remote_server.server.config import ServerConfig
 from remote_server.server.snapshot import MASK, Snapshot, shown
 from remote_server.values import MiB
@@ -50,6 +51,42 @@ NO_HTTP = [
     b"GET /health HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
     b"POST /clear HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 ]
+
+
+async def test_the_engines_are_those_connected_with_what_keeps_them_apart(http, pair, context):
+    facts = {"model_name": "llama", "dtype": "half", "layout": "a"}
+    reports = {"a": EngineReport("vLLM 0.32.0", 1000, {"engine": 100, "server": 250}),
+               "b": EngineReport("vLLM 0.33.0")}  # fmt: skip
+    peers = {}
+    for name, namespace in (("a", "llama@1"), ("b", "llama@2")):
+        peers[name] = Peer(context, pair[0].endpoint)
+        other = facts | ({"dtype": "float"} if name == "b" else {})
+        peers[name].hello(namespace, client=name, fingerprint=other, report=reports[name])
+    peers["a"].put(range(2), namespace="llama@1")
+    Peer(context, pair[0].endpoint).hello("kvferry/bench", client="bench")
+    a, b = json.loads((await http.get("/stats"))[2])["engines"]
+    assert (a["client"], a["model"], a["software"]) == ("a", "llama", "vLLM 0.32.0")
+    assert (a["prompt_tokens"], a["reused"]) == (1000, {"engine": 100, "server": 250})
+    assert a["why"] == [], "there is nothing else to find"
+    assert b["namespace"] == "llama@2"
+    (why,) = b["why"]
+    assert "b cannot use the blocks of llama@1" in why
+    assert "dtype is float here and half there" in why
+
+
+async def test_a_look_at_a_thousand_namespaces_compares_each_engine_with_a_few(monkeypatch):
+    names = [f"ns-{number}" for number in range(1000)]
+    spaces = {name: NamespaceStats(block_bytes=1, client=name, fingerprint={"dtype": name})
+              for name in names}  # fmt: skip
+    everybody = [
+        EngineState(namespace=name, client=name, model="", software="", prompt_tokens=0, reused={})
+        for name in names
+    ]
+    compared = []
+    monkeypatch.setattr(engines, "gaps_of", lambda *about: compared.append(len(about[-1])) or [])
+    snapshot = a_snapshot(namespaces=spaces, engines=everybody)
+    assert len(engines.described(snapshot)) == engines.MOST_ENGINES == len(compared)
+    assert max(compared) <= engines.MOST_COMPARED + 1
 
 
 async def test_a_request_that_is_no_http_is_a_line_in_the_log_and_no_traceback(http, pair, caplog):

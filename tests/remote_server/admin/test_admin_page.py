@@ -10,6 +10,7 @@ from browser import Browser, find_chromium
 from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer
 
+from remote_server.protocol import EngineReport
 from remote_server.store.bucket.objects import Failure
 from remote_server.store.eviction import hazard
 
@@ -52,11 +53,18 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
         assert await browser.value("document.getElementById('bucket').hidden")
         rule = await browser.value("document.getElementById('eviction-rule').innerText")
         assert "lru reigns" in rule
+        assert await browser.value("document.getElementById('engines-part').hidden")
+        report = EngineReport("vLLM 0.32.0", 1000, {"engine": 100, "server": 250})
+        facts = {"dtype": NASTY}
+        engine = Peer(context, server.endpoint)
+        engine.hello("llama", client=NASTY, fingerprint=facts, report=report)
         peer.put(range(8), namespace=NASTY)
         peer.get(range(8), namespace=NASTY)
         await browser.until("Number(document.body.dataset.looks) >= 2")
         names = await browser.value("document.getElementById('namespaces').innerText")
         assert NASTY in names and "32.0 KiB" in names
+        shown = await browser.value("document.getElementById('engines').innerText")
+        assert "vLLM 0.32.0" in shown and "1,000\t10.0 %\t25.0 %" in shown and NASTY in shown
         tiers = await browser.value("document.getElementById('tiers').innerText")
         assert "memory" in tiers and "16.0 MiB" in tiers and "\t8\t" in tiers
         times = await browser.value("document.getElementById('times').innerText")

@@ -28,12 +28,13 @@ from remote_server.client import GetOutcome
 from remote_server.client.loop import Loop
 from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
+    ConfigError,
     DeadlineExceeded,
     LocalProtocolError,
     RequestRefused,
     ServerUnavailable,
 )
-from remote_server.protocol import Get, Hello, Lookup, Put, Stats
+from remote_server.protocol import EngineReport, Get, Hello, Lookup, Put, Stats
 
 pytestmark = pytest.mark.real_time
 
@@ -272,3 +273,28 @@ def test_what_happens_to_a_connection_is_read_without_keeping_anything(fake, mak
     client.check()
     assert client.counters()["disconnects"]
     assert len(zmq.Event._value2member_map_) == members
+
+
+# ── reports ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_report_goes_out_at_once_and_with_each_later_hello(fake, client):
+    def reports() -> list[EngineReport | None]:
+        return [asked.message.report for asked in fake.all_asked(Hello)]
+
+    assert reports() == [None]
+    first, second = EngineReport("vLLM 0.32.0"), EngineReport("vLLM 0.32.0", 100, {"pool": 10})
+    client.report(first)
+    eventually(lambda: reports() == [None, first], "a hello with the report")
+    client.report(first)
+    client.report(second)
+    eventually(lambda: reports() == [None, first, second], "one hello for each that is new")
+    assert client.ready, "the namespace stayed welcome"
+    fake.epoch = "epoch-2"
+    client.stats()
+    eventually(lambda: reports()[-1:] == [second] and client.ready, "it is known after a restart")
+
+
+def test_a_report_that_no_server_takes_is_refused_here(client):
+    with pytest.raises(ConfigError, match="report"):
+        client.report(EngineReport("\x1b[2J"))

@@ -11,7 +11,7 @@ from remote_server.client import ClientConfig, SharedRegion
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.membership import PREVIOUS_LIST_S
 from remote_server.fleet.server_list import WatchedList, read_list
-from remote_server.protocol import PutOutcome
+from remote_server.protocol import EngineReport, PutOutcome
 
 pytestmark = pytest.mark.real_time
 
@@ -155,3 +155,20 @@ def test_two_clients_with_different_lists_each_find_their_own(standing: Scene):
         assert set(put(some, prompt).outcomes) == {PutOutcome.CREATED}
         put(others, prompt)
         assert look(some, prompt).prefix == look(others, prompt).prefix == len(prompt.keys)
+
+
+def test_every_server_of_the_list_shows_the_engine_also_one_that_joins(four: Scene):
+    fleet = fleet_of(four, *four.servers)
+    report = EngineReport("vLLM 0.32.0", 100, {"pool": 10})
+    fleet.report(report)
+    four.start("kvferry-4")
+    four.write_list([*four.servers])
+
+    def shown() -> list[int]:
+        return [
+            one.prompt_tokens
+            for server in four.servers.values()
+            for one in server.loop_calls.call(server.snapshot).result(PATIENCE_S).engines
+        ]
+
+    eventually(lambda: shown() == [100] * 5, "five servers know its tokens")

@@ -1,12 +1,13 @@
 """A server has a name and refuses those that use another one; its load is what it holds."""
 
 import logging
+from typing import Any
 
 import pytest
 from handler_bench import HandlerBench
 
 from remote_server import protocol
-from remote_server.protocol import Hello, Lookup, Put, ServerLoad, Stats, Welcome
+from remote_server.protocol import EngineReport, Hello, Lookup, Put, ServerLoad, Stats, Welcome
 from remote_server.server.identity import LOAD_S, MOST_NAMES, default_name
 from remote_server.store.use_times import MOST_MOMENTS, UseTimes
 from remote_server.values import KiB
@@ -145,6 +146,40 @@ def test_statistics_have_the_name_and_the_lists_of_connected_clients(server: Nam
     assert len(fleets()["b" * 16]) == MOST_NAMES
     server.handlers.identity.all_gone()
     assert fleets() == {}
+
+
+def reporting(name: str, namespace: str = "ns", **report: Any) -> Hello:
+    return Hello(
+        request_id=1, protocol=2, namespace=namespace, block_bytes=BLOCK_BYTES, client=name,
+        report=EngineReport(**report),
+    )  # fmt: skip
+
+
+def test_an_engine_is_known_by_its_last_report_while_it_is_connected(server: Named):
+    server.hello(client="no engine")
+    for tokens in (0, 100):
+        hello = reporting("a", software="vLLM 0.32.0", prompt_tokens=tokens, reused={"pool": 10})
+        server.ask(hello, client=b"a")
+    server.ask(reporting("b", "other"), client=b"b")
+    a, b = server.handlers.identity.engines()
+    assert (a.client, a.namespace, a.software) == ("a", "ns", "vLLM 0.32.0")
+    assert (a.prompt_tokens, a.reused) == (100, {"pool": 10})
+    assert (b.client, b.namespace, b.prompt_tokens) == ("b", "other", 0)
+    server.hello(client="a")
+    assert server.handlers.identity.engines() == [a, b], "a ping without a report changes nothing"
+    server.handlers.identity.gone(b"a")
+    assert server.handlers.identity.engines() == [b]
+    server.handlers.identity.all_gone()
+    assert server.handlers.identity.engines() == []
+
+
+@pytest.mark.parametrize(
+    "report", [{"software": "vLLM\x1b[2J"}, {"reused": {"po\nol": 1}}], ids=["software", "level"]
+)
+def test_a_report_that_would_write_to_a_terminal_is_refused(server: Named, report: Any):
+    refused = server.ask(reporting("a", **report))
+    assert isinstance(refused, protocol.Error) and refused.code == "bad_request"
+    assert server.handlers.identity.engines() == [] and not server.store.namespaces.known
 
 
 @pytest.mark.parametrize("digest", ["0123456789ABCDEF", "0", "0123456789abcdef0", "x" * 16])
