@@ -28,6 +28,7 @@ from remote_server.values import (
 
 _ADMIT = ("all", "twice")
 _EVICTION = ("lru", "learned")
+EVENTS_FORMATS = MAP, ARRAY = ("map", "array")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Sixteen slabs of a page each would be 64 KiB; a smaller cache than this is a mistake.
@@ -154,6 +155,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     10,000 batches again. Of all tenants: with `tenants` only this machine may reach it. Empty: no
     events, which cost nothing then."""
 
+    events_format: str = MAP
+    """`map`: events are maps, as vLLM publishes them. `array`: their fields have places, as older
+    vLLM published them and some routers read them. Anything that the documents of these do not list
+    is left out then."""
+
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
 
@@ -171,7 +177,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if (rate := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}: {rate} bytes per second; 0 means no limit")
         words = {"disk_admit": _ADMIT, "bucket_admit": _ADMIT, "eviction": _EVICTION,
-                 "log_level": _LOG_LEVELS}  # fmt: skip
+                 "events_format": EVENTS_FORMATS, "log_level": _LOG_LEVELS}  # fmt: skip
         for name, known in words.items():
             if (word := getattr(self, name)) not in known:
                 raise ConfigError(f"{name}: {word!r} is none of {', '.join(known)}")

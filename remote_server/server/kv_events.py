@@ -87,11 +87,42 @@ class AllBlocksCleared(Event):
     """The server has started: what is known of it is no longer true."""
 
 
+class EventArray(msgspec.Struct, array_like=True, gc=False):
+    """As older vLLM published them, for consumers that know no maps: the name of the class, and the
+    fields by their places. What places behind `group_idx` mean differs between consumers."""
+
+
+class BlockStoredArray(EventArray, tag="BlockStored"):
+    """See `BlockStored`."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str
+    lora_name: str | None
+    extra_keys: None
+    group_idx: int
+
+
+class BlockRemovedArray(EventArray, tag="BlockRemoved"):
+    """See `BlockRemoved`."""
+
+    block_hashes: list[int]
+    medium: str
+    group_idx: int
+
+
+class AllBlocksClearedArray(EventArray, tag="AllBlocksCleared"):
+    """See `AllBlocksCleared`."""
+
+
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The third frame of a message."""
 
     ts: float
-    events: Sequence[Event]
+    events: Sequence[Event | EventArray]
 
 
 class Feed:
@@ -104,13 +135,16 @@ class Feed:
         server: str,
         sources: Mapping[str, Presence],
         clock: Callable[[], float],
+        *,
+        as_maps: bool = True,
     ) -> None:
         """`sources` are the news of each tenant, by the prefix of its namespaces. Replays have the
-        port above that of `bind`, or any where that is any. Raises `ConfigError` for an address
-        that cannot be bound."""
+        port above that of `bind`, or any where that is any. Events are maps, or else arrays. Raises
+        `ConfigError` for an address that cannot be bound."""
         self._server = server
         self._sources = sources
         self._clock = clock
+        self._as_maps = as_maps
         self._encode = msgspec.msgpack.Encoder().encode
         self._sequence = _first_number()
         self._flush_at_s = clock()
@@ -125,7 +159,8 @@ class Feed:
             self._pub.close()
             raise
         """The socket of replay requests, to be polled by the loop."""
-        self._send(f"kv@{server}@", [AllBlocksCleared()])
+        cleared = AllBlocksCleared() if self._as_maps else AllBlocksClearedArray()
+        self._send(f"kv@{server}@", [cleared])
 
     @property
     def endpoints(self) -> tuple[str, str]:
@@ -160,21 +195,32 @@ class Feed:
             for first in range(0, len(some), BATCH_EVENTS):
                 self._send(topic, [*self._events(some[first : first + BATCH_EVENTS])])
 
-    def _events(self, news: Sequence[News]) -> Iterator[Event]:
+    def _events(self, news: Sequence[News]) -> Iterator[Event | EventArray]:
         """One event for each block that came, one for all neighbours of a group that went."""
         for (has_come, group), some in groupby(news, key=lambda one: (one.has_come, one.key[-4:])):
             index = int.from_bytes(group, "big")
             if has_come:
                 for one in some:
-                    yield BlockStored(
-                        [_hash_of(one.key)], None, [], one.tokens, None, MEDIUM, None,
-                        index, LOCALITY, self._server,
-                    )  # fmt: skip
+                    yield self._stored(_hash_of(one.key), one.tokens, index)
             else:
-                hashes = [_hash_of(one.key) for one in some]
-                yield BlockRemoved(hashes, MEDIUM, index, LOCALITY, self._server)
+                yield self._removed([_hash_of(one.key) for one in some], index)
 
-    def _send(self, topic: str, events: Sequence[Event]) -> None:
+    def _stored(self, block: int, tokens: int, group: int) -> Event | EventArray:
+        blocks, no_tokens = [block], list[int]()
+        if self._as_maps:
+            return BlockStored(
+                blocks, None, no_tokens, tokens, None, MEDIUM, None, group, LOCALITY, self._server
+            )
+        return BlockStoredArray(
+            blocks, None, no_tokens, tokens, None, MEDIUM, None, None, group
+        )  # fmt: skip
+
+    def _removed(self, blocks: list[int], group: int) -> Event | EventArray:
+        if self._as_maps:
+            return BlockRemoved(blocks, MEDIUM, group, LOCALITY, self._server)
+        return BlockRemovedArray(blocks, MEDIUM, group)
+
+    def _send(self, topic: str, events: Sequence[Event | EventArray]) -> None:
         name, body = topic.encode(), self._encode(Batch(wall_time_s(), events))
         number = self._sequence
         self._sequence += 1

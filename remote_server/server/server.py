@@ -26,7 +26,7 @@ from remote_server.process_limits import (
 )
 from remote_server.protocol import TierStats
 from remote_server.server.auth import Authenticator
-from remote_server.server.config import ServerConfig, TenantConfig, read_tenants
+from remote_server.server.config import MAP, ServerConfig, TenantConfig, read_tenants
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.identity import fleets_of, server_version
@@ -350,8 +350,9 @@ class Server:
         config, first = self.config, next(iter(self.tenants.values()))
         sources = {one.full_name(""): one.store.watch() for one in self.tenants.values()}
         feed = Feed(
-            self._context, config.events, first.handlers.identity.name, sources, self._clock
-        )
+            self._context, config.events, first.handlers.identity.name, sources, self._clock,
+            as_maps=config.events_format == MAP,
+        )  # fmt: skip
         self._poller.register(feed.replays, zmq.POLLIN)
         return feed
 

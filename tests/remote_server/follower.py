@@ -11,6 +11,24 @@ PATIENCE_MS = 60_000
 END = b"\xff" * 8
 
 
+ARRAYS = {
+    "BlockStored": (
+        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+        "lora_name", "extra_keys", "group_idx",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}  # fmt: skip
+"""The places of an event that is an array, behind its type. llm-d reads those up to `lora_name`,
+Dynamo all."""
+
+
+def by_name(event: list[Any]) -> dict[str, Any]:
+    """An event that is an array, with the names of its fields."""
+    kind, *values = event
+    return {"type": kind, **dict(zip(ARRAYS[kind], values, strict=True))}
+
+
 class Picture:
     """What a router believes of one publisher, by topic."""
 
@@ -29,7 +47,7 @@ class Picture:
         time_s, events, *_ = msgpack.unpackb(payload)
         assert isinstance(time_s, float)
         for event in events:
-            self._apply(topic, event)
+            self._apply(topic, event if isinstance(event, dict) else by_name(event))
 
     def _apply(self, topic: bytes, event: dict[str, Any]) -> None:
         match event["type"]:

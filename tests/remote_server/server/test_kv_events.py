@@ -8,6 +8,7 @@ from random import Random, SystemRandom
 from types import SimpleNamespace
 
 import msgpack
+import msgspec
 import pytest
 import zmq
 from fake_server import eventually
@@ -34,10 +35,10 @@ def vllm_key(number: int, group: int = 0) -> bytes:
     return number.to_bytes(32, "big") + group.to_bytes(4, "big")
 
 
-@pytest.fixture
-def followed() -> Iterator[Server]:
+@pytest.fixture(params=["map", "array"])
+def followed(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Memory for 512 blocks."""
-    with memory_server(**EVENTS, memory=2 * MiB) as server:
+    with memory_server(**EVENTS, events_format=request.param, memory=2 * MiB) as server:
         yield server
 
 
@@ -103,6 +104,25 @@ def test_a_batch_is_as_an_engine_publishes_it(source: SimpleNamespace, context: 
         },
         {"type": "BlockRemoved", "block_hashes": [9], **common},
     ]  # fmt: skip
+
+
+def test_an_array_has_the_bytes_that_routers_document(context: zmq.Context):
+    """Places 0 to 8 of BlockStored and 0 to 2 of BlockRemoved, then the group."""
+    tenant, clock = Presence([]), SimpleNamespace(now=0.0)
+    feed = Feed(context, EVENTS["events"], "one", {"": tenant}, lambda: clock.now, as_maps=False)
+    try:
+        batches = [msgspec.msgpack.encode(one) for one in feed._events([
+            News("ns", vllm_key(5 << 64 | 7, 3), 16, True), News("ns", vllm_key(9, 3), 0, False),
+        ])]  # fmt: skip
+        cleared = feed._kept[0][2]
+    finally:
+        feed.close()
+    stored, removed = batches
+    assert stored == (b"\x9a\xabBlockStored\x91\x07\xc0\x90\x10\xc0\xa7STORAGE\xc0\xc0\x03"), (
+        "ten places"
+    )
+    assert removed == b"\x94\xacBlockRemoved\x91\x09\xa7STORAGE\x03"
+    assert cleared[:1] == b"\x92" and cleared[10:] == b"\x91\x91\xb0AllBlocksCleared"
 
 
 def test_a_replay_has_the_batches_in_order_and_an_end(source, context):
