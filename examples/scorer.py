@@ -5,9 +5,9 @@
         chosen = choose(engines, tokens, on_servers(locator, tokens))
 
 Three things decide: the tokens that an engine has in its own cache or in its CPU pool, by its
-events; those that it would load from a server, which is as far from every engine; and the tokens
-that wait in its queue. The router adds the length of a prompt that it sends to `queued_tokens`, and
-takes it off when the first token has come.
+events; those that it would load from a server, which is as far from every engine; and the work that
+waits in its queue. The router adds `work_s` of a prompt that it sends to `queued_s`, and takes it
+off when the first token has come.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,23 @@ class Engine:
     def __init__(
         self,
         name: str,
-        events: str,
+        events: str | None = None,
         *,
         computes_per_s: float = 10_000.0,
         loads_per_s: float = 100_000.0,
     ) -> None:
-        """`events` is where it publishes vLLM's KV events. Speeds are in tokens; measure them."""
+        """`events` is where it publishes vLLM's KV events; None: `apply` is called with each.
+        Speeds are in tokens; measure them."""
         self.name = name
         self.computes_per_s = computes_per_s
         self.loads_per_s = loads_per_s
-        self.queued_tokens = 0
+        self.queued_s = 0.0
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.SUB)
         self._socket.linger = 0
         self._socket.subscribe(b"")
-        self._socket.connect(events)
+        if events is not None:
+            self._socket.connect(events)
         self._next: int | None = None
         self._hashes: dict[tuple[int | None, tuple[int, ...]], int] = {}
         """The hash of a block, by that of the block before it and its tokens."""
@@ -97,12 +99,16 @@ class Engine:
             found += size
         return found
 
-    def seconds(self, tokens: Sequence[int], readable: int) -> float:
-        """Until the first token of this prompt, of which servers have `readable` tokens."""
+    def work_s(self, tokens: Sequence[int], readable: int) -> float:
+        """What it takes to compute or load this prompt, of which servers have the first `readable`
+        tokens."""
         cached = self.cached(tokens)
         loaded = max(0, readable - cached)
-        computed = len(tokens) - cached - loaded + self.queued_tokens
-        return computed / self.computes_per_s + loaded / self.loads_per_s
+        return (len(tokens) - cached - loaded) / self.computes_per_s + loaded / self.loads_per_s
+
+    def first_token_s(self, tokens: Sequence[int], readable: int) -> float:
+        """Until the first token of this prompt, behind those that wait."""
+        return self.queued_s + self.work_s(tokens, readable)
 
     def close(self) -> None:
         self._socket.close()
@@ -116,4 +122,4 @@ def on_servers(locator: Locator, tokens: Sequence[int], namespace: str | None = 
 
 def choose(engines: Sequence[Engine], tokens: Sequence[int], readable: int) -> Engine:
     """The engine for this prompt; the first of those that are equal."""
-    return min(engines, key=lambda engine: engine.seconds(tokens, readable))
+    return min(engines, key=lambda engine: engine.first_token_s(tokens, readable))

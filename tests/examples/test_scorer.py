@@ -50,13 +50,13 @@ def test_the_warm_engine_is_chosen_unless_its_queue_costs_more(engines: list[Eng
     warm, cold = engines
     warm.apply(stored(*range(1, 9)))
     assert choose(engines, PROMPT, 0) is warm
-    warm.queued_tokens = 9 * SIZE
+    warm.queued_s = 9 * SIZE / warm.computes_per_s
     assert choose(engines, PROMPT, 0) is cold
 
 
 def test_a_servers_prefix_lowers_the_price_of_the_cold_engine(engines: list[Engine]):
     warm, cold = engines
     warm.apply(stored(*range(1, 9)))
-    warm.queued_tokens = SIZE
+    warm.queued_s = SIZE / warm.computes_per_s
     assert choose(engines, PROMPT, 0) is warm
     assert choose(engines, PROMPT, 10 * SIZE) is cold
