@@ -6,7 +6,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next matrix fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo docs serve peers gpu-check gpu-demo lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next matrix fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo router-demo docs serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -99,6 +99,9 @@ mutants: $(READY) ## deliberate faults, each with the test that must fail; ARGS=
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
+
+router-demo: $(READY) ## vLLM's router before two engines and a cache server: where prompts come from
+	$(PYTHON_VENV) -m examples.router_demo $(ARGS)
 
 docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
 	$(PYTHON_VENV) -m benchmarks.settings_page docs/SETTINGS.md
