@@ -1,4 +1,4 @@
-"""A scorer for a router: the engine at which a prompt's first token would come soonest.
+"""A scorer for a router: the engine that would answer a prompt at the least cost.
 
     engines = [Engine("a", "tcp://10.0.0.1:5557"), Engine("b", "tcp://10.0.0.2:5557")]
     with Locator("tcp://10.0.0.7:5757") as locator:
@@ -19,6 +19,11 @@ import zmq
 from remote_server.fleet.locator import Locator
 
 _LOCAL = ("GPU", "CPU")
+
+WORK_COUNTS = 5
+"""How much more the work for a prompt counts than its wait: that work delays all prompts behind it.
+With 1 each prompt's own first token comes soonest, and engines that are overloaded compute what
+others have. `benchmarks/remote_kv_cache/test_routing.py` compares."""
 
 
 class Engine:
@@ -106,9 +111,9 @@ class Engine:
         loaded = max(0, readable - cached)
         return (len(tokens) - cached - loaded) / self.computes_per_s + loaded / self.loads_per_s
 
-    def first_token_s(self, tokens: Sequence[int], readable: int) -> float:
-        """Until the first token of this prompt, behind those that wait."""
-        return self.queued_s + self.work_s(tokens, readable)
+    def cost_s(self, tokens: Sequence[int], readable: int) -> float:
+        """The wait of this prompt behind those that were there before, and what it costs them all."""
+        return self.queued_s + WORK_COUNTS * self.work_s(tokens, readable)
 
     def close(self) -> None:
         self._socket.close()
@@ -122,4 +127,4 @@ def on_servers(locator: Locator, tokens: Sequence[int], namespace: str | None = 
 
 def choose(engines: Sequence[Engine], tokens: Sequence[int], readable: int) -> Engine:
     """The engine for this prompt; the first of those that are equal."""
-    return min(engines, key=lambda engine: engine.first_token_s(tokens, readable))
+    return min(engines, key=lambda engine: engine.cost_s(tokens, readable))

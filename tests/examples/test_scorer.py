@@ -1,11 +1,11 @@
-"""The example's scorer sends a prompt where its first token comes soonest."""
+"""The example's scorer sends a prompt where it costs least."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from examples.scorer import Engine, choose
+from examples.scorer import WORK_COUNTS, Engine, choose
 
 SIZE = 4
 PROMPT = [*range(100, 100 + 10 * SIZE)]
@@ -50,13 +50,13 @@ def test_the_warm_engine_is_chosen_unless_its_queue_costs_more(engines: list[Eng
     warm, cold = engines
     warm.apply(stored(*range(1, 9)))
     assert choose(engines, PROMPT, 0) is warm
-    warm.queued_s = 9 * SIZE / warm.computes_per_s
+    warm.queued_s = WORK_COUNTS * 9 * SIZE / warm.computes_per_s
     assert choose(engines, PROMPT, 0) is cold
 
 
 def test_a_servers_prefix_lowers_the_price_of_the_cold_engine(engines: list[Engine]):
     warm, cold = engines
     warm.apply(stored(*range(1, 9)))
-    warm.queued_s = SIZE / warm.computes_per_s
+    warm.queued_s = 10 * SIZE / warm.computes_per_s
     assert choose(engines, PROMPT, 0) is warm
     assert choose(engines, PROMPT, 10 * SIZE) is cold
