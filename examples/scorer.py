@@ -112,7 +112,7 @@ class Engine:
         return (len(tokens) - cached - loaded) / self.computes_per_s + loaded / self.loads_per_s
 
     def cost_s(self, tokens: Sequence[int], readable: int) -> float:
-        """The wait of this prompt behind those that were there before, and what it costs them all."""
+        """The wait of this prompt, and its work, which those behind it wait for."""
         return self.queued_s + WORK_COUNTS * self.work_s(tokens, readable)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ LEVELS = ("engine", "pool", "server")
 _CACHE_BLOCKS, _POOL = 260, 192 * MiB
 """An engine's own cache holds two or three prompts of average length, its pool some more."""
 
-_MEASURED_TOKENS = 2048
+_MEASURED_BLOCKS = 50
 _CLEAR_S = 60.0
 _ANSWER_S = 600.0
 
@@ -69,6 +69,7 @@ class RealFleet:
     """The processes; all of them end with `stack`."""
 
     def __init__(self, stack: ExitStack, models: Path, most_blocks: int, cores: Sequence[int]):
+        self._most_blocks = most_blocks
         model = tiny_model.build(models / MODEL, MODEL)
         self._server = stack.enter_context(RemoteServer(str(2 * GiB)))
         self._client = RemoteClient(ClientConfig(self._server.endpoint, client_name="observer"))
@@ -111,14 +112,15 @@ class RealFleet:
     def _measure(self) -> tuple[float, float]:
         """Tokens a second: computed, and loaded from the server. Also the warm-up."""
         first, second = self._engines.values()
+        blocks = min(_MEASURED_BLOCKS, self._most_blocks)
+        length = blocks * BLOCK_TOKENS
         for engine in (first, second):
-            engine.complete(tiny_model.prompt_tokens(_MEASURED_TOKENS, seed=7), 1, logprobs=None)
-        prompt = tiny_model.prompt_tokens(_MEASURED_TOKENS, seed=8)
+            engine.complete(tiny_model.prompt_tokens(length, seed=7), 1, logprobs=None)
+        prompt = tiny_model.prompt_tokens(length, seed=8)
         computed_s = first.complete(prompt, 1, logprobs=None).ttft_s
-        blocks = 2 * _MEASURED_TOKENS // BLOCK_TOKENS
-        wait_until_readable(self._client, blocks)
+        wait_until_readable(self._client, 2 * blocks)
         loaded_s = second.complete(prompt, 1, logprobs=None).ttft_s
-        return _MEASURED_TOKENS / computed_s, _MEASURED_TOKENS / loaded_s
+        return length / computed_s, length / loaded_s
 
     def replay(
         self,

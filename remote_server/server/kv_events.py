@@ -59,7 +59,8 @@ class Event(msgspec.Struct, omit_defaults=True, tag=True, gc=False):
 
 
 class BlockStored(Event):
-    """A block is readable on this server."""
+    """Blocks of one size are readable on this server. They need not follow each other in a
+    prompt."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -196,17 +197,16 @@ class Feed:
                 self._send(topic, [*self._events(some[first : first + BATCH_EVENTS])])
 
     def _events(self, news: Sequence[News]) -> Iterator[Event | EventArray]:
-        """One event for each block that came, one for all neighbours of a group that went."""
-        for (has_come, group), some in groupby(news, key=lambda one: (one.has_come, one.key[-4:])):
-            index = int.from_bytes(group, "big")
+        """One event for all neighbours of a group that came with one size, or that went."""
+        for (has_come, group, tokens), some in groupby(news, key=_kind):
+            index, hashes = int.from_bytes(group, "big"), [_hash_of(one.key) for one in some]
             if has_come:
-                for one in some:
-                    yield self._stored(_hash_of(one.key), one.tokens, index)
+                yield self._stored(hashes, tokens, index)
             else:
-                yield self._removed([_hash_of(one.key) for one in some], index)
+                yield self._removed(hashes, index)
 
-    def _stored(self, block: int, tokens: int, group: int) -> Event | EventArray:
-        blocks, no_tokens = [block], list[int]()
+    def _stored(self, blocks: list[int], tokens: int, group: int) -> Event | EventArray:
+        no_tokens = list[int]()
         if self._as_maps:
             return BlockStored(
                 blocks, None, no_tokens, tokens, None, MEDIUM, None, group, LOCALITY, self._server
@@ -283,6 +283,11 @@ def _first_number() -> int:
     """Above all of an earlier start, unless the clock was set back meanwhile: milliseconds since
     1970, in each a million batches."""
     return time.time_ns() // 1_000_000 << 20
+
+
+def _kind(news: News) -> tuple[bool, bytes, int]:
+    """Neighbours of one kind are one event."""
+    return news.has_come, news.key[-4:], news.tokens if news.has_come else 0
 
 
 def _hash_of(key: bytes) -> int:

@@ -142,6 +142,15 @@ def _config(endpoint: str, transport: str, *, integrity: bool) -> ClientConfig:
     return replace(config, transport=transport)
 
 
+def wait_until_ready(client: Client) -> None:
+    """Until the client may be used, for its own namespace. Raises `Skipped` after some seconds."""
+    deadline = time.monotonic() + _READY_S
+    while not client.ready:
+        if time.monotonic() > deadline:
+            raise Skipped(f"no connection within {_READY_S:g} s")
+        time.sleep(0.01)
+
+
 def _prepare(
     client: Client, num_servers: int, namespace: str, block_bytes: int, transport: str,
     rows: Sequence[SharedPool],

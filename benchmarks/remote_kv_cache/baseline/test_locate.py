@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     FerryWork,
     WarmServer,
     connect,
+    wait_until_ready,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.small_operations import LARGE, SMALL, work_of
@@ -51,6 +53,7 @@ QUESTIONS = 20
 OUTSTANDING = 4
 
 PLAIN, EVENTS, FOLLOWED = "put", "put, events", "put, events followed"
+_EVENTS_OUT_S = 0.05
 _MEMORY = 1 * GiB
 _PUT_BYTES = 64 * MiB
 _NAMESPACE = "located"
@@ -99,6 +102,7 @@ def located(runner: Runner) -> list[Figure]:
         client = RemoteClient(ClientConfig(server.endpoint, client_name="benchmark"))
         stack.callback(client.close)
         client.declare(_NAMESPACE, KiB, _FACTS)
+        wait_until_ready(client)
         row = memoryview(bytearray(KiB))
         put = client.put(
             _NAMESPACE, keys, [row] * len(keys), deferred=False, timeout_s=PATIENCE_S
@@ -176,9 +180,17 @@ def measure_puts(runner: Runner, record: Record, work: blocks.Work) -> None:
                 stack.callback(client.close)
                 mine = FerryWork(client, transport, work)
                 put = partial(mine.put, source.pool, deferred=False)
-                cases.append(Case(Variant(operation, transport), put, prepare=mine.clear))
+                cases.append(
+                    Case(Variant(operation, transport), put, prepare=partial(_clear, mine))
+                )
         samples = runner.measure(f"puts, {work.model.name}", cases, work.num_bytes)
         record.rows += results.rows_of(work, samples, Variant("b2b naive"))
+
+
+def _clear(work: FerryWork) -> None:
+    """And wait until the events of that are out: the next put's are to be measured."""
+    work.clear()
+    time.sleep(_EVENTS_OUT_S)
 
 
 def _server(stack: ExitStack, operation: str) -> str:
