@@ -55,7 +55,7 @@ OUTSTANDING = 4
 PLAIN, EVENTS, FOLLOWED = "put", "put, events", "put, events followed"
 _EVENTS_OUT_S = 0.05
 _MEMORY = 1 * GiB
-_PUT_BYTES = 64 * MiB
+_PUT_BYTES = 256 * MiB
 _NAMESPACE = "located"
 _FACTS = {"hash_algo": "sha256", "hash_seed": "0", "key_tokens": f"{BLOCK_TOKENS} 0:{BLOCK_TOKENS}"}
 
