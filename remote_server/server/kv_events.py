@@ -19,7 +19,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -188,22 +187,28 @@ class Feed:
 
     def _publish(self, prefix: str, news: Sequence[News]) -> None:
         """In their order in each namespace."""
-        by_namespace: dict[str, list[News]] = {}
-        for one in news:
-            by_namespace.setdefault(one.namespace, []).append(one)
-        for namespace, some in by_namespace.items():
+        for namespace, some in _by_namespace(news).items():
             topic = f"kv@{self._server}@{(prefix + namespace).replace('@', ':')}"
             for first in range(0, len(some), BATCH_EVENTS):
                 self._send(topic, [*self._events(some[first : first + BATCH_EVENTS])])
 
     def _events(self, news: Sequence[News]) -> Iterator[Event | EventArray]:
         """One event for all neighbours of a group that came with one size, or that went."""
-        for (has_come, group, tokens), some in groupby(news, key=_kind):
-            index, hashes = int.from_bytes(group, "big"), [_hash_of(one.key) for one in some]
-            if has_come:
-                yield self._stored(hashes, tokens, index)
-            else:
-                yield self._removed(hashes, index)
+        of = news[0]
+        group, hashes = of.key[-4:], list[int]()
+        for one in news:
+            key = one.key
+            if key[-4:] != group or one.has_come is not of.has_come or one.tokens != of.tokens:
+                yield self._event(of, hashes)
+                of, group, hashes = one, key[-4:], []
+            hashes.append(_hash_of(key))
+        yield self._event(of, hashes)
+
+    def _event(self, of: News, hashes: list[int]) -> Event | EventArray:
+        group = int.from_bytes(of.key[-4:], "big")
+        if of.has_come:
+            return self._stored(hashes, of.tokens, group)
+        return self._removed(hashes, group)
 
     def _stored(self, blocks: list[int], tokens: int, group: int) -> Event | EventArray:
         no_tokens = list[int]()
@@ -285,9 +290,14 @@ def _first_number() -> int:
     return time.time_ns() // 1_000_000 << 20
 
 
-def _kind(news: News) -> tuple[bool, bytes, int]:
-    """Neighbours of one kind are one event."""
-    return news.has_come, news.key[-4:], news.tokens if news.has_come else 0
+def _by_namespace(news: Sequence[News]) -> Mapping[str, Sequence[News]]:
+    first = news[0].namespace
+    if all(one.namespace == first for one in news):
+        return {first: news}
+    found: dict[str, list[News]] = {}
+    for one in news:
+        found.setdefault(one.namespace, []).append(one)
+    return found
 
 
 def _hash_of(key: bytes) -> int:

@@ -6,7 +6,9 @@ all news knows what the server holds.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from remote_server.protocol import Stretch
 
@@ -33,8 +35,8 @@ class Holder(Protocol):
         not look for it."""
 
 
-class News(NamedTuple):
-    """A block has come, or has gone."""
+class News(msgspec.Struct, frozen=True, gc=False):
+    """A block has come, or has gone. Python's collector does not count it: a put has thousands."""
 
     namespace: str
     key: bytes
@@ -72,14 +74,20 @@ class Journal:
 
     def came(self, blocks: Iterable[Held]) -> None:
         """`blocks` are readable here, and no block of their keys was before."""
-        for block in blocks:
-            namespace, key = block.namespace, block.key
-            if not any(other.has(namespace, key) for other in self._others):
-                self._news.append(News(namespace, key, block.chain.tokens, True))
+        if self._others:
+            blocks = self._only_here(blocks)
+        self._news += [News(one.namespace, one.key, one.chain.tokens, True) for one in blocks]
 
     def went(self, blocks: Iterable[Held]) -> None:
         """`blocks` are not readable here any more, and nor is another block of their keys."""
-        for block in blocks:
-            namespace, key = block.namespace, block.key
-            if not any(other.has(namespace, key) for other in self._others):
-                self._news.append(News(namespace, key, 0, False))
+        if self._others:
+            blocks = self._only_here(blocks)
+        self._news += [News(one.namespace, one.key, 0, False) for one in blocks]
+
+    def _only_here(self, blocks: Iterable[Held]) -> list[Held]:
+        """Those that no other tier has."""
+        others = self._others
+        return [
+            one for one in blocks
+            if not any(other.has(one.namespace, one.key) for other in others)
+        ]  # fmt: skip

@@ -100,10 +100,12 @@ class SteppedEngine:
         pool_rows: int = POOL_ROWS,
         max_model_len: int = MAX_MODEL_LEN,
         clock: Callable[[], int] = time.perf_counter_ns,
+        kv_events: bool = False,
     ) -> None:
         """Start it with `num_blocks` blocks. Raises `Skipped` without vLLM.
 
-        `max_model_len` may exceed that of the model's preset. `clock` times the hooks.
+        `max_model_len` may exceed that of the model's preset. `clock` times the hooks. With
+        `kv_events` vLLM has the events of its cache, our pool and the server, for no publisher.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
@@ -135,9 +137,10 @@ class SteppedEngine:
                 "kv_connector": "KVFerryConnector",
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {
-                    "server": endpoint, "cpu_pool": pool_bytes, **_PATIENT
+                    "server": endpoint, "cpu_pool": pool_bytes, "kv_events": kv_events, **_PATIENT
                 },
             },
+            kv_events_config={"enable_kv_cache_events": kv_events, "publisher": "null"},
         )  # fmt: skip
         self._engine: Any = llm.llm_engine
         self._core: Any = self._engine.engine_core.engine_core

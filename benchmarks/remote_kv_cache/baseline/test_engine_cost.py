@@ -2,8 +2,8 @@
 
 A real engine decodes a few requests, its scheduler in this process, while the client of a cache
 server is idle, moves blocks at the demo's rate or at full speed, and while long prompts come back
-from that server. Every engine step is timed, and in it the time of the scheduler's thread in the
-connector: in our code and in vLLM's own offloading.
+from that server; a second engine has the events of all of that. Every engine step is timed, and in
+it the time of the scheduler's thread in the connector: in our code and in vLLM's own offloading.
 """
 
 import itertools
@@ -49,10 +49,13 @@ SETTLING_STEPS = 16
 SPARE_TOKENS = 6 * BLOCK_TOKENS
 """Tokens that a request may decode before the last of them is admitted."""
 
-_NEEDED = 3 * GiB
+_NEEDED = 6 * GiB
 
 BESIDE = (("demo's rate", True), ("full speed", False), ("full speed, prompts return", False))
 """Variants with a second client, and whether it moves at the demo's rate."""
+
+EVENTS = (Variant("idle client, events"), Variant("prompts return, events"))
+"""The same by an engine with `kv_events`."""
 
 OF_THE_MACHINE = frozenset(
     {"lookup_late", "lookup_paused", "unavailable", "budget_spent", "pool_busy"}
@@ -122,22 +125,31 @@ class EngineCost:
         engine_blocks = max(200, PROMPT_TOKENS // BLOCK_TOKENS + 17 + decoded)
         self._loaded_before = 0
         self._misses_before: dict[str, int] = {}
-        self._engine = stack.enter_context(
-            SteppedEngine(model, preset, self._server.endpoint, engine_blocks)
-        )
+        self._engines = {
+            has_events: stack.enter_context(
+                SteppedEngine(
+                    model, preset, self._server.endpoint, engine_blocks, kv_events=has_events
+                )
+            )
+            for has_events in (False, True)
+        }
+        self._engine = self._engines[False]
+        """That of the case under way."""
         self._seeds = itertools.count(1000)
         self._turns = itertools.cycle(range(NUM_PROMPTS))
         self._prompts = [
             tiny_model.prompt_tokens(PROMPT_TOKENS, seed=number) for number in range(NUM_PROMPTS)
         ]
-        for number, prompt in enumerate(self._prompts):
-            self._engine.add(f"cold {number}", prompt, 1)
-            self._engine.finish()
-        self._engine.empty()
+        for engine in self._engines.values():
+            for number, prompt in enumerate(self._prompts):
+                engine.add(f"cold {number}", prompt, 1)
+                engine.finish()
+            engine.empty()
 
     def cases(self, stack: ExitStack, rate: float) -> list[Case]:
         """Every variant; `Skipped` where a second client of that transport cannot run here."""
-        cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
+        alone = (IDLE, Variant("prompts return"), *EVENTS)
+        cases = [self._case(variant, None, None) for variant in alone]
         for transport in TRANSPORTS:
             variants = [(Variant(name, transport), slow) for name, slow in BESIDE]
             try:
@@ -170,11 +182,14 @@ class EngineCost:
         return Case(
             variant,
             partial(self._run, variant, every),
-            partial(self._prepare, background, bytes_per_s),
+            partial(self._prepare, variant, background, bytes_per_s),
             partial(self._verify, variant, background),
         )
 
-    def _prepare(self, background: BackgroundClient | None, bytes_per_s: float | None) -> None:
+    def _prepare(
+        self, variant: Variant, background: BackgroundClient | None, bytes_per_s: float | None
+    ) -> None:
+        self._engine = self._engines[variant in EVENTS]
         self._engine.empty()
         if background is not None:
             with suppress(Exception):  # a failed trial may still run
