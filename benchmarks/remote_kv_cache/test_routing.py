@@ -238,8 +238,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NUMBER",
         help="of a prompt, with --real: longer ones are left out (default: %(default)s)",
     )
-    add("--every", type=options.above_zero, default=0.4, metavar="SECONDS",
-        help="between two prompts on average, with --real (default: %(default)g)")  # fmt: skip
+    add("--every", type=options.above_zero, default=0.5, metavar="SECONDS",
+        help="between two prompts, with --real (default: %(default)g)")  # fmt: skip
     add("--rounds", type=options.positive, default=3, metavar="NUMBER",
         help="with --real (default: %(default)s)")  # fmt: skip
     add("--models", type=options.folder, default=Path(tempfile.gettempdir()) / "kvferry-models",

@@ -1,7 +1,8 @@
 """Two engines that compute, a cache server, and a router that chooses by one of the rules.
 
 Prompts are those of a trace, scaled down: equal blocks of the trace are equal blocks of 32 tokens.
-They arrive in the trace's rhythm, whether or not earlier ones are answered.
+They are sessions of several turns in the trace's order, and arrive at equal distances, whether or
+not earlier ones are answered.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.engine.session import wait_until_readable
 from benchmarks.remote_kv_cache.replay.trace_file import Request
-from benchmarks.routing.rules import RULES, Prompt, Rule
+from benchmarks.routing.rules import RULES, Prompt, Rule, sessions_of
 from examples import tiny_model
 from examples.engine import VllmServer
 from examples.processes import RemoteServer, free_port
@@ -33,6 +34,7 @@ LEVELS = ("engine", "pool", "server")
 _CACHE_BLOCKS, _POOL = 260, 192 * MiB
 """An engine's own cache holds two or three prompts of average length, its pool some more."""
 
+LEAST_TURNS = 4
 _MEASURED_BLOCKS = 50
 _CLEAR_S = 60.0
 _ANSWER_S = 600.0
@@ -51,9 +53,17 @@ class Replayed(NamedTuple):
 
 
 def prompts_of(requests: Sequence[Request], most_blocks: int, number: int) -> list[Request]:
-    """The first so many requests of the trace that are no longer."""
-    fitting = (one for one in requests if 0 < len(one.blocks) <= most_blocks)
-    return [one for one, _ in zip(fitting, range(number), strict=False)]
+    """So many requests of the trace that are no longer, in its order: all of the first sessions
+    that have `LEAST_TURNS` or more of them. The trace's own beginning has hardly a second turn."""
+    fitting = [one for one in requests if 0 < len(one.blocks) <= most_blocks]
+    by_session: dict[int, list[int]] = {}
+    for place, session in enumerate(sessions_of(fitting)):
+        by_session.setdefault(session, []).append(place)
+    chosen: list[int] = []
+    for places in by_session.values():
+        if len(places) >= LEAST_TURNS and len(chosen) + LEAST_TURNS <= number:
+            chosen += places[: number - len(chosen)]
+    return [fitting[place] for place in sorted(chosen)]
 
 
 def tokens_of(request: Request) -> list[int]:
@@ -130,7 +140,7 @@ class RealFleet:
         every_s: float,
         report: Callable[[int], None],
     ) -> Replayed:
-        """All requests, one each `every_s` on average, with every cache empty at the begin."""
+        """All requests, one each `every_s`, with every cache empty at the begin."""
         self._empty()
         with ExitStack() as stack:
             pictures = [
@@ -158,7 +168,6 @@ class RealFleet:
         report: Callable[[int], None],
     ) -> Replayed:
         before = {name: engine.cached_by_level() for name, engine in self._engines.items()}
-        scale = every_s * (len(requests) - 1) / (requests[-1].arrival_s - requests[0].arrival_s)
         queues, chosen, waits = threading.Lock(), list[str](), list[float]()
         prompt_tokens = 0
 
@@ -174,8 +183,8 @@ class RealFleet:
         began = time.perf_counter()
         with ThreadPoolExecutor(len(requests)) as senders:
             sent = []
-            for request, session in zip(requests, sessions, strict=True):
-                due = began + scale * (request.arrival_s - requests[0].arrival_s)
+            for place, (request, session) in enumerate(zip(requests, sessions, strict=True)):
+                due = began + place * every_s
                 time.sleep(max(0.0, due - time.perf_counter()))
                 tokens = tokens_of(request)
                 prompt_tokens += len(tokens)
