@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--real", action="store_true",
         help="two engines that compute and a real server; of the options above only --trace and "
         "--requests count")  # fmt: skip
-    add("--prompts", type=options.positive, default=80, metavar="NUMBER",
+    add("--prompts", type=options.positive, default=160, metavar="NUMBER",
         help="of the trace, with --real (default: %(default)s)")  # fmt: skip
     add(
         "--most-blocks",
@@ -238,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NUMBER",
         help="of a prompt, with --real: longer ones are left out (default: %(default)s)",
     )
-    add("--every", type=options.above_zero, default=0.5, metavar="SECONDS",
+    add("--every", type=options.above_zero, default=0.2, metavar="SECONDS",
         help="between two prompts, with --real (default: %(default)g)")  # fmt: skip
     add("--rounds", type=options.positive, default=3, metavar="NUMBER",
         help="with --real (default: %(default)s)")  # fmt: skip

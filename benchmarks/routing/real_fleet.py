@@ -31,8 +31,8 @@ BLOCK_TOKENS = 32
 ENGINES = ("a", "b")
 LEVELS = ("engine", "pool", "server")
 
-_CACHE_BLOCKS, _POOL = 260, 192 * MiB
-"""An engine's own cache holds two or three prompts of average length, its pool some more."""
+_CACHE_BLOCKS, _POOL = 160, 128 * MiB
+"""An engine's own cache holds the prompts of six sessions, its pool of as many more."""
 
 LEAST_TURNS = 4
 _MEASURED_BLOCKS = 50
