@@ -18,7 +18,7 @@ batches from there on, or from the oldest that is kept.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 MEDIUM = "STORAGE"
 LOCALITY = "REMOTE"
 
-BATCH_EVENTS = 1000
+BATCH_BLOCKS = 1000
 FLUSH_S = 0.01
 """The longest time by which an event waits for others."""
 
@@ -176,9 +176,7 @@ class Feed:
     def take_turn(self) -> bool:
         """Publish what is due. Whether more is to be done at once."""
         now = self._clock()
-        if now >= self._flush_at_s or any(
-            len(source.news) >= BATCH_EVENTS for source in self._sources.values()
-        ):
+        if now >= self._flush_at_s:
             self._flush_at_s = now + FLUSH_S
             for prefix, source in self._sources.items():
                 if source.news:
@@ -186,29 +184,28 @@ class Feed:
         return self._replay_some()
 
     def _publish(self, prefix: str, news: Sequence[News]) -> None:
-        """In their order in each namespace."""
-        for namespace, some in _by_namespace(news).items():
-            topic = f"kv@{self._server}@{(prefix + namespace).replace('@', ':')}"
-            for first in range(0, len(some), BATCH_EVENTS):
-                self._send(topic, [*self._events(some[first : first + BATCH_EVENTS])])
-
-    def _events(self, news: Sequence[News]) -> Iterator[Event | EventArray]:
-        """One event for all neighbours of a group that came with one size, or that went."""
-        of = news[0]
-        group, hashes = of.key[-4:], list[int]()
+        """In their order in each namespace, about `BATCH_BLOCKS` in a batch."""
+        by_namespace: dict[str, list[News]] = {}
         for one in news:
-            key = one.key
-            if key[-4:] != group or one.has_come is not of.has_come or one.tokens != of.tokens:
-                yield self._event(of, hashes)
-                of, group, hashes = one, key[-4:], []
-            hashes.append(_hash_of(key))
-        yield self._event(of, hashes)
+            by_namespace.setdefault(one.namespace, []).append(one)
+        for namespace, some in by_namespace.items():
+            topic = f"kv@{self._server}@{(prefix + namespace).replace('@', ':')}"
+            events, num_blocks = list[Event | EventArray](), 0
+            for one in some:
+                for first in range(0, len(one.hashes), BATCH_BLOCKS):
+                    hashes = one.hashes[first : first + BATCH_BLOCKS]
+                    events.append(self._event(one, hashes))
+                    num_blocks += len(hashes)
+                    if num_blocks >= BATCH_BLOCKS:
+                        self._send(topic, events)
+                        events, num_blocks = [], 0
+            if events:
+                self._send(topic, events)
 
     def _event(self, of: News, hashes: list[int]) -> Event | EventArray:
-        group = int.from_bytes(of.key[-4:], "big")
         if of.has_come:
-            return self._stored(hashes, of.tokens, group)
-        return self._removed(hashes, group)
+            return self._stored(hashes, of.tokens, of.group)
+        return self._removed(hashes, of.group)
 
     def _stored(self, blocks: list[int], tokens: int, group: int) -> Event | EventArray:
         no_tokens = list[int]()
@@ -288,20 +285,6 @@ def _first_number() -> int:
     """Above all of an earlier start, unless the clock was set back meanwhile: milliseconds since
     1970, in each a million batches."""
     return time.time_ns() // 1_000_000 << 20
-
-
-def _by_namespace(news: Sequence[News]) -> Mapping[str, Sequence[News]]:
-    first = news[0].namespace
-    if all(one.namespace == first for one in news):
-        return {first: news}
-    found: dict[str, list[News]] = {}
-    for one in news:
-        found.setdefault(one.namespace, []).append(one)
-    return found
-
-
-def _hash_of(key: bytes) -> int:
-    return int.from_bytes(key[-12:-4], "big")
 
 
 def _above(address: str) -> str:

@@ -36,13 +36,23 @@ class Holder(Protocol):
 
 
 class News(msgspec.Struct, frozen=True, gc=False):
-    """A block has come, or has gone. Python's collector does not count it: a put has thousands."""
+    """Blocks of one kind that have come, or have gone, one after the other. Python's collector does
+    not count it."""
 
     namespace: str
-    key: bytes
+    group: int
+    """That of the keys."""
     tokens: int
-    """How many it holds; 0 where that is not known, and for a block that has gone."""
+    """How many each block holds; 0 where that is not known, and for blocks that have gone."""
     has_come: bool
+    keys: list[bytes]
+    hashes: list[int]
+    """`hash_of` each of the keys: made at once, while these are in the processor's cache."""
+
+
+def hash_of(key: bytes) -> int:
+    """The last eight bytes of the block hash as a number, as vLLM has it in its events."""
+    return int.from_bytes(key[-12:-4], "big")
 
 
 class Presence:
@@ -74,20 +84,26 @@ class Journal:
 
     def came(self, blocks: Iterable[Held]) -> None:
         """`blocks` are readable here, and no block of their keys was before."""
-        if self._others:
-            blocks = self._only_here(blocks)
-        self._news += [News(one.namespace, one.key, one.chain.tokens, True) for one in blocks]
+        self._report(blocks, has_come=True)
 
     def went(self, blocks: Iterable[Held]) -> None:
         """`blocks` are not readable here any more, and nor is another block of their keys."""
-        if self._others:
-            blocks = self._only_here(blocks)
-        self._news += [News(one.namespace, one.key, 0, False) for one in blocks]
+        self._report(blocks, has_come=False)
 
-    def _only_here(self, blocks: Iterable[Held]) -> list[Held]:
-        """Those that no other tier has."""
-        others = self._others
-        return [
-            one for one in blocks
-            if not any(other.has(one.namespace, one.key) for other in others)
-        ]  # fmt: skip
+    def _report(self, blocks: Iterable[Held], *, has_come: bool) -> None:
+        others, from_bytes = self._others, int.from_bytes
+        last, kind = self._news[-1] if self._news else None, b""
+        for one in blocks:
+            namespace, key = one.namespace, one.key
+            if others and any(other.has(namespace, key) for other in others):
+                continue
+            tokens = one.chain.tokens if has_come else 0
+            if (
+                last is None or key[-4:] != kind or tokens != last.tokens
+                or last.has_come is not has_come or namespace != last.namespace
+            ):  # fmt: skip
+                kind = key[-4:]
+                last = News(namespace, from_bytes(kind, "big"), tokens, has_come, [], [])
+                self._news.append(last)
+            last.keys.append(key)
+            last.hashes.append(from_bytes(key[-12:-4], "big"))

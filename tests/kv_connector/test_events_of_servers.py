@@ -5,7 +5,7 @@ import zmq
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from remote_server.server.kv_events import Feed
-from remote_server.store.presence import News, Presence
+from remote_server.store.presence import News, Presence, hash_of
 
 KEY = bytes(range(32)) + (2).to_bytes(4, "big")
 
@@ -15,7 +15,8 @@ def test_its_batches_are_those_of_vllm():
     source, now = Presence([]), [0.0]
     feed = Feed(context, "tcp://127.0.0.1:*", "one", {"": source}, lambda: now[0])
     try:
-        source.news += [News("ns", KEY, 16, True), News("ns", KEY, 0, False)]
+        block = [KEY], [hash_of(KEY)]
+        source.news += [News("ns", 2, 16, True, *block), News("ns", 2, 0, False, *block)]
         now[0] = 1.0
         feed.take_turn()
         batches = [decoder.decode(body) for _, _, body in feed._kept]

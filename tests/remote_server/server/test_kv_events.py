@@ -22,7 +22,7 @@ from remote_server.server import kv_events
 from remote_server.server.config import ServerConfig
 from remote_server.server.kv_events import Feed
 from remote_server.server.server import Server
-from remote_server.store.presence import News, Presence
+from remote_server.store.presence import News, Presence, hash_of
 from remote_server.values import MiB
 
 APART = 10_000
@@ -49,6 +49,15 @@ def source(context: zmq.Context) -> Iterator[SimpleNamespace]:
     feed = Feed(context, EVENTS["events"], "one", {"": tenant}, lambda: clock.now)
     yield SimpleNamespace(feed=feed, news=tenant.news, clock=clock)
     feed.close()
+
+
+def came(namespace: str, key: bytes, tokens: int = 16) -> News:
+    group = int.from_bytes(key[-4:], "big")
+    return News(namespace, group, tokens, True, [key], [hash_of(key)])
+
+
+def went(namespace: str, key: bytes) -> News:
+    return News(namespace, int.from_bytes(key[-4:], "big"), 0, False, [key], [hash_of(key)])
 
 
 def publish(source: SimpleNamespace, *news: News) -> None:
@@ -86,11 +95,11 @@ def test_a_batch_is_as_an_engine_publishes_it(source: SimpleNamespace, context: 
     subscriber.connect(source.feed.endpoints[0])
     key, other = vllm_key(5 << 64 | 7, 3), vllm_key(9, 3)
 
-    def came() -> bool:
-        publish(source, News("llama@ab", key, 16, True), News("llama@ab", other, 0, False))
+    def arrived() -> bool:
+        publish(source, came("llama@ab", key), went("llama@ab", other))
         return bool(subscriber.poll(10))
 
-    eventually(came)
+    eventually(arrived)
     topic, number, payload = subscriber.recv_multipart()
     assert topic == b"kv@one@llama:ab"
     assert int.from_bytes(number, "big") > 0
@@ -111,9 +120,8 @@ def test_an_array_has_the_bytes_that_routers_document(context: zmq.Context):
     tenant, clock = Presence([]), SimpleNamespace(now=0.0)
     feed = Feed(context, EVENTS["events"], "one", {"": tenant}, lambda: clock.now, as_maps=False)
     try:
-        batches = [msgspec.msgpack.encode(one) for one in feed._events([
-            News("ns", vllm_key(5 << 64 | 7, 3), 16, True), News("ns", vllm_key(9, 3), 0, False),
-        ])]  # fmt: skip
+        news = [came("ns", vllm_key(5 << 64 | 7, 3)), went("ns", vllm_key(9, 3))]
+        batches = [msgspec.msgpack.encode(feed._event(one, one.hashes)) for one in news]
         cleared = feed._kept[0][2]
     finally:
         feed.close()
@@ -128,7 +136,7 @@ def test_an_array_has_the_bytes_that_routers_document(context: zmq.Context):
 def test_a_replay_has_the_batches_in_order_and_an_end(source, context):
     follower = Follower(context, *source.feed.endpoints)
     for number in range(250):
-        publish(source, News("ns", vllm_key(number), 16, True))
+        publish(source, came("ns", vllm_key(number)))
     picture = replay(source, follower, 0)
     assert not picture.has_gap
     assert picture.blocks == {b"kv@one@ns": {*range(250)}}
@@ -142,7 +150,7 @@ def test_a_follower_finds_a_gap_where_the_publisher_kept_no_more(source, context
     monkeypatch.setattr(kv_events, "REPLAY_BYTES", 2000)
     follower = Follower(context, *source.feed.endpoints)
     for number in range(100):
-        publish(source, News("ns", vllm_key(number), 16, True))
+        publish(source, came("ns", vllm_key(number)))
     assert source.feed._kept_bytes <= 2000
     picture = replay(source, follower, 0)
     assert picture.has_gap and 0 < len(picture.blocks[b"kv@one@ns"]) < 100
@@ -174,7 +182,7 @@ def followed_to_the_end(server: Server, follower: Follower) -> Picture:
 
 def truth_of(server: Server, namespace: str) -> set[int]:
     keys = server.loop_calls.call(lambda: server.store.memory.readable_keys(namespace)).result(60)
-    return {kv_events._hash_of(key) for key in keys}
+    return {hash_of(key) for key in keys}
 
 
 def test_a_follower_of_a_real_server_has_its_picture(followed: Server, context: zmq.Context):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from news_reader import told_by
 from one_by_one import OneByOne
 from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 
@@ -360,10 +361,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_reads_the_news_knows_what_is_readable(self):
-        for news in self.presence.take():
-            place = news.namespace, news.key
-            assert news.has_come != (place in self.known)
-            (self.known.add if news.has_come else self.known.discard)(place)
+        for place, has_come in told_by(self.presence):
+            assert has_come != (place in self.known)
+            (self.known.add if has_come else self.known.discard)(place)
         assert self.known == self.model.readable.keys()
 
     @invariant()

@@ -6,6 +6,7 @@ import pytest
 from bucket_helpers import RealBucket, folder_url
 from dict_tier import DictTier
 from disk_helpers import RealDisk, Waiting, budget_for
+from news_reader import told_by
 from one_by_one import OneByOne
 
 from remote_server import protocol
@@ -337,10 +338,9 @@ def test_whoever_reads_its_news_knows_what_is_readable(tier):
                 if random.randrange(3) == 0:
                     key = b"other %d" % number  # so that some are evicted
                 put(tier, key, b"%d" % number)
-        for news in presence.take():
-            place = news.namespace, news.key
-            assert news.has_come != (place in known), "it has come, or gone, twice"
-            (known.add if news.has_come else known.discard)(place)
+        for place, has_come in told_by(presence):
+            assert has_come != (place in known), "it has come, or gone, twice"
+            (known.add if has_come else known.discard)(place)
         assert known == {("ns", key) for key in tier.readable_keys("ns")}
     assert known and all(tier.tier.has(*place) for place in known)
     assert not tier.tier.has("ns", b"absent") and not tier.tier.has("unknown", b"1")

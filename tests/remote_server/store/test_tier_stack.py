@@ -6,6 +6,7 @@ import pytest
 from dict_tier import DictTier
 from disk_helpers import BLOCK, MemoryAboveDisk, RealDisk, budget_for, state_of, wait_for
 from gates import jobs_held
+from news_reader import told_by
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -435,9 +436,9 @@ def test_a_block_comes_and_goes_once_however_many_tiers_have_it(both):
                 both.fetch(*some)
             case _:
                 both.put(*some)
-        for news in presence.take():
-            assert news.has_come != (news.key in known), "it has come, or gone, twice"
-            (known.add if news.has_come else known.discard)(news.key)
+        for (_, key), has_come in told_by(presence):
+            assert has_come != (key in known), "it has come, or gone, twice"
+            (known.add if has_come else known.discard)(key)
         held = {*both.memory.readable_keys("ns"), *both.disk.tier.readable_keys("ns")}
         assert known == held
     assert known
