@@ -10,6 +10,7 @@ blocks of their CPU pools and of the server in them. The processes are real and 
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import peer_folder, table
+from benchmarks.harness import table
 from benchmarks.harness.runner import Skipped
 from examples import tiny_model
 from examples.endpoint import Endpoint
@@ -59,17 +60,25 @@ class Asked(NamedTuple):
     seconds: float
 
 
+def program() -> str:
+    """The path of `vllm-router`. Raises `Skipped` without one."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("vllm-router") or shutil.which("vllm-router", path=beside)
+    if found is None:
+        raise Skipped("no vllm-router here: pip install vllm-router (it has wheels for x86_64)")
+    return found
+
+
 class VllmRouter(LoggedProcess):
     """`vllm-router` on a loopback port, before engines by name. Raises `Skipped` without one."""
 
     name = "vllm-router"
 
     def __init__(self, policy: str, engines: dict[str, "EventedEngine"], log: Path) -> None:
-        program = peer_folder.program("vllm-router", "vllm-router")
         self.port = free_port()
         urls = [engine.url for engine in engines.values()]
         command = [
-            program.path, "--host", "127.0.0.1", "--port", str(self.port), "--policy", policy,
+            program(), "--host", "127.0.0.1", "--port", str(self.port), "--policy", policy,
             "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()),
             "--worker-urls", *urls,
         ]  # fmt: skip
@@ -80,7 +89,7 @@ class VllmRouter(LoggedProcess):
                 "--kv-event-block-size", str(BLOCK_TOKENS),
                 "--kv-event-model", next(iter(engines.values())).model,
             ]  # fmt: skip
-        super().__init__(command, {**program.env, **peer_folder.python_path("vllm-router")}, log)
+        super().__init__(command, log=log)
 
     @property
     def url(self) -> str:

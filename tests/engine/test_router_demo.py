@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from cluster import ROW_BYTES
 
-from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
 from examples import router_demo, tiny_model
 from examples.router_demo import POLICIES, QUESTIONS, Asked, Routed
@@ -25,7 +24,7 @@ OTHERS = 6
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Routed]:
     try:
-        peer_folder.program("vllm-router", "vllm-router")
+        router_demo.program()
     except Skipped as reason:
         pytest.skip(str(reason))
     with ExitStack() as stack:
