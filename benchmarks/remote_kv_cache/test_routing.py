@@ -189,8 +189,9 @@ def chart(record: Record) -> plot.Chart:
     series: Mapping[str, list[float | None]] = {
         rule: [values.get((rule, setting)) for setting in settings] for rule in RULES
     }
-    title = titles.of(record, "p90 of the first token by the router's rule")
-    return plot.bars(title, "s", settings, series)
+    engines = record.parameters.get("engines", "")
+    title = titles.of(record, f"p90 of the first token by the router's rule, engines {engines}")
+    return plot.bars(title, "s", settings, series, log=True)
 
 
 def _parser() -> argparse.ArgumentParser:
