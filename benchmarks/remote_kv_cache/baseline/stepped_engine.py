@@ -61,16 +61,6 @@ def time_hooks(
     return timer
 
 
-def _forget_metrics() -> None:
-    """A second engine of this process registers the connector's metrics again. vLLM does the same
-    with its own (`unregister_vllm_metrics`)."""
-    from prometheus_client import REGISTRY
-
-    for collector in [*REGISTRY._collector_to_names]:
-        if "kvferry" in getattr(collector, "_name", ""):
-            REGISTRY.unregister(collector)
-
-
 class Step(NamedTuple):
     """Seconds of one engine step: schedule, execute, update. The hooks' are part of it."""
 
@@ -127,7 +117,6 @@ class SteppedEngine:
             from vllm import LLM, SamplingParams
         except ImportError as error:
             raise Skipped(f"no vLLM: {error}") from None
-        _forget_metrics()
         self._sampling: Any = SamplingParams
         shape = PRESETS[preset]
         pool_bytes = pool_rows * BLOCK_TOKENS * shape.kv_bytes_per_token

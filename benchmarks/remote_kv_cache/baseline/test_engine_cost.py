@@ -2,8 +2,8 @@
 
 A real engine decodes a few requests, its scheduler in this process, while the client of a cache
 server is idle, moves blocks at the demo's rate or at full speed, and while long prompts come back
-from that server; a second engine has the events of all of that. Every engine step is timed, and in
-it the time of the scheduler's thread in the connector: in our code and in vLLM's own offloading.
+from that server. Every engine step is timed, and in it the time of the scheduler's thread in the
+connector: in our code and in vLLM's own offloading.
 """
 
 import itertools
@@ -49,13 +49,10 @@ SETTLING_STEPS = 16
 SPARE_TOKENS = 6 * BLOCK_TOKENS
 """Tokens that a request may decode before the last of them is admitted."""
 
-_NEEDED = 6 * GiB
+_NEEDED = 3 * GiB
 
 BESIDE = (("demo's rate", True), ("full speed", False), ("full speed, prompts return", False))
 """Variants with a second client, and whether it moves at the demo's rate."""
-
-EVENTS = (Variant("idle client, events"), Variant("prompts return, events"))
-"""The same by an engine with `kv_events`."""
 
 OF_THE_MACHINE = frozenset(
     {"lookup_late", "lookup_paused", "unavailable", "budget_spent", "pool_busy"}
@@ -79,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rate", type=options.size, default=DEMO_RATE, metavar="SIZE",
         help="bytes a second each way of the slow client (default: the demo's 10MiB)",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-events", action="store_true", help="the engine has the events of its own cache, its "
+        "pool and the server, for no publisher",
+    )  # fmt: skip
     parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="small")
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
     arguments = parser.parse_args(argv)
@@ -88,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def measure(stack: ExitStack) -> None:
         runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
-        bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
+        bench = EngineCost(
+            stack, model, arguments.preset, arguments.steps, arguments.every,
+            kv_events=arguments.kv_events,
+        )  # fmt: skip
         record.figures.append(
             Figure("the timer itself, a nested call", "us", {"cost": cost_of_timing() * 1e6})
         )
@@ -113,7 +117,14 @@ class EngineCost:
     """The engine, the server, and the load beside the steps. All of them end with `stack`."""
 
     def __init__(
-        self, stack: ExitStack, model: Path, preset: str, num_steps: int, every: int
+        self,
+        stack: ExitStack,
+        model: Path,
+        preset: str,
+        num_steps: int,
+        every: int,
+        *,
+        kv_events: bool,
     ) -> None:
         """Start all processes, and put the returning prompts on the server."""
         self.trials: dict[Variant, list[Trial]] = {}
@@ -125,31 +136,22 @@ class EngineCost:
         engine_blocks = max(200, PROMPT_TOKENS // BLOCK_TOKENS + 17 + decoded)
         self._loaded_before = 0
         self._misses_before: dict[str, int] = {}
-        self._engines = {
-            has_events: stack.enter_context(
-                SteppedEngine(
-                    model, preset, self._server.endpoint, engine_blocks, kv_events=has_events
-                )
-            )
-            for has_events in (False, True)
-        }
-        self._engine = self._engines[False]
-        """That of the case under way."""
+        self._engine = stack.enter_context(
+            SteppedEngine(model, preset, self._server.endpoint, engine_blocks, kv_events=kv_events)
+        )
         self._seeds = itertools.count(1000)
         self._turns = itertools.cycle(range(NUM_PROMPTS))
         self._prompts = [
             tiny_model.prompt_tokens(PROMPT_TOKENS, seed=number) for number in range(NUM_PROMPTS)
         ]
-        for engine in self._engines.values():
-            for number, prompt in enumerate(self._prompts):
-                engine.add(f"cold {number}", prompt, 1)
-                engine.finish()
-            engine.empty()
+        for number, prompt in enumerate(self._prompts):
+            self._engine.add(f"cold {number}", prompt, 1)
+            self._engine.finish()
+        self._engine.empty()
 
     def cases(self, stack: ExitStack, rate: float) -> list[Case]:
         """Every variant; `Skipped` where a second client of that transport cannot run here."""
-        alone = (IDLE, Variant("prompts return"), *EVENTS)
-        cases = [self._case(variant, None, None) for variant in alone]
+        cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
         for transport in TRANSPORTS:
             variants = [(Variant(name, transport), slow) for name, slow in BESIDE]
             try:
@@ -182,14 +184,11 @@ class EngineCost:
         return Case(
             variant,
             partial(self._run, variant, every),
-            partial(self._prepare, variant, background, bytes_per_s),
+            partial(self._prepare, background, bytes_per_s),
             partial(self._verify, variant, background),
         )
 
-    def _prepare(
-        self, variant: Variant, background: BackgroundClient | None, bytes_per_s: float | None
-    ) -> None:
-        self._engine = self._engines[variant in EVENTS]
+    def _prepare(self, background: BackgroundClient | None, bytes_per_s: float | None) -> None:
         self._engine.empty()
         if background is not None:
             with suppress(Exception):  # a failed trial may still run
