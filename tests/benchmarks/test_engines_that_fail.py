@@ -142,7 +142,7 @@ class FakeServer:
 
 def ran(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, str]]:
     """The exit status, and the reason of each row of the record by its operation."""
-    monkeypatch.setattr(engine_cost, "SteppedEngine", lambda *args: FakeEngine(plan, *args))
+    monkeypatch.setattr(engine_cost, "SteppedEngine", lambda *args, **_: FakeEngine(plan, *args))
     monkeypatch.setattr(engine_cost, "RemoteServer", FakeServer)
     monkeypatch.setattr(engine_cost, "TRANSPORTS", ())
     monkeypatch.setattr(tiny_model, "build", lambda *_: tmp_path)
