@@ -24,11 +24,12 @@ from typing import NamedTuple
 from benchmarks.harness import table
 from benchmarks.harness.runner import Skipped
 from examples import tiny_model
-from examples.endpoint import Endpoint
+from examples.endpoint import Endpoint, EndpointError
 from examples.engine import VllmServer
 from examples.processes import LoggedProcess, RemoteServer, StartFailed, free_port
 from examples.progress import step
 from remote_server.client import ClientConfig, RemoteClient
+from remote_server.errors import KVFerryError
 from remote_server.values import MiB
 
 BLOCK_TOKENS = 32
@@ -230,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = tiny_model.build(arguments.models / "small", "small")
         with ExitStack() as stack:
             asked = [*Routed(stack, model, arguments.logs).ask_all(POLICIES, arguments.length)]
-    except (Skipped, StartFailed) as reason:
+    except (Skipped, StartFailed, EndpointError, KVFerryError) as reason:
         print(f"router_demo: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -238,6 +239,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(describe(asked))
     print("prompt tokens, and those of them that were not computed, by the level that had them")
     return 0
+
+
+def length(text: str) -> int:
+    """Whole blocks, with room for a question in the model."""
+    longest = tiny_model.PRESETS["small"].max_position - 2 * BLOCK_TOKENS
+    tokens = int(text) if text.isdecimal() else 0
+    if not 0 < tokens <= longest or tokens % BLOCK_TOKENS:
+        raise argparse.ArgumentTypeError(
+            f"{text}: a multiple of {BLOCK_TOKENS}, at most {longest}"
+        )  # fmt: skip
+    return tokens
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of all processes (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--length", type=int, default=2048, metavar="TOKENS",
+        "--length", type=length, default=2048, metavar="TOKENS",
         help="of a document (default: %(default)s)",
     )  # fmt: skip
     return parser

@@ -13,7 +13,7 @@ import pytest
 from openai_fake import OpenAIFake, chunk, usage
 
 from benchmarks.harness.record import Record
-from examples import local_stack, make_dummy_inputs, speed_test, stress_test
+from examples import local_stack, make_dummy_inputs, router_demo, speed_test, stress_test
 from examples.engine import VllmServer
 from examples.local_stack import LocalStack, Sizes, TooLarge
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
@@ -195,3 +195,13 @@ def test_an_engine_that_does_not_start_leaves_neither_server_nor_disk(model, tmp
         raise AssertionError("it started")
     assert len(servers) == 1 and not servers[0].running
     assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize("length", ["0", "100", "8160", "100000", "-32", "x"])
+def test_a_document_that_the_model_or_its_blocks_do_not_take_is_refused_in_a_line(
+    length: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as refused:
+        router_demo.main([f"--length={length}"])
+    assert refused.value.code == 2
+    assert f"{length}: a multiple of 32, at most 8128" in capsys.readouterr().err
