@@ -91,7 +91,7 @@ class Journal:
         self._report(blocks, has_come=False)
 
     def _report(self, blocks: Iterable[Held], *, has_come: bool) -> None:
-        others, from_bytes = self._others, int.from_bytes
+        others = self._others
         last, kind = self._news[-1] if self._news else None, b""
         for one in blocks:
             namespace, key = one.namespace, one.key
@@ -103,7 +103,7 @@ class Journal:
                 or last.has_come is not has_come or namespace != last.namespace
             ):  # fmt: skip
                 kind = key[-4:]
-                last = News(namespace, from_bytes(kind, "big"), tokens, has_come, [], [])
+                last = News(namespace, int.from_bytes(kind, "big"), tokens, has_come, [], [])
                 self._news.append(last)
             last.keys.append(key)
-            last.hashes.append(from_bytes(key[-12:-4], "big"))
+            last.hashes.append(hash_of(key))
