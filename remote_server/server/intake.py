@@ -240,6 +240,9 @@ class Intake:
             listener = -1
             try:
                 listener = self._auth.listener()
+                # libzmq polls it and then accepts. Until its thread has closed the old listener,
+                # both see one connection, and a blocking accept would stop that thread.
+                os.set_blocking(listener, False)
                 self.router.setsockopt(zmq.USE_FD, listener)
                 self.router.bind(self.endpoint)
             except (OSError, zmq.ZMQError) as error:
