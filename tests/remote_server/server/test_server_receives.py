@@ -113,11 +113,11 @@ def test_a_message_of_a_million_frames_costs_all_connections_and_no_block(
     other.put([1])
     flood(server.endpoint, intake.MAX_FRAMES + 3 * intake.DISCARDED_FRAMES)
     eventually(lambda: server.snapshot().counters["sockets_replaced"] == 1)
+    newcomer = Peer(context, server.endpoint)
+    assert newcomer.lookup([1]).states == other.lookup([1]).states == READABLE
     listener = server._auth.listener()
     assert not os.get_blocking(listener), "an accept that came too late stops libzmq's thread"
     os.close(listener)
-    newcomer = Peer(context, server.endpoint)
-    assert newcomer.lookup([1]).states == other.lookup([1]).states == READABLE
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "lo", "*"])
