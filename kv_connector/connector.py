@@ -67,6 +67,7 @@ from kv_connector.spec import (
     log_pageable_pool,
     pool_name_of,
     refuse_incomplete_rows,
+    refuse_whole_prompts,
     refuse_without_shared_pool,
 )
 from kv_connector.vllm_features import COUNTS_LEVELS, Sources, sources_by_keys
@@ -107,6 +108,7 @@ class KVFerryConnector(OffloadingConnector):
         assert vllm_config.kv_transfer_config is not None
         self._config = settings_of(vllm_config)
         refuse_without_shared_pool(vllm_config.parallel_config)
+        refuse_whole_prompts(vllm_config)
         refuse_incomplete_rows(self._config.blocks_per_row, kv_cache_config)
         in_worker = role == KVConnectorRole.WORKER
         extra = self._config.for_vllm()
@@ -427,8 +429,9 @@ class KVFerryConnector(OffloadingConnector):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
         """As upstream. The first call with the whole configuration, before KV cache is allocated,
-        so the first place to refuse an executor."""
+        so the first place to refuse an executor or a backend."""
         refuse_without_shared_pool(vllm_config.parallel_config)
+        refuse_whole_prompts(vllm_config)
         return super().get_required_kvcache_layout(vllm_config)
 
     @classmethod

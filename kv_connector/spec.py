@@ -249,6 +249,30 @@ def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
         )
 
 
+def refuse_whole_prompts(vllm_config: "VllmConfig") -> None:
+    """Raise `ConfigError` for a model that needs every token of a prompt computed. vLLM turns its
+    own prefix caching off for it, and would nevertheless load a prefix through a connector.
+
+    Two are known: poolers that average all tokens, which then end the engine, and vLLM's reference
+    backend for MLA on a CPU, whose prefill does not see the prefix: its answers would be wrong.
+    """
+    model = vllm_config.model_config
+    if model is None:
+        return
+    if model.pooler_config is not None and not model.is_prefix_caching_supported:
+        raise ConfigError(
+            "this model pools all tokens of a prompt, so none may be loaded: vLLM has no prefix "
+            "caching for it either; use no connector"
+        )
+    caches = vllm_config.cache_config.enable_prefix_caching
+    in_chunks = vllm_config.scheduler_config.enable_chunked_prefill
+    if current_platform.is_cpu() and model.use_mla and not (in_chunks or caches):
+        raise ConfigError(
+            "MLA on a CPU without AMX: vLLM computes a prompt without the prefix that is loaded, "
+            "and its answers would be wrong; use a CPU with AMX, a GPU, or no connector"
+        )
+
+
 def _is_external_launcher(backend: object) -> bool:
     if inspect.isclass(backend):
         from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher

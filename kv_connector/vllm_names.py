@@ -23,6 +23,7 @@ USES = {
     "OLD": "engine blocks with KV from before a reset",
     "EVENT": "events of the servers' blocks for routers",
     "FLUSH": "copies that were under way at a reset",
+    "WHOLE": "models that compute every token of a prompt, which are refused",
     "WATCH": "the weights of a running worker",
     "TYPE": "used in annotations only",
 }
@@ -195,6 +196,8 @@ vllm.config
     ParallelConfig.enable_eplb: WATCH
     VllmConfig.offload_config: WATCH
     ModelConfig.hf_text_config: FACT
+    ModelConfig.use_mla .pooler_config .is_prefix_caching_supported: WHOLE
+    SchedulerConfig.enable_chunked_prefill: WHOLE
     LoadConfig.load_format: FACT
     KVTransferConfig.kv_connector_extra_config: our settings
     KVTransferConfig.engine_id: part of the pool's name

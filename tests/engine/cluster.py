@@ -7,6 +7,7 @@ restart.
 import dataclasses
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -128,12 +129,13 @@ def declared(client: RemoteClient, engine: "Engine | None" = None) -> str:
     declared it too. After a reset an engine has another one, until it has seen that its weights are
     those of the start."""
     log = "" if engine is None else engine.log.read_text()
+    own = re.findall(r"namespace (\S+), blocks of", log)  # a log also names those it cannot use
     known = client.stats(fingerprints=True, timeout_s=PATIENCE_S).result().namespaces
     (namespace,) = (
         name
         for name, seen in known.items()
         if name.startswith("qwen2@")
-        and (engine is None or name in log)
+        and (engine is None or name in own)
         and "weight_epoch" not in seen.fingerprint
     )
     client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)

@@ -47,7 +47,7 @@ from compatibility import (  # noqa: E402
     lines_of,
 )
 from gate_proxy import GateProxy  # noqa: E402
-from model_kinds import KINDS, Kind  # noqa: E402
+from model_kinds import KINDS, Kind, lacks  # noqa: E402
 from refusals import refuse_all  # noqa: E402
 
 from examples import tiny_model  # noqa: E402
@@ -271,6 +271,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = []
     for number, name in enumerate(chosen, 1):
         print(f"{number} of {len(chosen)}: {name}", flush=True)
+        if missing := lacks(KINDS[name]):
+            print(f"SKIPPED: {missing}", flush=True)
+            continue
         with tempfile.TemporaryDirectory(prefix="kvferry-matrix-") as temporary:
             folder = Path(temporary)
             if flags.logs:

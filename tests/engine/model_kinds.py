@@ -25,6 +25,13 @@ ALONE = "one worker"
 ALIGNED = ("--mamba-cache-mode", "align")
 
 
+def lacks(kind: "Kind") -> str:
+    """What this host lacks for the kind; empty: nothing."""
+    if kind.needs_amx and " amx_tile" not in Path("/proc/cpuinfo").read_text():
+        return "this CPU has no AMX"
+    return ""
+
+
 def _speculative(**fields: Any) -> tuple[str, str]:
     return "--speculative-config", json.dumps({"num_speculative_tokens": 3, **fields})
 
@@ -52,6 +59,9 @@ class Kind(NamedTuple):
     absent: Mapping[str, str] = {}
     """Levels from which nothing comes, by design, and why."""
 
+    needs_amx: bool = False
+    """Whether vLLM has it on a CPU with AMX alone: without, kvferry refuses it."""
+
     vllm_cannot: tuple[str, ...] = ()
     """Numbers of workers with which vLLM itself does not run it on a CPU."""
 
@@ -77,7 +87,10 @@ KINDS = {
         "sinks, windows and experts (gpt-oss)", build.build_sinks, windows=True,
         vllm_cannot=("DP 2",),
     ),
-    "MLA": Kind("one latent a token (DeepSeek V2)", build.build_latent),
+    "MLA": Kind(
+        "one latent a token (DeepSeek V2); on a CPU it needs AMX", build.build_latent,
+        needs_amx=True,
+    ),
     "gated delta": Kind(
         "recurrent states beside attention (Qwen3-Next)", build.build_gated_delta, ALIGNED,
         vllm_cannot=("PP 2", "DP 2"),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cluster import ENGINE_ARGS, ENGINE_BLOCKS, QuickEngine, connector
 from hybrid_model import build_hybrid
+from model_builders import build_latent
 from model_kinds import Build
 
 from examples.processes import StartFailed
@@ -39,6 +40,16 @@ CASES = {
     ),
     "keys that differ by process": Case(
         "makes different keys in every process", ("--prefix-caching-hash-algo", "xxhash")
+    ),
+    "a backend that computes prompts without the prefix that is loaded": Case(
+        "vLLM computes a prompt without the prefix that is loaded",
+        ("--attention-backend", "CPU_MLA", "--num-gpu-blocks-override", str(3 * ENGINE_BLOCKS)),
+        build=build_latent,
+    ),
+    "a model that pools all tokens of a prompt": Case(
+        "this model pools all tokens of a prompt",
+        ("--runner", "pooling", "--convert", "embed", "--pooler-config",
+         '{"seq_pooling_type": "MEAN"}', "--max-num-batched-tokens", "6144"),
     ),
     "two connectors of kvferry": Case("an engine can have one connector of kvferry", in_multi=True),
     "pipeline stages with unequal layers": Case(

@@ -28,7 +28,12 @@ class TwoRanks(Engine):
             model,
             connector=settings,
             args=[*ENGINE_ARGS, how, "2"],
-            env={"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}", "PYTHONPATH": path},
+            # The last one, whatever its value, lets two engines share a memory node (vLLM 0.33).
+            env={
+                "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
+                "PYTHONPATH": path,
+                "VLLM_CPU_SIM_MULTI_NUMA": "0",
+            },
             log=log,
         )
 

@@ -8,7 +8,7 @@ import pytest
 from asking import Vector
 from compatibility import AS_VLLM, PAGE, WORKS, WRONG, Found, Result, is_bad, lines_of, page
 from matrix import WAYS, found_in, run
-from model_kinds import KINDS
+from model_kinds import KINDS, lacks
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,6 +24,8 @@ def test_what_a_kind_has_computed_comes_back_from_every_level(
     name: str, model: Path, tmp_path: Path, pytestconfig: pytest.Config
 ):
     kind = KINDS[name]
+    if missing := lacks(kind):
+        pytest.skip(missing)
     ways = WAYS if kind.is_model and pytestconfig.getoption("--whole") else ()
     result = run(name, kind, model, tmp_path, list(ways))
     assert not is_bad(result), "\n".join(lines_of(result))
