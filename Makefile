@@ -104,8 +104,8 @@ router-demo: $(READY) ## vLLM's router before two engines and a cache server: wh
 	$(PYTHON_VENV) -m examples.router_demo $(ARGS)
 
 docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
-	$(PYTHON_VENV) -m benchmarks.settings_page docs/SETTINGS.md
-	$(PYTHON_VENV) -m benchmarks.features_page docs/SOURCES.md
+	$(PYTHON_VENV) -m benchmarks.settings_page docs/settings.md
+	$(PYTHON_VENV) -m benchmarks.features_page benchmarks/sources/README.md
 	$(PYTHON_VENV) -m benchmarks results
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"

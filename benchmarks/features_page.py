@@ -1,4 +1,6 @@
-"""The page of the source documents' features: `python -m benchmarks.features_page docs/SOURCES.md`.
+"""The page of the source documents' features, `benchmarks/sources/README.md`.
+
+    python -m benchmarks.features_page benchmarks/sources/README.md
 
 The page is made from `benchmarks/sources/features.toml`: one table for each module of
 `benchmarks.sources`, one entry for each feature of that document or of the program behind it.
@@ -43,9 +45,9 @@ test looks for each of them, so that no row outlives its gap.
 *Shown by* is a command to type; the record is one of its runs. What has no command is shown by its
 test alone. The title of the link to a test's file is the name of the test.
 
-`make docs` makes this page from [features.toml](../benchmarks/sources/features.toml), and a test
-compares the two. [benchmarks/sources](../benchmarks/sources) has the figures of the documents, and
-what is wrong in them; `python -m benchmarks report` shows them beside those of this project.
+`make docs` makes this page from [features.toml](features.toml), and a test compares the two. The
+modules beside it have the figures of the documents, and what is wrong in them; `python -m
+benchmarks report` shows them beside those of this project.
 """
 
 
@@ -139,7 +141,7 @@ def _escaped(cell: str) -> str:
 
 
 def _shown(feature: Feature) -> str:
-    record = f"[record](../{RESULTS}/{feature.record})" if feature.record else ""
+    record = f"[record](../../{RESULTS}/{feature.record})" if feature.record else ""
     command = f"`{feature.shown_by}`" if feature.shown_by else ""
     return ", ".join(filter(None, (command, record)))
 
@@ -147,7 +149,7 @@ def _shown(feature: Feature) -> str:
 def _test(test: str) -> str:
     path, _, name = test.partition("::")
     title = f' "{name}"' if name else ""
-    return f"[{Path(path).stem}](../{path}{title})" if test else ""
+    return f"[{Path(path).stem}](../../{path}{title})" if test else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.settings_page docs/SETTINGS.md`: writes the tables from the docstrings.
+"""`python -m benchmarks.settings_page docs/settings.md`: writes the tables from the docstrings.
 
 It replaces the text between the markers of each table.
 """

@@ -1,4 +1,4 @@
-"""What a row of docs/SOURCES.md names as not here, looked for in the project itself.
+"""What a row of benchmarks/sources/README.md names as not here, looked for in the project itself.
 
     option: kvferry serve --*worker*       no option of that command's help matches
     command: kvferry *register*            no subcommand matches

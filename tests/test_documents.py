@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "remote_server/PROTOCOL.md"] + [
     f"docs/{name}.md"
     for name in (
-        "METRICS", "NAMESPACES", "RELIABILITY", "SECURITY", "bucket", "decisions", "disk", "fleet",
-        "glossary", "limitations",
+        "bucket", "decisions", "disk", "fleet", "glossary", "limitations", "metrics", "namespaces",
+        "reliability", "security",
     )
 ]  # fmt: skip
 

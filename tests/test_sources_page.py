@@ -1,4 +1,5 @@
-"""docs/SOURCES.md is what the table of features gives, and what the table points at exists."""
+"""The page of the sources is what the table of features gives, and what the table points at
+exists."""
 
 import re
 import shlex
@@ -65,7 +66,7 @@ def names(features: list[Feature]) -> list[str]:
 
 
 def test_the_page_is_what_the_table_gives():
-    page = (ROOT / "docs" / "SOURCES.md").read_text()
+    page = (ROOT / "benchmarks" / "sources" / "README.md").read_text()
     assert page == render(TABLE, registry.documents_by_name()), "run `make docs`"
 
 

@@ -3,7 +3,7 @@
 `benchmarks/claims.toml` has them:
 
     [[claim]]
-    page = "docs/RELIABILITY.md"
+    page = "docs/reliability.md"
     text = "{cost:.1f} % of the whole answer"
     record = "test_miss_cost.json"
     values = { cost = "cost of the connector: whole answer | cost" }

@@ -73,7 +73,7 @@ class _One(Collector):
 
 
 def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]:
-    """Every metric of the server, in the order of docs/METRICS.md. `refused` counts the requests
+    """Every metric of the server, in the order of docs/metrics.md. `refused` counts the requests
     that the admin HTTP refused, by reason."""
     yield from _life(snapshot)
     yield from _requests(snapshot, refused)

@@ -65,5 +65,5 @@ def _finding(url: str, text: str) -> Found:
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in slow.most_common() if number)
     return "note", (
         f"{url}: {share:.0%} of {found + given_up:,.0f} blocks were computed because the server or "
-        f"the link was slow: {reasons}. `patience` is how long a request waits (docs/SETTINGS.md)"
+        f"the link was slow: {reasons}. `patience` is how long a request waits (docs/settings.md)"
     )

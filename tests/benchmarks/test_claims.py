@@ -40,7 +40,7 @@ def test_a_value_that_the_record_lacks_is_an_error(value: str) -> None:
 
 def test_every_claim_of_the_project_is_what_its_record_gives() -> None:
     assert [*claims.complaints(registry.REPOSITORY)] == []
-    assert {claim.page for claim in CLAIMS} >= {"README.md", "docs/RELIABILITY.md"}
+    assert {claim.page for claim in CLAIMS} >= {"README.md", "docs/reliability.md"}
 
 
 def test_a_sentence_whose_record_was_made_again_is_named(tmp_path: Path) -> None:

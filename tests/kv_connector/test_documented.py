@@ -1,4 +1,4 @@
-"""docs/SETTINGS.md, docs/METRICS.md and docs/NAMESPACES.md describe what the code does, and all of
+"""docs/settings.md, docs/metrics.md and docs/namespaces.md describe what the code does, and all of
 it."""
 
 import re
@@ -14,7 +14,7 @@ from remote_server.protocol.namespace_diff import FOR_PEOPLE
 
 ROOT = Path(__file__).parents[2]
 SETTINGS, METRICS_PAGE, NAMESPACES = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("SETTINGS", "METRICS", "NAMESPACES")
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("settings", "metrics", "namespaces")
 )
 
 

@@ -30,8 +30,8 @@ DASHBOARD = REPOSITORY / "examples" / "grafana" / "kvferry.json"
 
 
 def rows_of(title: str) -> set[str]:
-    """The table of one section of docs/METRICS.md."""
-    text = (REPOSITORY / "docs" / "METRICS.md").read_text()
+    """The table of one section of docs/metrics.md."""
+    text = (REPOSITORY / "docs" / "metrics.md").read_text()
     section = text.split(f"## {title}\n")[1].split("\n## ")[0]
     return {line for line in section.splitlines() if line.startswith("| `")}
 

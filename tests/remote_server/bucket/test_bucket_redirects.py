@@ -54,7 +54,7 @@ def host(status: int, location: str = "") -> Iterator[tuple[int, list[Message]]]
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_brings_another_host_no_signature_and_no_secret(monkeypatch, status):
     """The session token comes there: it signs nothing without the secret key, and the client has no
-    option to keep it back. Nor has it one for a SAS. SECURITY.md has both."""
+    option to keep it back. Nor has it one for a SAS. security.md has both."""
     with ExitStack() as hosts:
         port, received = hosts.enter_context(host(404))
         first, _ = hosts.enter_context(host(status, f"http://localhost:{port}"))
