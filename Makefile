@@ -105,6 +105,7 @@ router-demo: $(READY) ## vLLM's router before two engines and a cache server: wh
 
 docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
 	$(PYTHON_VENV) -m benchmarks.settings_page docs/settings.md
+	$(PYTHON_VENV) -m benchmarks.commands_page docs/commands.md
 	$(PYTHON_VENV) -m benchmarks.features_page benchmarks/sources/README.md
 	$(PYTHON_VENV) -m benchmarks results
 

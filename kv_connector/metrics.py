@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+from kv_connector.lookup_state import Missed
 from kv_connector.vllm_features import CacheHitSource, Sources
 from remote_server.client import BreakerState
 
@@ -223,6 +224,10 @@ INTEGRITY_REASONS = {
 """The client's counters of failed verifications, and the reason of each."""
 
 
+GIVEN_UP = (Missed.LOOKUP_LATE, Missed.BUDGET_SPENT)
+"""The reasons of `MISSED_BLOCKS` that are the end of a wait."""
+
+
 class TierCounters:
     """Counts by metric and label, from both threads; reports increments to vLLM."""
 
@@ -260,6 +265,11 @@ class TierCounters:
         """Everything counted since the start."""
         with self._lock:
             return dict(self._totals)
+
+    def given_up(self) -> int:
+        """Blocks that were a miss since the start because their request had waited long enough."""
+        totals = self.totals()
+        return sum(totals.get((MISSED_BLOCKS, reason), 0) for reason in GIVEN_UP)
 
     def take_stats(self, gauges: Mapping[Gauge, float | None]) -> OffloadingConnectorStats:
         """`gauges` that are known, increments and observations since the last call."""

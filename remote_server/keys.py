@@ -1,7 +1,5 @@
 """Files of an operator: keys for CURVE, and how any small file is read.
 
-    python -m remote_server.keys DIR [TENANT…]
-
 Keys identify servers and clients. Three kinds of files are TOML. The server's pair and each
 client's pair are secret and must be readable by their owner alone; the tenants file
 (`server/config.py`) holds public keys only. The fourth one is the server's certificate for lanes
@@ -11,11 +9,9 @@ A setting may name anything by mistake: a directory, an endless device, a pipe w
 None of them may hang the process, fill its memory or end it in a traceback.
 """
 
-import argparse
 import os
 import re
 import stat
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +22,6 @@ from zmq.utils import z85
 
 from remote_server.certificate import Certificate, make_certificate, parse_certificate
 from remote_server.errors import ConfigError
-from remote_server.plain_text import plain
 
 # A tenants file with 64 tenants of a hundred keys each has 300 KB.
 MAX_FILE_BYTES = 1 << 20
@@ -287,29 +282,3 @@ def _write_new(path: Path, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(text)
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server.keys") -> int:
-    """Returns the exit status: 0, or 2 when a file exists already or cannot be written."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Make the key files of a server and its tenants. Overwrites nothing.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where the files are, or go")
-    parser.add_argument("tenants", nargs="*", metavar="TENANT",
-                        help="each gets a client key file; without one, only the server's "
-                        "missing files are made")  # fmt: skip
-    parser.add_argument("--suffix", default="",
-                        help="of the client's file: another pair for the same tenant")  # fmt: skip
-    flags = parser.parse_args(arguments)
-    try:
-        print(*make_keys(flags.folder, flags.tenants, flags.suffix), sep="\n")
-    except ConfigError as error:
-        print(plain(f"remote_server.keys: {error}"), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

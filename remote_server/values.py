@@ -1,11 +1,11 @@
 """Values as operators write them, parsed only here: sizes, numbers, addresses.
 
     8GiB                                           bytes: of memory, of a disk, of a block
-    tcp://10.0.0.7:5757                            where a client connects
+    tcp://10.0.0.7:5757                            where a client connects; or 10.0.0.7:5757
     tcp://10.0.0.7:5757?keys=/path/client.key      the same, with the key file for that server
     tcp://10.0.0.7:5757?name=a&copies=head         the same, in a list of servers
     tcp://127.0.0.1:*                              where a server listens, on any free port
-    http://127.0.0.1:5758                          where the admin HTTP listens
+    http://127.0.0.1:5758                          where the admin HTTP listens; or 127.0.0.1:5758
 
 TCP is the only transport to a server. On the server's own host blocks go through shared memory
 beside it, so an `ipc://` address would change only the small messages.
@@ -62,8 +62,17 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
-Size = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=0, extra={"metavar": "SIZE"})]
 """Bytes; an operator may write `8GiB`."""
+
+# The kinds of settings that help pages show by a word of their own.
+Seconds = Annotated[float, msgspec.Meta(extra={"metavar": "SECONDS"})]
+Days = Annotated[float, msgspec.Meta(extra={"metavar": "DAYS"})]
+Address = Annotated[str, msgspec.Meta(extra={"metavar": "ADDRESS"})]
+Url = Annotated[str, msgspec.Meta(extra={"metavar": "URL"})]
+Name = Annotated[str, msgspec.Meta(extra={"metavar": "NAME"})]
+File = Annotated[str, msgspec.Meta(extra={"metavar": "FILE"})]
+Directory = Annotated[str, msgspec.Meta(extra={"metavar": "DIR"})]
 
 
 # Beyond any count here, and within 64 bits.
@@ -123,11 +132,17 @@ _OPTIONS = ("keys", "name", "copies")
 _COPIES = "head"
 
 
+def with_scheme(address: str) -> str:
+    """`address`, with `tcp://` in front where it has no scheme."""
+    return address if "://" in address else _SCHEME + address
+
+
 def server_address(text: str, setting: str = "server") -> ServerAddress:
-    """`tcp://host:port`, and behind a `?` any of `keys=FILE`, `name=NAME` and `copies=head`, with
-    `&` between them. One setting for all, because they are for the one server that it names. Raises
-    `ConfigError`, as `check_endpoint`."""
+    """`tcp://host:port`, or `host:port` for short, and behind a `?` any of `keys=FILE`, `name=NAME`
+    and `copies=head`, with `&` between them. One setting for all, because they are for the one
+    server that it names. Raises `ConfigError`, as `check_endpoint`."""
     endpoint, question, query = text.partition("?")
+    endpoint = with_scheme(endpoint)
     check_endpoint(endpoint, setting)
     options: dict[str, str] = {}
     for part in query.split("&") if question else ():
@@ -264,11 +279,13 @@ def admin_address(setting: str) -> AdminAddress | None:
     """The address in `admin`; None for `off`. Raises `ConfigError` when it is neither."""
     if setting == ADMIN_OFF:
         return None
-    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+):(\*|[0-9]{1,5})", setting)
+    match = re.fullmatch(
+        r"(?:http://)?(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+):(\*|[0-9]{1,5})", setting
+    )
     if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
         raise ConfigError(
-            f"admin: {setting!r} is not an address; write it like {ADMIN_DEFAULT}, "
-            "http://127.0.0.1:* for any free port, or off"
+            f"admin: {setting!r} is not an address; write it like 127.0.0.1:5758, 127.0.0.1:* for "
+            "any free port, or off"
         )
     return AdminAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
 

@@ -21,6 +21,9 @@ MOST_MODULES = 800
 # In a list of subcommands argparse indents each by four, and what it does follows.
 SUBCOMMAND = re.compile(r"^ {4}([a-z][a-z-]*)(?: {2,}\S.*)?$", re.MULTILINE)
 
+# Those of `kvferry` are in the modules of its commands.
+_HAS_FLAGS = re.compile(r"ArgumentParser\(|from remote_server\.cli\.")
+
 Help = dict[str, Any]
 
 
@@ -33,7 +36,7 @@ def programs() -> list[str]:
     for folder in ("benchmarks", "examples", "kv_connector", "remote_server", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text()
-            if '\nif __name__ == "__main__":' in text and "ArgumentParser(" in text:
+            if '\nif __name__ == "__main__":' in text and _HAS_FLAGS.search(text):
                 path = file.relative_to(ROOT)
                 module = ".".join(path.with_suffix("").parts).removesuffix(".__main__")
                 found.add(str(path) if folder == "tests" else module)

@@ -13,7 +13,7 @@ from test_help import PROGRAMS
 from benchmarks.features_page import RESULTS, Feature, read, render
 from benchmarks.harness import registry
 from benchmarks.harness.record import Record
-from remote_server.cli.__main__ import COMMANDS
+from remote_server.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = read()
@@ -32,7 +32,7 @@ def is_ours(command: list[str]) -> bool:
     match command:
         case ["kvferry", name, *flags]:
             folder = "remote_server"
-            known = name in {*COMMANDS, "unpin"}
+            known = name in COMMANDS
         case ["python", "-m", name, *flags]:
             folder, known = name.partition(".")[0], name in PROGRAMS
         case _:

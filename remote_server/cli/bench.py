@@ -22,8 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from remote_server.cli import NoServer, client_of, coloured, seconds_or_none
 from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets, Row, Verdict, advice
+from remote_server.cli.connection import client_of
+from remote_server.cli.exit_status import NoServer
+from remote_server.cli.flags import add_json, seconds_or_none
+from remote_server.cli.output import coloured
+from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import one_server
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.errors import ConfigError
@@ -36,24 +40,17 @@ _LEAST_BYTES = 32 * MiB  # more of small blocks, or the time of one request woul
 _COLOURS = {Verdict.OK: "green", Verdict.SLOW: "red", Verdict.NOT_JUDGED: "yellow"}
 
 
-def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "bench",
-        help="a self-test: the cache's speed beside raw sockets and a memory copy",
-        description="Starts a server of its own unless --server names one. Exit status 1 when "
-        "a transport is slower than normal; 0 too when it could not be judged.",
-    )
+def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--server", type=one_server, metavar="ADDRESS", help="measure this one instead"
     )
     parser.add_argument("--block", type=_block_bytes, default="1MiB", metavar="SIZE",
-                        help="(default: %(default)s)")  # fmt: skip
+                        help="bytes of a block (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seconds", type=seconds_or_none, default=40.0, metavar="SECONDS",
                         help="for all measurements together (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-integrity", dest="integrity", action="store_false",
                         help="without the client's checksums, to measure their cost")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one object for scripts")
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def _block_bytes(text: str) -> int:
@@ -61,7 +58,7 @@ def _block_bytes(text: str) -> int:
     try:
         num_bytes = parse_bytes(text, "--block")
     except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--block: ")) from None
     if not 0 < num_bytes <= MAX_FRAME_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 B to {format_bytes(MAX_FRAME_BYTES)}")
     return num_bytes
@@ -276,3 +273,16 @@ def _progress(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()
+
+
+COMMAND = Command(
+    add_flags,
+    run,
+    description="Starts a server of its own unless --server names one. Exit status 1 when a "
+    "transport is slower than normal; 0 too when it could not be judged.",
+    examples="""\
+kvferry bench                                # this host, in a minute
+kvferry bench --server 10.0.0.7:5757         # a server that runs
+kvferry bench --block 128KiB --seconds 20
+""",
+)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from remote_server.cli import duration, print_error, print_lines
+from remote_server.cli.output import duration, print_error, print_lines
 from remote_server.protocol import BlockCopy, Cleared, Kept, StatsReply, Stretch, read_key
 from remote_server.protocol.namespace_diff import Difference
 from remote_server.values import format_bytes

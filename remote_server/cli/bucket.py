@@ -13,7 +13,9 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any
 
-from remote_server.cli import agreed, duration, print_error, print_lines
+from remote_server.cli.flags import add_json
+from remote_server.cli.output import agreed, duration, print_error, print_lines
+from remote_server.cli.parser import Command, Parser
 from remote_server.cli.progress import Progress
 from remote_server.errors import KVFerryError
 from remote_server.protocol.codec import ascii_json
@@ -49,37 +51,31 @@ def reason(failure: Failure, words: str) -> str:
     return f"{_REASONS[failure]} ({words})"
 
 
-def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "bucket",
-        help="the packs of a bucket: list, count, remove, verify",
-        description="Work on the bucket itself, without a server. Credentials come from the "
-        "environment. Exit status 1 when nothing was found, when a pack is damaged, or when the "
-        "store fails.",
-    )
+def add_flags(parser: Parser) -> None:
     below = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     ls = _add_one(below, "ls", "the namespaces, or the packs of one, newest first", _ls)
-    ls.add_argument("namespace", nargs="?", metavar="NAMESPACE")
+    ls.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="list its packs")
     ls.add_argument("--limit", type=_count, default=SHOWN_PACKS, metavar="COUNT",
                     help="the most packs to list (default: %(default)s)")  # fmt: skip
     _add_one(below, "du", "packs, bytes and ages of each namespace", _du)
     rm = _add_one(below, "rm", "remove all packs of a namespace", _rm)
-    rm.add_argument("namespace", metavar="NAMESPACE")
+    rm.add_argument("namespace", metavar="NAMESPACE", help="whose packs are removed")
     rm.add_argument("--yes", action="store_true", help="skip the question")
     verify = _add_one(below, "verify", "read packs, and check every row", _verify)
-    verify.add_argument("namespace", nargs="?", metavar="NAMESPACE")
+    verify.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="only its packs")
     verify.add_argument("--sample", type=_count, metavar="COUNT", help="so many, by chance")
     verify.add_argument("--remove", action="store_true", help="remove the damaged ones")
 
 
 def _add_one(
     below: Any, name: str, text: str, act: Callable[[Objects, argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = below.add_parser(name, help=text)
+) -> Parser:
+    description = f"{text[:1].upper()}{text[1:]}."
+    parser: Parser = below.add_parser(name, help=text, description=description)
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, gs://, az:// or file:///")
     parser.add_argument("--tenant", default="", metavar="NAME", help="of a server with tenants")
-    parser.add_argument("--json", action="store_true", help="one object for scripts")
-    parser.set_defaults(run=partial(_run, act))
+    add_json(parser)
+    parser.set_defaults(act=act)
     return parser
 
 
@@ -90,16 +86,6 @@ def _count(text: str) -> int:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number above zero")
-
-
-def _run(act: Callable[[Objects, argparse.Namespace], int], flags: argparse.Namespace) -> int:
-    try:
-        return act(StoreObjects(flags.url, make=False), flags)
-    except BucketError as error:
-        raise KVFerryError(
-            f"{flags.url}: {reason(error.failure, str(error))}; "
-            f"`kvferry doctor --bucket {flags.url}` checks each permission"
-        ) from error
 
 
 def _nothing(objects: Objects, flags: argparse.Namespace, namespace: str | None) -> int:
@@ -308,3 +294,29 @@ def _sample(found: Iterable[PackObject], count: int) -> list[PackObject]:
         if (place := random.randrange(number)) < count:
             chosen[place] = pack
     return chosen
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Of the action in `flags`."""
+    try:
+        act: Callable[[Objects, argparse.Namespace], int] = flags.act
+        return act(StoreObjects(flags.url, make=False), flags)
+    except BucketError as error:
+        raise KVFerryError(
+            f"{flags.url}: {reason(error.failure, str(error))}; "
+            f"`kvferry doctor --bucket {flags.url}` checks each permission"
+        ) from error
+
+
+COMMAND = Command(
+    add_flags,
+    run,
+    description="Work on the bucket itself, without a server. Credentials come from the "
+    "environment. Exit status 1 when nothing was found, when a pack is damaged, or when the store "
+    "fails.",
+    examples="""\
+kvferry bucket ls s3://kv-cache/prod
+kvferry bucket du file:///mnt/kv
+kvferry bucket verify s3://kv-cache/prod --sample 100
+""",
+)

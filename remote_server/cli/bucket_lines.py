@@ -1,6 +1,6 @@
 """The bucket in the output of `kvferry stats`."""
 
-from remote_server.cli import duration
+from remote_server.cli.output import duration
 from remote_server.histograms import percentile
 from remote_server.protocol import BucketCalls, StatsReply
 from remote_server.values import format_bytes

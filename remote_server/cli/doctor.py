@@ -14,18 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from remote_server.cli import (
-    NoServer,
-    ask_stats,
-    client_of,
-    connected,
-    doctor_engine,
-    print_lines,
-)
-from remote_server.cli.doctor_bucket import add_flags, of_server, of_settings
+from remote_server.cli import doctor_bucket, doctor_engine
+from remote_server.cli.connection import ask_stats, client_of, connected
+from remote_server.cli.doctor_bucket import of_server, of_settings
 from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
+from remote_server.cli.exit_status import NoServer
+from remote_server.cli.flags import add_json
+from remote_server.cli.output import print_lines
+from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import add_servers, servers_of
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.fleet.server_list import Member, ServerList
@@ -53,21 +51,11 @@ class Finding(NamedTuple):
     told: str
 
 
-def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help="check this host, the bucket, the server, and whether its engines agree",
-        description="Check this host, the bucket of these settings, the server, and whether its "
-        "engines agree. Of a list every server is checked, its name, and whether engines have the "
-        "same list. In the bucket an object is written, read and removed. Exit status 1 when "
-        "something is bad, also a server of a list that does not answer; 3 when the only one does "
-        "not.",
-    )
+def add_flags(parser: Parser) -> None:
     add_servers(parser)
-    add_flags(parser)
+    doctor_bucket.add_flags(parser)
     doctor_engine.add_flags(parser)
-    parser.add_argument("--json", action="store_true", help="one object for scripts")
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -199,9 +187,7 @@ def _hash_seed() -> Finding:
 
 def _lanes(lanes: str) -> Finding:
     if lanes.startswith("none"):
-        return Finding(
-            "lanes", "note", f"{lanes}; blocks go through ZeroMQ, at about half the speed"
-        )
+        return Finding("lanes", "note", f"{lanes}; blocks go through ZeroMQ, which is slower")
     return Finding("lanes", "ok", lanes)
 
 
@@ -291,7 +277,7 @@ def _transports(address: str, timeout_s: float) -> Iterable[Finding]:
         yield Finding("lanes from here", "ok", "open: blocks over tcp go beside ZeroMQ")
     else:
         why = reason or f"none within {timeout_s:g} s"
-        text = f"{why}; blocks over tcp go over ZeroMQ, half as fast"
+        text = f"{why}; blocks over tcp go over ZeroMQ, which is slower"
         yield Finding("lanes from here", "note", text)
 
 
@@ -323,3 +309,18 @@ def _read(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
+
+
+COMMAND = Command(
+    add_flags,
+    run,
+    description="Check this host, the bucket of these settings, the server, and whether its "
+    "engines agree. Of a list every server is checked, its name, and whether engines have the "
+    "same list. In the bucket an object is written, read and removed. Exit status 1 when something "
+    "is bad, also a server of a list that does not answer; 3 when the only one does not.",
+    examples="""\
+kvferry doctor
+kvferry doctor --engine http://127.0.0.1:8000        # does it compute what the server has?
+kvferry doctor --bucket s3://kv-cache/prod           # before a server uses it
+""",
+)

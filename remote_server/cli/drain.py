@@ -8,7 +8,10 @@ import time
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from remote_server.cli import NoServer, print_error, print_lines, seconds
+from remote_server.cli.exit_status import NoServer
+from remote_server.cli.flags import add_json, seconds
+from remote_server.cli.output import print_error, print_lines
+from remote_server.cli.parser import Command, Parser
 from remote_server.cli.progress import Progress
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.keys import read_small
@@ -21,14 +24,7 @@ POLL_S = 0.5
 PATIENCE_S = 10.0
 
 
-def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "drain",
-        help="end a server in order, or write its packs to the bucket first",
-        description="The server takes no more puts, finishes what is under way and ends. With "
-        "--to-bucket it writes every complete pack of memory and disk that the bucket lacks, and "
-        "serves reads until you stop it. Exit status 1 when packs are left.",
-    )
+def add_flags(parser: Parser) -> None:
     parser.add_argument("admin", nargs="?", metavar="ADMIN",
                         default=os.environ.get("KVFERRY_ADMIN", ADMIN_DEFAULT),
                         help="of the server (KVFERRY_ADMIN; default: %(default)s)")  # fmt: skip
@@ -38,8 +34,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--to-bucket", action="store_true", help="write all packs, and stay")
     parser.add_argument("--timeout-s", type=seconds, default=5.0, metavar="SECONDS",
                         help="how long to wait for an answer (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one object for scripts")
-    parser.set_defaults(run=run)
+    add_json(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -142,3 +137,16 @@ class Admin:
             ) from error
         except (OSError, HTTPException, ValueError) as error:
             raise NoServer(f"no answer from the admin HTTP at {self.url}: {error}") from error
+
+
+COMMAND = Command(
+    add_flags,
+    run,
+    description="The server takes no more puts, finishes what is under way and ends. With "
+    "--to-bucket it writes every complete pack of memory and disk that the bucket lacks, and "
+    "serves reads until you stop it. Exit status 1 when packs are left.",
+    examples="""\
+kvferry drain --admin-token-file /etc/kvferry/admin.token
+kvferry drain 10.0.0.7:5758 --to-bucket --admin-token-file admin.token
+""",
+)

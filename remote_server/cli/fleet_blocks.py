@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from remote_server.cli import agreed, print_error, print_lines
 from remote_server.cli.blocks_lines import print_result, summary_of
+from remote_server.cli.output import agreed, print_error, print_lines
 from remote_server.cli.servers import connected_to_each, print_failed, some
 from remote_server.cli.sums import sum_of
 from remote_server.client import RemoteClient

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from remote_server.cli import clear_screen, print_lines
+from remote_server.cli.output import clear_screen, print_lines
 from remote_server.cli.servers import connected_to_each, print_failed
 from remote_server.cli.stats_lines import contents, events, print_events
 from remote_server.cli.sums import sum_of

@@ -4,8 +4,8 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping
 
-from remote_server.cli import print_lines
 from remote_server.cli.blocks_lines import PENDING_S, key_in, origin, report, where
+from remote_server.cli.output import print_lines
 from remote_server.cli.servers import connected_to_each, print_failed
 from remote_server.cli.sums import sum_of
 from remote_server.fleet.each import EachServer, Replies

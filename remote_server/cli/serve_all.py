@@ -8,11 +8,11 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from remote_server.cli import print_error, print_lines
+from remote_server.cli.output import print_error, print_lines
 from remote_server.cli.supervisor import Supervisor
 from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import read_list
@@ -31,9 +31,9 @@ CLIENT_KEYS = "/path/client.key"
 """In the list for engines, where a server has keys: the server does not know the client's file."""
 
 
-def run(flags: argparse.Namespace, given: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(flags: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """The exit status: 0 after a signal, 1 when a server has failed, 2 when two of them cannot run
-    beside each other. `given` are the arguments that `flags` come from. Raises `ConfigError`."""
+    beside each other. Raises `ConfigError`."""
     path = flags.settings or environment.get(f"{settings.PREFIX}SETTINGS", "")
     if flags.name:
         raise ConfigError(f"--name {flags.name}: --all starts every server; omit one of the two")
@@ -53,7 +53,7 @@ def run(flags: argparse.Namespace, given: Sequence[str], environment: Mapping[st
         sum(config.memory for config in configs.values()), setting=f"{path}: memory of all servers"
     )
     engines = list_for_engines(configs)
-    arguments = [one for one in given if one != "--all"]
+    arguments = settings.arguments_of(flags)
     commands = {name: [*_python(), *arguments, "--name", name] for name in configs}
     supervisor = Supervisor(commands, max(one.drain_timeout_s for one in configs.values()))
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from remote_server.cli import NoServer, add_timeout, print_error
+from remote_server.cli.exit_status import NoServer
+from remote_server.cli.flags import add_timeout
+from remote_server.cli.output import print_error
 from remote_server.client import ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.fleet.each import EachServer, Replies, each_server
@@ -18,7 +20,7 @@ from remote_server.values import EXAMPLE
 T = TypeVar("T")
 
 # A path of a key file may have a comma in it, so that one without an address behind it stays.
-_COMMA = re.compile(r",\s*(?=tcp://)")
+_COMMA = re.compile(r",\s*(?=tcp://|[^,/?&=\s]+:[0-9]{1,5}(?:[?,]|$))")
 
 _MOST_NAMED = 3
 
@@ -32,8 +34,8 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("KVFERRY_SERVER", EXAMPLE),
         type=_checked_list,
         metavar="ADDRESS",
-        help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE, or a "
-        "list of servers: a range tcp://host-{0..9}:port, addresses with commas between them, "
+        help="the cache server, host:port, of one with keys host:port?keys=FILE, or a list of "
+        "servers: a range host-{0..9}:port, addresses with commas between them, "
         "file:///path, or --server once for each (KVFERRY_SERVER; default: %(default)s)",
     )
     add_timeout(parser)

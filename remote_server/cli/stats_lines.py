@@ -4,16 +4,16 @@ import argparse
 import time
 from collections.abc import Mapping
 
-from remote_server.cli import duration, print_lines
 from remote_server.cli.bucket_lines import bucket_lines
 from remote_server.cli.eviction_lines import eviction_lines
+from remote_server.cli.output import duration, print_lines
 from remote_server.protocol import StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.values import format_bytes
 
 # Hits of lookups and gets: the first figures to look at.
-_RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
-_FLOWS = (
+RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
+FLOWS = (
     ("in", ("bytes_in", "shared_bytes_in", "lane_bytes_in")),
     ("out", ("bytes_out", "shared_bytes_out", "lane_bytes_out")),
     ("to disk", ("disk_written_bytes",)),
@@ -43,7 +43,7 @@ def contents(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
         )
     lines += ["", *_namespaces(reply), ""]
     counters = reply.counters
-    for name, hits, total in _RATIOS:
+    for name, hits, total in RATIOS:
         if counters.get(total):
             share = 100 * counters[hits] / counters[total]
             lines.append(f"{name:<10} {counters[total]:>14,} blocks, {share:.1f} % found")
@@ -74,7 +74,7 @@ def _namespaces(reply: StatsReply) -> list[str]:
 
 def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
     lines = []
-    for name, parts in _FLOWS:
+    for name, parts in FLOWS:
         total = sum(reply.counters.get(part, 0) for part in parts)
         if before is None or before.epoch != reply.epoch:
             text = format_bytes(total)

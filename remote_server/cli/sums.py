@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
+from remote_server.protocol import EngineState, NamespaceStats, StatsReply, TierShare, TierStats
 
 # All servers may write to one bucket, each of which counts what it knows to be there.
 _SHARED = "bucket"
@@ -37,7 +37,18 @@ def sum_of(replies: Mapping[str, StatsReply]) -> StatsReply:
             for name in names
         },
         counters=dict(counters),
+        engines=_engines(all_of),
     )
+
+
+def _engines(all_of: Sequence[StatsReply]) -> list[EngineState]:
+    """An engine reports the same to every server, to some a little later."""
+    latest: dict[tuple[str, str], EngineState] = {}
+    for one in (engine for reply in all_of for engine in reply.engines):
+        known = latest.get((one.namespace, one.client))
+        if known is None or one.prompt_tokens > known.prompt_tokens:
+            latest[one.namespace, one.client] = one
+    return [*latest.values()]
 
 
 def _tier(tier: str, all_of: Sequence[TierStats]) -> TierStats:

@@ -18,7 +18,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from remote_server.cli import coloured
+from remote_server.cli.output import coloured
 from remote_server.plain_text import plain
 
 # Beside the longest drain: the last replies, the disk.

@@ -344,7 +344,7 @@ class LaneLink(Channel):
             self._logged.add(reason)
             endpoint, why = self._config.endpoint, plain(reason)
             logger.log(
-                level, "%s: no lanes, so blocks go over ZeroMQ at half the speed: %s", endpoint, why
+                level, "%s: no lanes, so blocks go over ZeroMQ, which is slower: %s", endpoint, why
             )
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────

@@ -184,6 +184,11 @@ class RemoteClient(OneServer):
         return self._loop.session.absent
 
     @property
+    def turned_away(self) -> str:
+        """Why the server refuses the connection; empty when it does not, or gives no reason."""
+        return self._loop.session.turned_away
+
+    @property
     def breaker(self) -> BreakerState:
         """The breaker's state: requests are sent, or end as "unavailable" unsent."""
         return self._loop.session.breaker.state

@@ -31,6 +31,7 @@ from remote_server.protocol.statistics import (
     BlockCopy,
     BucketStats,
     EngineReport,
+    EngineState,
     EvictionStats,
     NamespaceStats,
     ServerLoad,
@@ -395,6 +396,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     name: str = ""
     fleets: dict[str, list[str]] = {}
     """By digest of a list: the names of the connected clients that have it."""
+    engines: list[EngineState] = []
+    """The connected engines of the client's tenant that have reported, some of many."""
     protocol: int = 1
     """The server's number. A server of protocol 1 has no such field."""
     mover: str = ""

@@ -55,6 +55,9 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     reused: Annotated[dict[ShortText, Annotated[int, Meta(ge=0)]], Meta(max_length=8)] = {}
     """Those of `prompt_tokens` that it did not compute, by the level that had them."""
 
+    given_up: Annotated[int, Meta(ge=0)] = 0
+    """Blocks that it computed because the answer or the load took longer than it waits."""
+
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """One engine that is connected and has sent a report."""
@@ -66,6 +69,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     software: str
     prompt_tokens: int
     reused: dict[str, int]
+    given_up: int = 0
 
 
 class TierShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -14,22 +14,34 @@ from remote_server.store.bucket.objects import check_url
 from remote_server.values import (
     ADMIN_DEFAULT,
     LANES_AUTO,
+    Address,
+    Days,
+    Directory,
+    File,
     GiB,
     KiB,
     MiB,
+    Name,
+    Seconds,
     Size,
+    Url,
     admin_address,
     format_bytes,
     is_loopback,
     lanes_address,
     parse_bytes,
+    with_scheme,
     wrong_server_name,
 )
 
-_ADMIT = ("all", "twice")
-_EVICTION = ("lru", "learned")
-EVENTS_FORMATS = MAP, ARRAY = ("map", "array")
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+Admission = Literal["all", "twice"]
+EvictionRule = Literal["learned", "lru"]
+EventsFormat = Literal["map", "array"]
+Compression = Literal["none", "zstd"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MAP: EventsFormat = "map"
+ARRAY: EventsFormat = "array"
 
 # Sixteen slabs of a page each would be 64 KiB; a smaller cache than this is a mistake.
 MIN_MEMORY_BYTES = 1 * MiB
@@ -43,17 +55,17 @@ MIN_PACK_BYTES, MAX_PACK_BYTES = 64 * KiB, 64 * MiB
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of one server. The constructor checks them and raises `ConfigError`."""
 
-    bind: str = "tcp://127.0.0.1:5757"
-    """The address to listen on. Port `*` picks a free one; `Server.endpoint` names it."""
+    bind: Address = "tcp://127.0.0.1:5757"
+    """The address to listen on. Port `*` picks a free one, which the ready line names."""
 
-    name: str = ""
+    name: Name = ""
     """The name that lists of servers give this one: clients place blocks by it. With a settings
     file of several servers, which of them. Empty: the first label of the host's name."""
 
     memory: Size = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
-    disk: str = ""
+    disk: Directory = ""
     """A directory for blocks beyond memory, kept over restarts; the server's own, which no other
     user owns or can write to. Empty: none."""
 
@@ -65,16 +77,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the size of the directory, and may be written at once. The default is 1.8 TB a day, the
     endurance of a device of 2 TB made for one drive write a day."""
 
-    disk_admit: str = "all"
+    disk_admit: Admission = "all"
     """`all`: every new block is written, soon after its put; on a full disk those that `eviction`
     would keep there. `twice`: only those that are put or got again, which wears the device less; a
     killed server loses the other blocks."""
 
-    eviction: str = "learned"
+    eviction: EvictionRule = "learned"
     """`learned`: the blocks stay that are likeliest to be wanted again, as this server's requests
     show; the least recently used blocks go first while that finds more. `lru`: always so."""
 
-    bucket: str = ""
+    bucket: Url = ""
     """An object store below memory and disk, which servers share: `s3://bucket/prefix`, `gs://…`,
     `az://…`, or `file:///mnt/…` for a shared file system. Credentials and endpoints come from the
     variables that each store documents, as `AWS_ACCESS_KEY_ID`. Needs the extra
@@ -87,11 +99,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bucket_write_rate: Size = 50 * MiB
     """Bytes per second that this server writes to `bucket` on average, 0 for no limit."""
 
-    bucket_admit: str = "twice"
+    bucket_admit: Admission = "twice"
     """`twice`: what a second lookup finds is written, as packs of up to 1,024 tokens. `all`: every
     pack is written, soon after its last put."""
 
-    bucket_days: float = 7.0
+    bucket_days: Days = 7.0
     """Packs older than this are removed from `bucket`, 0 for never; one that is read in the last
     fifth of that time is written again. Set the bucket's own lifecycle rule to twice that, for the
     case that no server runs."""
@@ -99,11 +111,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pack: Size = 16 * MiB
     """The most bytes of one object of `bucket`. All servers of a bucket need the same."""
 
-    pack_compress: str = "none"
+    pack_compress: Compression = "none"
     """Compression of the rows of a pack, without loss: `none` or `zstd`, which needs the extra
     `kvferry[bucket]`. Servers of a bucket may differ in it."""
 
-    drain_timeout_s: float = 5.0
+    drain_timeout_s: Seconds = 5.0
     """The time that the first SIGTERM gives streams and writes to finish."""
 
     populate: bool = True
@@ -112,26 +124,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_memory: bool = True
     """Let clients on this host move blocks through shared memory instead of TCP."""
 
-    keys: str = ""
+    keys: File = ""
     """The server's key file: connections are encrypted and only known keys are admitted. Made by
     `kvferry keys`. Needs `tenants`."""
 
-    tenants: str = ""
+    tenants: File = ""
     """A file of tenants, with their keys and quotas. Needs `keys`."""
 
-    ttl_s: float = 0.0
+    ttl_s: Seconds = 0.0
     """Blocks older than this expire, 0 for never. A tenant may have its own."""
 
     max_connections: int = 512
     """Connections at a time; an engine has four, and a few more while it starts."""
 
-    lanes: str = LANES_AUTO
-    """The address of lanes, TCP connections that carry blocks past ZeroMQ, at about twice its
-    speed: `HOST:PORT`, `auto` for any free port beside `bind`, or `off`. Clients reach it at the
-    host of their connection where HOST is `*`, else at HOST. With keys lanes are encrypted, by
-    OpenSSL 3 with the certificate beside the keys; without either there are none. With `auto` a
-    server without the C library has none, because they would be slow. Clients that cannot reach
-    one use ZeroMQ."""
+    lanes: Address = LANES_AUTO
+    """The address of lanes, TCP connections that carry blocks past ZeroMQ, 1.2 to 1.4 times as
+    fast, and 1.9 times with keys: `HOST:PORT`, `auto` for any free port beside `bind`, or `off`.
+    Clients reach it at the host of their connection where HOST is `*`, else at HOST. With keys
+    lanes are encrypted, by OpenSSL 3 with the certificate beside the keys; without either there
+    are none. With `auto` a server without the C library has none, because they would be slow.
+    Clients that cannot reach one use ZeroMQ."""
 
     max_inflight: Size = 0
     """Bytes of blocks that may be in flight to one client, or on lease to it; they are pinned. 0:
@@ -141,29 +153,32 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     insecure: bool = False
     """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
 
-    admin: str = ADMIN_DEFAULT
+    admin: Address = ADMIN_DEFAULT
     """The address of the admin HTTP: metrics, state, a page. Port `*` picks a free one, `off`
     disables it. When the default address is taken, the server runs without."""
 
-    admin_token_file: str = ""
+    admin_token_file: File = ""
     """A file with the token for `POST /clear`, `/prefetch` and `/drain`, and for everything where
     other machines can reach it. Empty: these three are refused."""
 
-    events: str = ""
+    events: Address = ""
     """An address at which routers subscribe to what becomes readable here and what leaves, in the
     format of vLLM's KV events: `tcp://127.0.0.1:5759`. On the port above it they request the last
     10,000 batches again. Of all tenants: with `tenants` only this machine may reach it. Empty: no
     events, which cost nothing then."""
 
-    events_format: str = MAP
+    events_format: EventsFormat = MAP
     """`map`: events are maps, as vLLM publishes them. `array`: their fields have places, as older
     vLLM published them and some routers read them. Anything that the documents of these do not list
     is left out then."""
 
-    log_level: str = "info"
+    log_level: LogLevel = "info"
     """`debug`, `info`, `warning` or `error`."""
 
     def __post_init__(self) -> None:
+        for name in ("bind", "events"):
+            if address := getattr(self, name):
+                msgspec.structs.force_setattr(self, name, with_scheme(address))
         if self.name and (wrong := wrong_server_name(self.name)):
             raise ConfigError(f"name: the server {wrong}")
         if self.memory < MIN_MEMORY_BYTES:
@@ -176,11 +191,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("disk_write_rate", "bucket_write_rate"):
             if (rate := getattr(self, name)) < 0:
                 raise ConfigError(f"{name}: {rate} bytes per second; 0 means no limit")
-        words = {"disk_admit": _ADMIT, "bucket_admit": _ADMIT, "eviction": _EVICTION,
-                 "events_format": EVENTS_FORMATS, "log_level": _LOG_LEVELS}  # fmt: skip
-        for name, known in words.items():
-            if (word := getattr(self, name)) not in known:
-                raise ConfigError(f"{name}: {word!r} is none of {', '.join(known)}")
+        for field in msgspec.structs.fields(type(self)):
+            words = get_args(field.type) if get_origin(field.type) is Literal else ()
+            if words and (word := getattr(self, field.name)) not in words:
+                raise ConfigError(f"{field.name}: {word!r:.80} is none of {', '.join(words)}")
         self._check_bucket()
         if not 0 <= self.drain_timeout_s <= 3600:
             raise ConfigError(f"drain_timeout_s: {self.drain_timeout_s}: 0 to 3600 seconds")
@@ -194,7 +208,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             there, missing = ("keys", "tenants") if self.keys else ("tenants", "keys")
             raise ConfigError(
                 f"{there}: {getattr(self, there)!r} needs --{missing} as well; "
-                "python -m remote_server.keys makes both files"
+                "`kvferry keys` makes both files"
             )
         if not 0 <= self.ttl_s < float("inf"):
             raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 means no limit")
@@ -215,9 +229,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not is_loopback(self.bind) and not (self.keys or self.insecure):
             raise ConfigError(
                 f"bind: {self.bind} can be reached from other machines, and without keys nothing "
-                "on the wire is encrypted or authenticated; make keys with python -m "
-                "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
-                "if that network is yours alone"
+                "on the wire is encrypted or authenticated; make keys with `kvferry keys DIR "
+                "TENANT`, and pass --keys and --tenants, or --insecure if that network is yours "
+                "alone"
             )
 
     def _check_events(self) -> None:
@@ -246,6 +260,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             limits = f"{format_bytes(MIN_PACK_BYTES)} to {format_bytes(MAX_PACK_BYTES)}"
             raise ConfigError(f"pack: {format_bytes(self.pack)}: {limits}")
         check_name(self.pack_compress)
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "storage": (
+        "memory", "populate", "disk", "disk_bytes", "disk_write_rate", "disk_admit", "eviction",
+        "ttl_s",
+    ),
+    "network": (
+        "bind", "name", "lanes", "shared_memory", "max_connections", "max_inflight", "insecure",
+    ),
+    "keys and tenants": ("keys", "tenants"),
+    "bucket": (
+        "bucket", "bucket_bytes", "bucket_write_rate", "bucket_admit", "bucket_days", "pack",
+        "pack_compress",
+    ),
+    "monitoring and end": (
+        "admin", "admin_token_file", "events", "events_format", "log_level", "drain_timeout_s",
+    ),
+}  # fmt: skip
+"""The settings as help pages and documents show them."""
 
 
 # Each has an arena and queues of its own, and a turn in every turn of the loop.

@@ -3,7 +3,6 @@ have."""
 
 import socket
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 
 from remote_server import protocol
 from remote_server.native.mover import what_moves
@@ -20,6 +19,7 @@ from remote_server.server.outgoing import wall_time_s
 from remote_server.store.eviction.report import eviction_stats
 from remote_server.store.store import Store
 from remote_server.values import wrong_server_name
+from remote_server.version import version
 
 LOAD_S = 0.1
 """The load is measured again after this time, so that a reply costs no pass over the slabs."""
@@ -27,12 +27,13 @@ LOAD_S = 0.1
 MOST_NAMES = 64
 """Names of clients with one list, in statistics."""
 
+MOST_ENGINES = 256
+"""Engines in the statistics of a client: 50 KB."""
+
 
 def server_version() -> str:
-    try:
-        return f"kvferry {version('kvferry')}"
-    except PackageNotFoundError:
-        return "kvferry, not installed"
+    """The program and its version, as peers and statistics show it."""
+    return f"kvferry {version()}"
 
 
 def default_name(host: str | None = None) -> str:
@@ -70,6 +71,7 @@ class Identity:
                 namespace=hello.namespace, client=hello.client,
                 model=hello.fingerprint.get("model_name", ""), software=report.software,
                 prompt_tokens=report.prompt_tokens, reused=report.reused,
+                given_up=report.given_up,
             )  # fmt: skip
 
     def gone(self, connection: bytes) -> None:
@@ -129,6 +131,7 @@ class Identity:
             mover=self.mover,
             lanes=lanes,
             fleets=self.fleets(),
+            engines=self.engines()[:MOST_ENGINES],
             uptime_s=store.uptime_s,
             time_s=wall_time_s(),
             tiers=store.tier_stats(),

@@ -16,6 +16,7 @@ import zmq
 from remote_server.errors import ServerFailed
 from remote_server.keys import read_server_keys
 from remote_server.native.moves import Moves
+from remote_server.plain_text import plain
 from remote_server.process_limits import (
     check_file_sizes,
     check_memory_fits,
@@ -112,6 +113,9 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
+        if self.config.disk and not any(one.disk for one in tenants):
+            log.warning("disk: %s stays unused: no tenant of %s has a part of it, `disk = ...`",
+                        plain(self.config.disk), plain(self.config.tenants))  # fmt: skip
         url = self.config.bucket
         self._bucket = SharedBucket(url, len(tenants)) if url else None
         for config in tenants:

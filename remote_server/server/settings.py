@@ -19,15 +19,15 @@ import inspect
 import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin
 
 import msgspec
 
 from remote_server.errors import ConfigError
 from remote_server.keys import read_small, toml_of
 from remote_server.plain_text import plain, without_secrets
-from remote_server.server.config import ServerConfig
-from remote_server.values import finite_number, format_bytes, parse_bytes, whole_number
+from remote_server.server.config import GROUPS, ServerConfig
+from remote_server.values import Size, finite_number, format_bytes, parse_bytes, whole_number
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:
@@ -43,9 +43,10 @@ def described(kind: type[msgspec.Struct]) -> dict[str, str]:
     return {name: texts[name] for name in kind.__struct_fields__}
 
 
-def table(kind: type[msgspec.Struct]) -> list[str]:
-    """Rows of Markdown: setting, default, meaning."""
+def table(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> list[str]:
+    """Rows of Markdown: setting, default, meaning; of all settings, or of `names`."""
     texts = described(kind)
+    texts = {name: texts[name] for name in names or texts}
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for name in texts:
@@ -110,24 +111,61 @@ def _toml_of(value: object) -> str:
     return str(value).lower()
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting of `ServerConfig`, and those that name other sources."""
+class Flags(Protocol):
+    """A parser of arguments, or a group of one."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any: ...
+
+
+class GroupsOfFlags(Protocol):
+    """A parser of arguments that has groups."""
+
+    def add_argument_group(self, title: str) -> Flags: ...
+
+
+def add_sources(parser: Flags) -> None:
+    """The flags that name other sources of settings, or show what came from where."""
     parser.add_argument(
         "--settings", metavar="FILE", help="read settings from this TOML file (KVFERRY_SETTINGS)"
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force, and exit"
     )
+
+
+def add_flags(parser: GroupsOfFlags) -> None:
+    """A flag for each setting of `ServerConfig`, in its groups."""
     explained = described(ServerConfig)
-    for field in msgspec.structs.fields(ServerConfig):
-        flag = "--" + field.name.replace("_", "-")
-        text = f"{explained[field.name]} (default: {shown(field.default)})".replace("%", "%%")
-        if field.type is bool:
-            parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=None, help=text
-            )
-        else:
-            parser.add_argument(flag, metavar=_metavar(field.type), default=None, help=text)
+    fields = {field.name: field for field in msgspec.structs.fields(ServerConfig)}
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            flag, field = flag_of(name), fields[name]
+            default = f" (default: {shown(field.default)})" if field.default != "" else ""
+            text = f"{explained[name]}{default}".replace("%", "%%")
+            if field.type is bool:
+                group.add_argument(
+                    flag, action=argparse.BooleanOptionalAction, default=None, help=text
+                )
+            else:
+                group.add_argument(flag, metavar=metavar_of(field.type), default=None, help=text)
+
+
+def flag_of(name: str) -> str:
+    """The flag of the setting `name`."""
+    return "--" + name.replace("_", "-")
+
+
+def arguments_of(flags: argparse.Namespace) -> list[str]:
+    """Arguments that give the same `flags`, without those that are no setting."""
+    given = [f"--settings={flags.settings}"] if flags.settings else []
+    for name in ServerConfig.__struct_fields__:
+        value = getattr(flags, name)
+        if isinstance(value, bool):
+            given.append(flag_of(name) if value else flag_of(f"no_{name}"))
+        elif value is not None:
+            given.append(f"{flag_of(name)}={value}")
+    return given
 
 
 def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
@@ -205,22 +243,23 @@ def _from_environment(environment: Mapping[str, str], kinds: Mapping[str, Any]) 
 
 def _converted(name: str, value: Any, kind: Any) -> Any:
     """`value`, as a flag, a variable or TOML gave it, as the setting's own type."""
-    if kind is bool:
+    bare = bare_kind(kind)
+    if bare is bool:
         if isinstance(value, str) and value.lower() in (*_YES, *_NO):
             return value.lower() in _YES
         if not isinstance(value, bool):
             raise ConfigError(f"{name}: {value!r} is neither true nor false")
         return value
     try:
-        if _is_size(kind) and isinstance(value, int | str) and not isinstance(value, bool):
+        if kind is Size and isinstance(value, int | str) and not isinstance(value, bool):
             return parse_bytes(value, name)
-        if kind is str and isinstance(value, str):
+        if bare is str and isinstance(value, str):
             return _encodable(value)
-        if kind in _NUMBERS:
-            return _NUMBERS[kind](value)
+        if bare in _NUMBERS:
+            return _NUMBERS[bare](value)
     except ValueError:
         pass
-    raise ConfigError(f"{name}: {value!r:.80} where {_metavar(kind)} is wanted")
+    raise ConfigError(f"{name}: {value!r:.80} where {metavar_of(kind)} is wanted")
 
 
 _NUMBERS: Mapping[Any, Callable[[object], float]] = {int: whole_number, float: finite_number}
@@ -234,27 +273,22 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _is_size(kind: Any) -> bool:
-    return get_origin(kind) is not None or bool(get_args(kind))
+def bare_kind(kind: Any) -> Any:
+    """The type of a setting without its metavariable; `str` where it is one of some words."""
+    if get_origin(kind) is Literal:
+        return str
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def _metavar(kind: Any) -> str:
-    if _is_size(kind):
-        return "SIZE"
+def metavar_of(kind: Any) -> str:
+    """The word that stands for a value of a setting on help pages."""
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    if get_origin(kind) is Annotated:
+        return str(get_args(kind)[1].extra["metavar"])
     return {int: "COUNT", float: "NUMBER"}.get(kind, "TEXT")
 
 
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name, ServerConfig.__struct_fields__, 1, 0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """`parse_args` whose error on an unknown flag names the nearest known one."""
-    flags, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        name = unknown[0].split("=")[0]
-        known = [text for action in parser._actions for text in action.option_strings]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        parser.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
-    return flags

@@ -1,6 +1,5 @@
 """The container file and the systemd unit are true: commands, settings, times, sizes."""
 
-import argparse
 import configparser
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from deployment_fixtures import REPOSITORY
 from packaging.specifiers import SpecifierSet
+from typed_commands import flags_of
 
 from remote_server.cli.serve_all import conflicts
 from remote_server.server import settings
@@ -41,9 +41,7 @@ def settings_of(
 ) -> ServerConfig:
     """What `kvferry serve ARGUMENTS` would use, read as the command reads it. An unknown flag
     ends in `SystemExit`, an unknown or wrong setting in `ConfigError`."""
-    parser = argparse.ArgumentParser()
-    settings.add_flags(parser)
-    return settings.choose(settings.parse(parser, arguments), environment or {}).config
+    return settings.choose(flags_of("serve", arguments), environment or {}).config
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────

@@ -19,10 +19,9 @@ import yaml
 from admin_http import served, write_token
 from deployment_fixtures import REPOSITORY
 from test_examples_of_services import BESIDE_DRAIN_S, BESIDE_MEMORY, settings_of
+from typed_commands import flags_of
 
 from remote_server.admin.site import _OPEN
-from remote_server.cli import drain as drain_command
-from remote_server.cli.__main__ import _parser
 from remote_server.fleet.server_list import read_list
 from remote_server.keys import certificate_path, make_keys
 from remote_server.server.config import ServerConfig
@@ -228,8 +227,9 @@ def test_a_patched_pod_has_the_bucket_and_drains_into_it_first():
     assert config.bucket == "s3://kv-cache/prod"
     program, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
     assert program == "kvferry"
-    flags = _parser().parse_args(arguments)
-    assert flags.run is drain_command.run and flags.to_bucket
+    name, *rest = arguments
+    flags = flags_of(name, rest)
+    assert name == "drain" and flags.to_bucket
     assert flags.admin_token_file == config.admin_token_file
     address = admin_address(flags.admin)
     assert address is not None and address.port == 5758

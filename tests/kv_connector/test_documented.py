@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from benchmarks import commands_page
 from benchmarks.settings_page import TABLES, rewritten
 from kv_connector.config import ConnectorConfig
 from kv_connector.metrics import METRICS
@@ -20,6 +21,12 @@ SETTINGS, METRICS_PAGE, NAMESPACES = (
 
 def test_the_tables_are_what_the_code_says_now():
     assert rewritten(SETTINGS) == SETTINGS, "run `make docs`"
+
+
+def test_the_page_of_the_commands_is_what_their_flags_give(monkeypatch):
+    for variable in ("SERVER", "ADMIN", "ADMIN_TOKEN_FILE"):
+        monkeypatch.delenv(f"KVFERRY_{variable}", raising=False)
+    assert commands_page.page() == (ROOT / "docs" / "commands.md").read_text(), "run `make docs`"
 
 
 def test_the_connector_has_at_most_fifteen():

@@ -214,7 +214,7 @@ def test_the_words_of_an_admin_http_are_printed_plain(monkeypatch, capsys):
 
     monkeypatch.setattr(drain_command.Admin, "ask", refuse)
     assert main(["drain", "http://127.0.0.1:1", "--admin-token-file", ""]) == 1
-    assert capsys.readouterr().err == "kvferry: no\\x1b[31m\\u202e\n"
+    assert capsys.readouterr().err == "kvferry drain: no\\x1b[31m\\u202e\n"
 
 
 def test_a_server_that_answers_late_once_is_asked_again(monkeypatch, capsys):

@@ -127,7 +127,7 @@ def test_each_tenant_has_packs_of_its_own(kvferry, tmp_path):
 @ALSO_ON_S3
 def test_rm_removes_the_packs_of_one_namespace_and_only_when_told_to(kvferry, url):
     fill(url, "other")
-    nothing = "kvferry: nothing removed; --yes skips the question\n"
+    nothing = "kvferry bucket: nothing removed; --yes skips the question\n"
     assert kvferry("rm", url, "m@1") == (1, "", nothing)
     status, _, err = kvferry("rm", url, "m@2", "--yes")
     assert status == 1 and "namespaces with packs: m@1, other" in err
@@ -251,7 +251,7 @@ def test_a_wrong_address_is_wrong_usage_and_makes_nothing(kvferry, arguments):
     for address in ("blocks", "ftp://blocks", "s3://k:s@blocks", "file:///nowhere/at/all"):
         status, out, err = kvferry(action, address, *rest)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert err.startswith("kvferry: bucket: ")
+        assert err.startswith("kvferry bucket: bucket: ")
     assert not os.path.exists("/nowhere")
 
 

@@ -84,7 +84,7 @@ def test_a_server_that_is_down_is_named_and_the_others_are_shown(filled: Scene, 
     assert status == 1
     assert re.search(r"^kvferry-2  no$", out, re.MULTILINE)
     assert re.search(rf"^all +3 of 4 +{NUM_ROWS - lost} ", out, re.MULTILINE)
-    assert err == f"kvferry: kvferry-2: no connection to {endpoint}\n"
+    assert err == f"kvferry stats: kvferry-2: no connection to {endpoint}\n"
     facts = json.loads(kvferry("stats", "--json").out)
     assert [*facts["servers"]] == ["kvferry-0", "kvferry-1", "kvferry-3"]
     assert [*facts["failed"]] == ["kvferry-2"]
@@ -160,7 +160,7 @@ def test_clear_names_what_it_did_not_reach_and_a_second_one_leaves_nothing(
 ):
     counts = {name: held(filled, name) for name in NAMES}
     status, _, err = kvferry("clear", "--namespace", "nothing", "--yes")
-    assert (status, err) == (1, f"kvferry: no namespace 'nothing'; known: {NAMESPACE}\n")
+    assert (status, err) == (1, f"kvferry clear: no namespace 'nothing'; known: {NAMESPACE}\n")
     assert {name: held(filled, name) for name in NAMES} == counts
     addresses = ",".join(filled.address(name) for name in NAMES[:3])
     filled.stop("kvferry-2")
@@ -181,12 +181,12 @@ def test_pin_goes_to_the_servers_that_have_the_blocks_and_counts_are_sums(
     named = [PROMPT.keys[0].hex(), PROMPT.keys[-1].hex(), "aabb"]
     status, out, err = kvferry("pin", NAMESPACE, *named)
     assert (status, out.splitlines()[0]) == (0, "pinned 2 blocks, 8.0 KiB")
-    assert err == "kvferry: 1 keys are not in memory\n"
+    assert err == "kvferry pin: 1 keys are not in memory\n"
     assert sum(filled.servers[name].store.memory.stats().kept for name in NAMES) == 2
     assert json.loads(kvferry("pin", NAMESPACE, "--json").out)["kept"] == NUM_ROWS
     done = json.loads(kvferry("unpin", NAMESPACE, "--json").out)
     assert (done["let_go"], done["absent"], len(done["servers"])) == (NUM_ROWS, 0, 4)
-    assert kvferry("pin", "other") == (1, "", "kvferry: no block of 'other' is in memory\n")
+    assert kvferry("pin", "other") == (1, "", "kvferry pin: no block of 'other' is in memory\n")
     filled.stop("kvferry-1")
     status, out, err = kvferry("pin", NAMESPACE)
     assert status == 1 and out.startswith("pinned ")

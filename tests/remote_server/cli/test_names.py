@@ -17,7 +17,8 @@ from fake_server import FakeServer, eventually
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection
 
 from remote_server import protocol
-from remote_server.cli.__main__ import COMMANDS, main
+from remote_server.cli.__main__ import main
+from remote_server.cli.commands import COMMANDS
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.histograms import Timings
@@ -145,7 +146,8 @@ def evil_server():
 
 RUNS = ["stats", "stats --json", "why", "why --json", "doctor", "doctor --json",
         "clear --all --yes",
-        "clear --namespace nobody", "pin m", "unpin m", "watch", "watch --json"]  # fmt: skip
+        "clear --namespace nobody", "pin m", "unpin m", "watch", "watch --json",
+        "top --once"]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", RUNS)
@@ -156,7 +158,7 @@ def test_no_command_prints_what_a_terminal_obeys(evil_server, capsys, monkeypatc
             raise KeyboardInterrupt
 
         clock = SimpleNamespace(sleep=stop, time=time.time, strftime=time.strftime)
-        monkeypatch.setattr("remote_server.cli.stats.time", clock)
+        monkeypatch.setattr("remote_server.cli.watch.time", clock)
     # What never comes, shared memory and lanes, is not waited for.
     monkeypatch.setattr("remote_server.cli.doctor._within", lambda _, so: so())
     main([*arguments.split(), "--server", evil_server.endpoint, "--timeout-s", "60"])
@@ -172,13 +174,13 @@ def test_every_command_that_prints_a_reply_is_among_these():
     tried = {run.split()[0] for run in RUNS}
     quiet = COMMANDS.keys() - tried
     own = {"bucket", "drain"}  # the tests of the bucket have them
-    assert quiet == {"serve", "keys", "bench", *own}, "these print nothing of a server's"
+    assert quiet == {"serve", "keys", "bench", "completion", *own}, "no server's text is in these"
 
 
 def test_commands_print_through_one_seam():
     folder = Path(main.__code__.co_filename).parent
     for file in folder.glob("*.py"):
-        if file.name not in ("__init__.py", "bench.py"):
+        if file.name not in ("output.py", "bench.py"):
             assert not re.search(r"\bprint\(", file.read_text()), file
 
 

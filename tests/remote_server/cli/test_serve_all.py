@@ -15,8 +15,8 @@ from fleet_processes import COMMAND, All, fleet_file, is_running, serve_all
 from server_process import PATIENCE_S
 from wire_peer import Peer
 
-from remote_server.__main__ import main
 from remote_server.cli import supervisor
+from remote_server.cli.__main__ import main
 from remote_server.cli.serve_all import conflicts, list_for_engines
 from remote_server.cli.supervisor import Supervisor
 from remote_server.errors import ConfigError
@@ -142,9 +142,9 @@ def test_the_example_starts_four_servers(monkeypatch):
 
     monkeypatch.setattr("remote_server.cli.serve_all.Supervisor", Started)
     monkeypatch.setattr("remote_server.cli.serve_all.check_memory_fits", lambda *_, **__: None)
-    assert main(["--all", "--settings", str(FLEET)]) == 0
+    assert main(["serve", "--all", "--settings", str(FLEET)]) == 0
     assert [*started] == [f"cache-{number}" for number in range(4)]
-    assert started["cache-1"][-4:] == ["--settings", str(FLEET), "--name", "cache-1"]
+    assert started["cache-1"][-3:] == [f"--settings={FLEET}", "--name", "cache-1"]
 
 
 def configs(**settings: dict) -> dict[str, ServerConfig]:
@@ -219,15 +219,15 @@ def test_a_mistake_is_one_sentence_and_nothing_starts(
     if text is not None:
         (tmp_path / "fleet.toml").write_text(text)
         flags = [*flags, "--settings", str(tmp_path / "fleet.toml")]
-    assert main(flags) == 2
+    assert main(["serve", *flags]) == 2
     printed = capsys.readouterr()
     (line,) = [line for line in printed.err.splitlines() if complaint in line]
-    assert line.startswith(("remote_server: ", "kvferry: ")) and printed.out == ""
+    assert line.startswith("kvferry serve: ") and printed.out == ""
 
 
 def test_an_unknown_flag_beside_all_is_named(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["--all", "--memroy", "1GiB"])
+        main(["serve", "--all", "--memroy", "1GiB"])
     assert ended.value.code == 2
     assert "did you mean --memory?" in capsys.readouterr().err
 
@@ -235,10 +235,10 @@ def test_an_unknown_flag_beside_all_is_named(capsys):
 def test_the_settings_of_all_are_printed_and_give_the_same_fleet_again(tmp_path, capsys):
     path = fleet_file(tmp_path, "a", "b", b='disk = "/d/b"')
     arguments = ["--all", "--print-config", "--settings"]
-    assert main([*arguments, str(path)]) == 0
+    assert main(["serve", *arguments, str(path)]) == 0
     printed = capsys.readouterr().out
     (tmp_path / "again.toml").write_text(printed)
-    assert main([*arguments, str(tmp_path / "again.toml")]) == 0
+    assert main(["serve", *arguments, str(tmp_path / "again.toml")]) == 0
     again = capsys.readouterr().out
     assert [line.partition("#")[0] for line in again.splitlines()] == [
         line.partition("#")[0] for line in printed.splitlines()

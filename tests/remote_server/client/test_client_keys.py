@@ -6,6 +6,7 @@ from fake_server import PATIENCE_S, eventually
 from memory_server import memory_server
 from tenancy import tenancy
 
+from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
@@ -158,3 +159,15 @@ def test_memory_is_not_handed_to_a_local_socket_of_another_user(monkeypatch):
     for allowed in (0, 1000):
         monkeypatch.setattr(attachment, "user_of", lambda connection, uid=allowed: uid)
         attachment._check_server_user(None)
+
+
+def test_a_command_names_the_reason_why_the_server_refuses_it(tenancy, capsys):
+    tenancy.write(a="")
+    endpoint = tenancy.start().endpoint
+    for address, why in (
+        (endpoint, "the server demands keys"),
+        (f"{endpoint}?keys={tenancy.client_file('b')}", "key"),
+    ):
+        assert main(["stats", "--server", address, "--timeout-s", "60"]) == 3
+        error = capsys.readouterr().err
+        assert why in error and "is it running" not in error

@@ -103,7 +103,8 @@ def test_too_few_files_to_start_is_one_line_that_names_the_limit(start):
         _, errors = (process := start(resource.RLIMIT_NOFILE, number)).communicate(timeout=30)
         *_, last = errors.splitlines()
         assert process.returncode == 2, errors
-        assert last.startswith(f"remote_server: open files: a limit of {number} is too few"), errors
+        complaint = f"python -m remote_server: open files: a limit of {number} is too few"
+        assert last.startswith(complaint), errors
         assert "Traceback" not in errors
 
 
@@ -117,7 +118,7 @@ def test_the_limit_that_is_named_is_enough(start):
 def test_a_limit_of_file_sizes_is_named_with_the_setting(start):
     _, errors = (process := start(resource.RLIMIT_FSIZE, 1 * MiB)).communicate(timeout=30)
     assert process.returncode == 2
-    assert errors.startswith("remote_server: memory: it needs a file of 16.2 MiB")
+    assert errors.startswith("python -m remote_server: memory: it needs a file of 16.2 MiB")
     assert "ulimit -f" in errors and errors.count("\n") == 1
 
 

@@ -1,27 +1,32 @@
 """A wrong address is met with one sentence that names its wrong part, wherever it is given."""
 
 from collections.abc import Callable
+from operator import itemgetter
 
 import pytest
 from lane_peer import has_ipv6
 from memory_server import memory_server
+from typed_commands import flags_of
 
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
 from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
 from remote_server.cli.__main__ import main
+from remote_server.cli.servers import servers_of
 from remote_server.client import ClientConfig
 from remote_server.errors import ConfigError
+from remote_server.fleet.server_list import read_list
 from remote_server.server.config import ServerConfig
-from remote_server.values import check_endpoint, server_address
+from remote_server.values import admin_address, check_endpoint, server_address, with_scheme
 
 pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["client_fixtures"]
 
 WRONG = [
-    ("localhost:5757", "tcp:// in front is missing"),
-    ("", "tcp:// in front is missing"),
+    ("tcp:localhost:5757", "host 'tcp:localhost' has a colon"),
+    ("localhost", "the port is missing"),
+    ("", "the port is missing"),
     ("ipc:///tmp/kvferry", "ipc:// is not supported, and on one host blocks go through shared"),
     ("http://h:5757", "http:// is not tcp://"),
     ("TCP://h:5757", "TCP:// is not tcp://"),
@@ -75,23 +80,26 @@ def test_where_a_client_connects(text: str, wrong: str):
     with pytest.raises(ConfigError) as refused:
         server_address(text)
     said = str(refused.value)
-    assert said.startswith(f"server: {text!r}: {wrong}") and said.count("write it like tcp://") == 1
+    assert (
+        said.startswith(f"server: {with_scheme(text)!r}: {wrong}")
+        and said.count("write it like tcp://") == 1
+    )
     assert "\n" not in said
 
 
 @pytest.mark.parametrize(("setting", "way"), WAYS)
 def test_every_setting_of_an_address_is_read_so(setting: str, way: Callable[[str], object]):
-    for text, wrong in (WRONG[0], WRONG[-1], *NOT_FOR_CLIENTS):
+    for text, wrong in (WRONG[-2], WRONG[-1], *NOT_FOR_CLIENTS):
         with pytest.raises(ConfigError) as refused:
             way(text)
         assert str(refused.value).startswith(f"{setting}{text!r}: {wrong}")
 
 
 def test_where_a_server_listens():
-    for text, wrong in WRONG:
+    for text, wrong in filter(itemgetter(0), WRONG):
         with pytest.raises(ConfigError) as refused:
             ServerConfig(bind=text)
-        assert str(refused.value).startswith(f"bind: {text!r}: {wrong}")
+        assert str(refused.value).startswith(f"bind: {with_scheme(text)!r}: {wrong}")
 
 
 @pytest.mark.parametrize(
@@ -100,15 +108,17 @@ def test_where_a_server_listens():
 def test_a_command_with_a_wrong_address_is_wrong_usage(command: str, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command.split(), "--server", "ipc:///tmp/kvferry"])
-    *_, line = capsys.readouterr().err.strip().splitlines()
-    assert "argument --server: 'ipc:///tmp/kvferry': ipc:// is not supported" in line
+    mistake, hint = capsys.readouterr().err.strip().splitlines()
+    name = command.split()[0]
+    assert f"kvferry {name}: --server: 'ipc:///tmp/kvferry': ipc:// is not supported" in mistake
+    assert f"`kvferry {name} --help`" in hint
 
 
 def test_so_is_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setenv("KVFERRY_SERVER", "localhost:5757")
+    monkeypatch.setenv("KVFERRY_SERVER", "http://localhost:5757")
     with pytest.raises(SystemExit, match="2"):
         main(["stats"])
-    assert "'localhost:5757': tcp:// in front is missing" in capsys.readouterr().err
+    assert "'http://localhost:5757': http:// is not tcp://" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +137,17 @@ def test_a_right_address_may_name_its_key_file(text: str):
     )
     check_endpoint(text, "endpoint")
     assert ClientConfig(text).endpoint == ServerConfig(bind=text, insecure=True).bind == text
+
+
+def test_the_scheme_may_be_omitted():
+    assert server_address("h:5757?keys=/x") == server_address("tcp://h:5757?keys=/x")
+    config = ServerConfig(bind="127.0.0.1:*", events="127.0.0.1:5759", admin="127.0.0.1:5768")
+    assert (config.bind, config.events) == ("tcp://127.0.0.1:*", "tcp://127.0.0.1:5759")
+    assert admin_address(config.admin) == admin_address("http://127.0.0.1:5768")
+    assert read_list("kvferry-{0..1}.x:5757") == read_list("tcp://kvferry-{0..1}.x:5757")
+    typed = flags_of("stats", ["--server", "a:1,tcp://b:2?keys=/x,y, c:3"])
+    keys = {one.name: one.keys for one in servers_of(typed).members}
+    assert keys == {"a": "", "b": "/x,y", "c": ""}
 
 
 def test_a_client_reaches_a_server_on_ipv6(make_client):

@@ -55,7 +55,7 @@ def start():
 
 def test_it_says_where_it_is_serves_at_once_and_ends_by_a_signal_with_status_0(start, context):
     process = start("--memory", "1GiB")
-    assert process.ready_line.startswith("remote_server ready on tcp://127.0.0.1:")
+    assert process.ready_line.startswith("kvferry ready on tcp://127.0.0.1:")
     assert f"memory 1.0 GiB in 16 slabs  mover {what_moves()}  lanes " in process.ready_line
     assert "  epoch " in process.ready_line
     peer = Peer(context, process.endpoint)

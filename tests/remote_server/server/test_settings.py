@@ -1,13 +1,13 @@
 """Sources of settings, their order, and the message for a wrong one."""
 
-import argparse
 import logging
 import tomllib
 
 import msgspec
 import pytest
+from typed_commands import parser_for
 
-from remote_server.__main__ import main
+from remote_server.cli.__main__ import main
 from remote_server.errors import ConfigError
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
@@ -17,9 +17,7 @@ from remote_server.values import GiB
 
 @pytest.fixture(scope="module")
 def parser():
-    parser = argparse.ArgumentParser()
-    settings.add_flags(parser)
-    return parser
+    return parser_for("serve")
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def choose(parser, tmp_path):
         if file is not None:
             (tmp_path / "kvferry.toml").write_text(file)
             flags = (*flags, "--settings", str(tmp_path / "kvferry.toml"))
-        return settings.choose(settings.parse(parser, flags), environment)
+        return settings.choose(parser.flags_in(flags), environment)
 
     return choose
 
@@ -71,7 +69,7 @@ def test_what_is_printed_is_a_file_that_gives_the_same_again(choose, capsys):
     assert again.config == chosen.config
     assert "# flag" in chosen.as_toml()
     assert tomllib.loads(chosen.as_toml())["populate"] is False
-    assert main(["--print-config", "--memory", "2GiB"]) == 0
+    assert main(["serve", "--print-config", "--memory", "2GiB"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["memory"] == 2 * GiB
 
 

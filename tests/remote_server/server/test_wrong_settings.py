@@ -1,6 +1,5 @@
 """Every way to get a setting wrong: one line that names it and status 2, and never a traceback."""
 
-import argparse
 import os
 import socket
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from memory_server import memory_server
+from typed_commands import parser_for
 from wire_peer import Peer
 
-from remote_server.__main__ import main as serve
-from remote_server.cli.__main__ import _parser
 from remote_server.cli.__main__ import main as kvferry
+from remote_server.cli.commands import COMMANDS
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import Error
@@ -40,11 +39,11 @@ def refused(capsys):
     """Run the server's command: it must refuse, in one line that names the setting."""
 
     def refused(name: str, *flags: str) -> str:
-        assert serve([*flags]) == 2, flags
+        assert kvferry(["serve", *flags]) == 2, flags
         out, err = capsys.readouterr()
         assert out == ""
         assert err.count("\n") == 1, err
-        assert err.startswith(f"remote_server: {name}: "), err
+        assert err.startswith(f"kvferry serve: {name}: "), err
         return err
 
     return refused
@@ -53,13 +52,12 @@ def refused(capsys):
 @pytest.fixture(scope="module")
 def not_chosen():
     """What the command does with its sources, without a parser anew for each."""
-    parser = argparse.ArgumentParser()
-    settings.add_flags(parser)
+    parser = parser_for("serve")
     assert all(action.type is None for action in parser._actions), "a reading of its own"
 
     def not_chosen(name: str, *flags: str, **environment: str) -> None:
         with pytest.raises(ConfigError, match=rf"^{name}: "):
-            settings.choose(settings.parse(parser, flags), environment)
+            settings.choose(parser.flags_in(flags), environment)
 
     return not_chosen
 
@@ -76,7 +74,7 @@ def test_what_is_no_number_is_refused_from_every_source(field, not_chosen, tmp_p
     for literal in LITERALS if field.name in ONE_OF_EACH_TYPE else LITERALS[:5]:
         file.write_text(f"{field.name} = {literal}\n", encoding="utf-8")
         not_chosen(field.name, "--settings", str(file))
-    if field.type is not float:
+    if settings.bare_kind(field.type) is not float:
         file.write_text(f"{field.name} = 20000000.7\n")
         not_chosen(field.name, "--settings", str(file))
         not_chosen(field.name, f"{flag}=20000000.7")
@@ -88,7 +86,7 @@ def test_a_refusal_is_one_line_whatever_was_given(refused):
 
 
 def test_a_negative_zero_is_zero(capsys):
-    assert serve(["--print-config", "--ttl-s=-0", "--drain-timeout-s=-0.0"]) == 0
+    assert kvferry(["serve", "--print-config", "--ttl-s=-0", "--drain-timeout-s=-0.0"]) == 0
     assert "-0" not in capsys.readouterr().out
 
 
@@ -168,7 +166,7 @@ def test_every_file_that_a_setting_names_may_be_of_any_kind(
         address = f"tcp://127.0.0.1:1?keys={wrong}"
         assert kvferry(["stats", "--server", address, "--timeout-s", "1"]) == 2
         err = capsys.readouterr().err
-        assert err.startswith("kvferry: keys: ") and err.count("\n") == 1
+        assert err.startswith("kvferry stats: keys: ") and err.count("\n") == 1
 
 
 # ── the numbers of every command ─────────────────────────────────────────────────────────
@@ -178,9 +176,8 @@ WRONG_NUMBERS = [*(text for text in TEXTS if text != "--"), "-1e-9", "1e300", "9
 
 
 def numeric_flags() -> Iterator[tuple[str, str]]:
-    (commands,) = (one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction))
-    for name, parser in commands.choices.items():
-        for action in parser._actions:
+    for name in COMMANDS:
+        for action in parser_for(name)._actions:
             assert action.type not in (int, float), f"{name} {action.dest}: Python's own reading"
             if action.type is not None and action.dest in (
                 "timeout_s",
