@@ -1,6 +1,6 @@
 """The disk tier: copies of the blocks of memory that survive eviction, a kill and a restart.
 
-docs/disk.md has the format, recovery, losses, the budget and threads.
+docs/disk.md has the format, recovery, losses and the budget.
 
     layout        names of files, pages of headers: to bytes and back, no I/O
     files         a file, a folder, aligned memory: positioned vectored I/O, O_DIRECT or not
