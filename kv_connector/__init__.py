@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The vLLM release lines that the test suite runs against.
 TESTED_VLLM = ("0.31", "0.32", "0.33")

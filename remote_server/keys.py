@@ -193,13 +193,16 @@ def _read_pair(path: str, setting: str, names: Sequence[str]) -> dict[str, bytes
 # ── making ───────────────────────────────────────────────────────────────────────────────
 
 
-def make_keys(folder: Path, tenants: Sequence[str], suffix: str = "") -> list[str]:
+def make_keys(
+    folder: Path, tenants: Sequence[str], suffix: str = "", shares: str = ""
+) -> list[str]:
     """Make the missing files for `tenants` in `folder`: the server's pair, its certificate and a
     tenants file, once, and a client's pair for each tenant. Returns lines for people: which file
     goes where. Without OpenSSL 3 there is no certificate, and a line about it.
 
     Overwrites no file: raises `ConfigError` before any is made when a client's file exists.
-    `suffix` makes another pair for the same tenant.
+    `suffix` makes another pair for the same tenant. `shares` are lines of TOML for each tenant in
+    the tenants file.
     """
     for name in (*tenants, *([suffix] if suffix else [])):
         if not TENANT_NAME.fullmatch(name):
@@ -214,12 +217,12 @@ def make_keys(folder: Path, tenants: Sequence[str], suffix: str = "") -> list[st
             raise ConfigError(f"{path} exists and is not overwritten: choose another --suffix")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _make(folder, clients)
+        return _make(folder, clients, shares)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def _make(folder: Path, clients: dict[str, Path]) -> list[str]:
+def _make(folder: Path, clients: dict[str, Path], shares: str) -> list[str]:
     server_file, tenants_file = folder / SERVER_FILE, folder / TENANTS_FILE
     if not os.path.lexists(server_file):
         public, secret = zmq.curve_keypair()
@@ -238,7 +241,7 @@ def _make(folder: Path, clients: dict[str, Path]) -> list[str]:
             f'server_key = "{server.public.decode()}"\n'
             f'public_key = "{public.decode()}"\nsecret_key = "{secret.decode()}"\n',
         )
-        entries.append(f'[{name}]\nkeys = ["{public.decode()}"]\n')
+        entries.append(f'[{name}]\nkeys = ["{public.decode()}"]\n{shares}')
     lines = [
         f"{server_file}  the server's, secret: --keys {server_file} --tenants {tenants_file}",
         *_make_certificate(certificate_path(str(server_file))),
