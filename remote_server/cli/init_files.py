@@ -256,7 +256,8 @@ def _host_steps(answers: Answers, folder: Path) -> list[str]:
                      f"{', '.join(answers.hosts)}. Engines' hosts get `vllm.sh` and "
                      f"`{KEYS}/client-NAME.key` at the same place.")  # fmt: skip
     names = ", ".join(f"`{one.name}`" for one in answers.servers().members)
-    name, which = (" --name NAME", f", on each host with its name of {names}") * several or ("", "")
+    name = " --name NAME" if several else ""
+    which = f", on each host with its name of {names}" if several else ""
     steps.append(f"Try it by hand{which}: `kvferry serve --settings {folder / SETTINGS}{name}`. It "
                  "is ready when it prints `kvferry ready on`.")  # fmt: skip
     unit = "kvferry@NAME" if several else "kvferry"
