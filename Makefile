@@ -6,7 +6,7 @@ LIBRARY := remote_server/native/libkvferry.so
 READY := $(SET_UP) $(LIBRARY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next matrix fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo router-demo docs serve peers gpu-check gpu-demo lock wheel clean
+.PHONY: help setup check format test test-python test-azure whole other-vllm vllm-next matrix fuzz chaos chaos-long soak fleet-soak memory-soak mutants demo router-demo docs site serve peers gpu-check gpu-demo lock wheel clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -102,6 +102,9 @@ demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 
 router-demo: $(READY) ## vLLM's router before two engines and a cache server: where prompts come from
 	$(PYTHON_VENV) -m examples.router_demo $(ARGS)
+
+site: $(READY) ## the documentation site, in build/site; fails at a link that leads nowhere
+	$(PYTHON_VENV) .ci/site.py
 
 docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
 	$(PYTHON_VENV) -m benchmarks.settings_page docs/settings.md

@@ -16,8 +16,8 @@ from remote_server.server.config import ServerConfig
 _HEAD = """\
 # Commands
 
-`kvferry COMMAND --help` prints the flags of one command, with examples. `kvferry --version` prints the version, and
-`kvferry completion bash` a script that completes all of this in a shell.
+`kvferry COMMAND --help` prints the flags of one command, with examples. `kvferry --version` prints
+the version, and `kvferry completion bash` a script that completes all of this in a shell.
 
 | exit status | meaning |
 |---|---|

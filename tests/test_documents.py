@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "remote_server/PROTOCOL.md"] + [
-    f"docs/{name}.md"
-    for name in (
-        "bucket", "decisions", "disk", "fleet", "glossary", "limitations", "metrics", "namespaces",
-        "reliability", "security",
-    )
+OF_USERS = [
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "remote_server/PROTOCOL.md",
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")),
 ]  # fmt: skip
+EXAMPLES = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("examples/*/README.md"))
+DOCUMENTS = [*OF_USERS, *EXAMPLES, "benchmarks/README.md"]
 
 MOST_WORDS = 1_700
+MOST_WORDS_OF_THE_README = 900
+MOST_WORDS_IN_ALL = 40_000
 MOST_WORDS_PER_SENTENCE = 20
 
 # A file is named as `folder/file.py`, perhaps with a test behind it, and a folder as `folder/`.
@@ -40,6 +41,24 @@ def test_the_architecture_is_read_in_ten_minutes():
     sentences = sentences_of(text)
     words = sum(len(sentence.split()) for sentence in sentences)
     assert words <= MOST_WORDS_PER_SENTENCE * len(sentences)
+
+
+def words_of(name: str) -> int:
+    """Code included; the bars of tables are no words."""
+    return len([word for word in (ROOT / name).read_text().split() if re.search(r"\w", word)])
+
+
+def test_the_readme_is_read_in_a_minute_or_two_and_all_documents_in_three_hours():
+    assert words_of("README.md") <= MOST_WORDS_OF_THE_README
+    assert sum(map(words_of, OF_USERS)) <= MOST_WORDS_IN_ALL
+
+
+def test_the_index_of_documents_has_every_one_once():
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = [target for target, _ in LINK.findall(index)]
+    assert len(linked) == len({*linked})
+    listed = {str((ROOT / "docs" / target).resolve().relative_to(ROOT)) for target in linked}
+    assert listed >= {*OF_USERS, *EXAMPLES} - {"README.md", "docs/README.md"}
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -8,9 +8,10 @@
     record = "test_miss_cost.json"
     values = { cost = "cost of the connector: whole answer | cost" }
 
-A value is `FIGURE | NAME`, a parameter `PARAMETER`, or `ROW / ROW`: the speed of the first as a
-multiple of the second's, by the medians. The page must have the text with the record's values; its
-line breaks do not matter. So a record that is made again shows which sentences are to be changed.
+A value is `FIGURE | NAME`, a parameter `PARAMETER`, `ROW | seconds`, its median time, or
+`ROW / ROW`: the speed of the first as a multiple of the second's, by the medians. The page must
+have the text with the record's values; its line breaks do not matter. So a record that is made
+again shows which sentences are to be changed.
 """
 
 import re
@@ -77,6 +78,8 @@ def _value(of: str, record: Record) -> float:
     for figure in record.figures:
         if figure.name == name and value in figure.values:
             return figure.values[value]
+    if value == "seconds":
+        return _seconds(name, record)
     raise LookupError(f"no figure {name!r} with {value!r}")
 
 
