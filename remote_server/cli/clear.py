@@ -45,7 +45,7 @@ COMMAND = Command(
     add_flags,
     run,
     examples="""\
-kvferry clear --namespace llama@9f2c --yes     # `kvferry stats` lists the namespaces
+kvferry clear --namespace NAME --yes     # `kvferry stats` lists the names
 kvferry clear --all --forget
 """,
 )

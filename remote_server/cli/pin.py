@@ -60,6 +60,6 @@ COMMAND = Command(
     "server. At most half of the memory. Exit status 1 when that was too little, or none was "
     "found.",
     examples="""\
-kvferry pin llama@9f2c           # all blocks of a namespace
+kvferry pin NAME           # all blocks of a namespace, as `kvferry stats` lists it
 """,
 )

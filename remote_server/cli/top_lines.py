@@ -45,13 +45,14 @@ def _found(reply: StatsReply, before: StatsReply | None) -> list[str]:
         share = _percent(now.get(hits, 0), now.get(total, 0))
         whole = _percent(reply.counters.get(hits, 0), reply.counters.get(total, 0))
         rows.append((name, share, whole, f"of {reply.counters.get(total, 0):,} blocks"))
-    total_hits = sum(reply.counters.get(f"hits_{tier}", 0) for tier in reply.tiers)
-    now_hits = sum(now.get(f"hits_{tier}", 0) for tier in reply.tiers)
-    for tier in reply.tiers:
-        hits = reply.counters.get(f"hits_{tier}", 0)
-        share = _percent(now.get(f"hits_{tier}", 0), now_hits)
-        rows.append((f"  in {tier}", share, _percent(hits, total_hits), f"{hits:,} blocks"))
-    return [f"{name:<16}{now:>12}{whole:>18}  {of}" for name, now, whole, of in rows]
+    counters = {f"hits_{tier}": tier for tier in reply.tiers}
+    in_all = sum(reply.counters.get(counter, 0) for counter in counters)
+    lately = sum(now.get(counter, 0) for counter in counters)
+    for counter, tier in counters.items():
+        count = reply.counters.get(counter, 0)
+        share = _percent(now.get(counter, 0), lately)
+        rows.append((f"  from {tier}", share, _percent(count, in_all), f"{count:,} blocks"))
+    return [f"{name:<16}{recent:>12}{whole:>18}  {of}".rstrip() for name, recent, whole, of in rows]
 
 
 def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:

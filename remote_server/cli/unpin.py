@@ -10,6 +10,6 @@ COMMAND = Command(
     partial(pin.run, keep=False),
     description="Undo pin. Exit status 1 when nothing was pinned.",
     examples="""\
-kvferry unpin llama@9f2c
+kvferry unpin NAME
 """,
 )

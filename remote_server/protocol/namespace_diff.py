@@ -110,4 +110,5 @@ def _distance(gap: Difference) -> tuple[int, int]:
 
 
 def _blocks(stats: NamespaceStats) -> int:
-    return stats.total.blocks
+    """At least so many: most blocks are in several tiers."""
+    return max((share.blocks for share in stats.tiers.values()), default=0)

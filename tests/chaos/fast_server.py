@@ -6,14 +6,15 @@ import time
 from functools import partial
 from unittest.mock import patch
 
-from remote_server import __main__ as command
+from remote_server.cli import serve
+from remote_server.cli.__main__ import run
 from remote_server.server.server import Server
 
 
 def main(factor: float, arguments: list[str]) -> int:
     fast = partial(Server, clock=lambda: time.monotonic() * factor)
-    with patch.object(command, "Server", fast):
-        return command.main(arguments)
+    with patch.object(serve, "Server", fast):
+        return run("serve", arguments, "fast server")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from remote_server import __main__ as remote_server
+from remote_server.cli.__main__ import run
 from remote_server.server import tenant
 from remote_server.store.eviction.learner import Learner
 
@@ -27,7 +27,7 @@ def main() -> int:
     """The first argument is the file; the others are those of a server."""
     clock = clock_of(Path(sys.argv[1]))
     vars(tenant)["Learner"] = lambda _: Learner(clock)
-    return remote_server.main(sys.argv[2:])
+    return run("serve", sys.argv[2:], "timed server")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ segment-NNNNNNNN.damaged   was found with a first page that cannot be read. It c
 LOCK                       locked by the running server, as the directory itself is, so that no
                            second one uses this directory. It holds the clock of the blocks' age.
 
-Format version {version}. The format is described in remote_server/store/disk/__init__.py.
+Format version {version}. The format is described in docs/disk.md of kvferry.
 """
 )
 

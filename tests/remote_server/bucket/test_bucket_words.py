@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote_server.__main__ import main as serve
+from remote_server.cli.__main__ import main as serve
 from remote_server.plain_text import without_secrets
 from remote_server.store.bucket.objects import BucketError, Failure, StoreObjects
 

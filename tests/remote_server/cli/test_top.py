@@ -54,7 +54,7 @@ def test_it_shows_hit_rates_flows_tiers_and_engines_now_and_in_all():
                 engines=(engine("vllm-a", 1000, 3, engine=500, pool=100, server=300),))  # fmt: skip
     lines = screen(now, before)
     assert line_of(lines, "lookups")[:4] == ["80.0", "%", "45.0", "%"]
-    assert line_of(lines, "  in memory")[:4] == ["75.0", "%", "76.0", "%"]
+    assert line_of(lines, "  from memory")[:4] == ["75.0", "%", "76.0", "%"]
     assert line_of(lines, "in  ") == ["2.0", "MiB/s", "5.0", "MiB"]
     for start, shown in (
         ("memory", "50 B 200 B 25.0 % 1,234 10 3"),

@@ -11,10 +11,10 @@ import zmq
 from tenancy import tenancy
 from zmq.utils import z85
 
+from remote_server.cli.__main__ import main
 from remote_server.errors import ConfigError
 from remote_server.keys import (
     certificate_path,
-    main,
     make_keys,
     read_certificate,
     read_client_keys,
@@ -41,7 +41,7 @@ def entry(**fields: object) -> str:
 
 def test_the_command_makes_secret_files_and_says_what_to_put_where(tmp_path, capsys):
     folder = tmp_path / "keys"
-    assert main([str(folder), "blue", "red"]) == 0
+    assert main(["keys", str(folder), "blue", "red"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
@@ -63,11 +63,11 @@ def test_the_certificate_of_older_keys_is_made_without_another_tenant(tmp_path, 
     make_keys(tmp_path, ["a"])
     (tmp_path / "server.pem").unlink()
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main([str(tmp_path)]) == 0
+    assert main(["keys", str(tmp_path)]) == 0
     assert f"{tmp_path}/server.pem" in capsys.readouterr().out
     made = read_certificate(certificate_path(str(tmp_path / "server.key")))
     assert made is not None
-    assert main([str(tmp_path)]) == 0
+    assert main(["keys", str(tmp_path)]) == 0
     assert read_certificate(str(tmp_path / "server.pem")) == made, "it is kept"
     assert {path: path.read_bytes() for path in before} == before
 
@@ -89,7 +89,7 @@ def test_nothing_that_exists_is_overwritten_also_when_it_appears_in_between(
 ):
     make_keys(tmp_path, ["a"])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main([str(tmp_path), "b", "a"]) == 2
+    assert main(["keys", str(tmp_path), "b", "a"]) == 2
     assert "client-a.key exists and is not overwritten" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before, "not even b's"
     (tmp_path / "client-c.key").symlink_to(tmp_path / "nowhere")

@@ -8,7 +8,7 @@ from disk_server import LENGTH, put_all, small_server
 from test_server_process import start
 from wire_peer import Peer, block, key
 
-from remote_server.__main__ import main
+from remote_server.cli.__main__ import main
 from remote_server.protocol import Error, Get, Got, TierShare
 from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
@@ -59,7 +59,7 @@ def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
 
 def refused(capsys, *flags: str) -> str:
     """What a server with these flags prints instead of starting."""
-    assert main(["--bind", "tcp://127.0.0.1:*", "--admin", "off", *flags]) == 2
+    assert main(["serve", "--bind", "tcp://127.0.0.1:*", "--admin", "off", *flags]) == 2
     return capsys.readouterr().err
 
 

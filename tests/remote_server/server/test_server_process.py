@@ -11,7 +11,7 @@ from server_process import PATIENCE_S
 from wire_peer import Peer, block
 
 import remote_server
-from remote_server.__main__ import main
+from remote_server.cli.__main__ import main
 from remote_server.native.mover import what_moves
 
 pytestmark = pytest.mark.real_time
@@ -97,7 +97,7 @@ def test_the_first_signal_waits_for_streams_and_the_second_leaves_at_once(start,
 )
 def test_an_operators_mistake_is_one_line_and_no_traceback(server, capsys, flags, complaint):
     flags = [server.endpoint if flag == "ENDPOINT" else flag for flag in flags]
-    assert main([*FREE_PORT, "--memory", "16MiB", "--admin", "off", *flags]) == 2
+    assert main(["serve", *FREE_PORT, "--memory", "16MiB", "--admin", "off", *flags]) == 2
     out, errors = capsys.readouterr()
     assert out == ""
     assert complaint in errors
@@ -110,7 +110,7 @@ def test_an_unknown_flag_is_met_with_the_nearest_known_one(capsys):
         ("--mem", "unknown flag --mem"),  # no guessing by prefix
     ):
         with pytest.raises(SystemExit) as ended:
-            main([flag, "1GiB"])
+            main(["serve", flag, "1GiB"])
         assert ended.value.code == 2
         assert complaint in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from tenancy import tenancy
 from wire_peer import HandPeer, Peer, key
 
 from remote_server import protocol
-from remote_server.__main__ import main
+from remote_server.cli.__main__ import main
 from remote_server.errors import ConfigError, ServerFailed
 from remote_server.protocol import Error, Lookup
 from remote_server.server import intake, penalties, private_memory
@@ -178,7 +178,9 @@ def test_a_server_that_cannot_go_on_ends_with_status_1(
     monkeypatch.setattr(Server, "serve", partialmethod(_fails_once, Server.serve))
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        status = main(["--bind", "tcp://127.0.0.1:*", "--memory", "1MiB", "--admin", "off"])
+        status = main(
+            ["serve", "--bind", "tcp://127.0.0.1:*", "--memory", "1MiB", "--admin", "off"]
+        )
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
