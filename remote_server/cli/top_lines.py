@@ -69,8 +69,8 @@ def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
 
 def _tiers(reply: StatsReply, before: StatsReply | None) -> list[str]:
     now, seconds = _grown(reply, before), _seconds(reply, before)
-    lines = [f"{'tier':<10}{'used':>11}{'of':>11}{'full':>7}{'blocks':>13}{'evicted/s':>12}"
-             f"{'declined/s':>13}"]  # fmt: skip
+    lines = [f"{'tier':<10}{'used':>11}{'of':>11}{'full':>9}{'blocks':>12}{'evicted/s':>12}"
+             f"{'declined/s':>12}"]  # fmt: skip
     for name, tier in reply.tiers.items():
         prefix = "" if name == "memory" else f"{name}_"
         evicted = now.get(f"{prefix}evicted", 0)
@@ -79,8 +79,8 @@ def _tiers(reply: StatsReply, before: StatsReply | None) -> list[str]:
         budget = format_bytes(tier.budget_bytes) if tier.budget_bytes else "no limit"
         lines.append(
             f"{name:<10}{format_bytes(tier.used_bytes):>11}{budget:>11}"
-            f"{_percent(tier.used_bytes, tier.budget_bytes):>7}{tier.blocks:>13,}"
-            f"{_rate(evicted, seconds):>12}{_rate(declined, seconds):>13}"
+            f"{_percent(tier.used_bytes, tier.budget_bytes):>9}{tier.blocks:>12,}"
+            f"{_rate(evicted, seconds):>12}{_rate(declined, seconds):>12}"
         )
     return lines
 
@@ -88,7 +88,7 @@ def _tiers(reply: StatsReply, before: StatsReply | None) -> list[str]:
 def _engines(engines: Sequence[EngineState], most: int) -> list[str]:
     """A line for each, those with most prompt tokens first."""
     if not engines:
-        return ["no engine has reported yet: one does, with kvferry 0.2, 10 s after it connects"]
+        return ["no engine has reported yet; each does about once a minute while it has requests"]
     shown = sorted(engines, key=lambda one: (-one.prompt_tokens, one.client))
     titles = f"{_TITLES[0]:>14}" + "".join(f"{title:>9}" for title in _TITLES[1:])
     lines = [f"{'engine':<20} {titles}"]
