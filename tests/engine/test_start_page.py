@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.processes import free_port
+from remote_server.cli.__main__ import main
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(900)]
 
@@ -106,6 +107,29 @@ kill $ENGINE; wait $ENGINE; kill $SERVER; wait $SERVER
     assert '"text"' in printed, printed + (tmp_path / "engine.log").read_text()[-3000:]
     assert "found" in printed and '"check": "vLLM"' in printed.replace('":"', '": "')
     assert "Traceback" not in printed and "command not found" not in printed, printed
+
+
+def test_the_engine_and_the_server_that_init_writes_find_each_other(model: Path, tmp_path: Path):
+    folder = tmp_path / "made"
+    typed_init = ["init", str(folder), "--model", str(model), "--device", "cpu", "--keys", "blue"]
+    assert main([*typed_init, "--memory", "64MiB", "--cpu-pool", "64MiB"]) == 0
+    port = str(free_port())
+    for name in ("kvferry.toml", "vllm.sh"):
+        file = folder / name
+        file.write_text(file.read_text().replace("5757", port))
+    key = folder / "keys" / "client-blue.key"
+    script = on_free_ports(f"""
+kvferry serve --settings {folder}/kvferry.toml > server.log 2>&1 & SERVER=$!
+sh {folder}/vllm.sh --port 8000 --max-model-len 2048 --enforce-eager --kv-cache-memory-bytes \
+    268435456 > engine.log 2>&1 & ENGINE=$!
+until curl -sf http://127.0.0.1:8000/health; do kill -0 $ENGINE || break; sleep 0.05; done
+kvferry why --server '127.0.0.1:{port}?keys={key}'
+kill $ENGINE; wait $ENGINE; kill $SERVER; wait $SERVER
+grep -o 'start-up canary [a-z]*' engine.log
+""")
+    printed = typed(script, tmp_path, KVFERRY_ADMIN="off")
+    assert "start-up canary passed" in printed, (tmp_path / "engine.log").read_text()[-3000:]
+    assert "no two of them are nearly equal" in printed or "1 namespace" in printed, printed
 
 
 @pytest.mark.whole
