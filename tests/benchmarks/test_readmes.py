@@ -64,7 +64,9 @@ def test_every_benchmark_stands_in_a_readme_with_its_question_and_its_last_resul
 
 def test_every_link_of_the_readmes_leads_somewhere():
     for readme in (ROOT / "benchmarks").rglob("*.md"):
-        for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]+)?\)", readme.read_text()):
+        for target, anchor in re.findall(
+            r"\]\(([^)#: ]*)(#[^)]+)?(?: \"[^\"]*\")?\)", readme.read_text()
+        ):
             file = (readme.parent / target).resolve() if target else readme
             assert file.exists(), f"{readme}: {target}"
             if anchor:

@@ -210,8 +210,9 @@ def test_the_health_check_asks_the_server_and_believes_its_answer(
         return done.returncode
 
     assert status(serving["admin"]) == 0
+    assert status(serving["admin"].removeprefix("http://")) == 0
     assert status("http://127.0.0.1:1") != 0
-    assert "'http://127.0.0.1:5758'" in " ".join(health_check(steps))
+    assert "'127.0.0.1:5758'" in " ".join(health_check(steps))
     assert ServerConfig().admin == "http://127.0.0.1:5758"
 
 

@@ -65,7 +65,7 @@ def test_the_start_page_leads_to_a_hit_after_a_restart(model: Path, tmp_path: Pa
     script = "".join(steps).replace("Qwen/Qwen2.5-0.5B-Instruct", str(model))
     assert str(model) in script
     script = on_free_ports(script)
-    address = re.findall(r"tcp://127\.0\.0\.1:\d+", script)[0]
+    address = re.findall(r'"server": "([^"]+)"', script)[0]
     elsewhere = {"KVFERRY_BIND": address, "KVFERRY_SERVER": address, "KVFERRY_ADMIN": "off"}
     printed = typed(script, tmp_path, **elsewhere)
     (tmp_path / "printed").write_text(printed)

@@ -51,10 +51,10 @@ BELOW = {
     "fleet": {"protocol", "shm", "client"},
     "server": {"protocol", "native", "shm", "store"},
     "admin": {"protocol", "shm", "store", "server"},
-    "cli": {"protocol", "native", "shm", "store", "server", "client", "fleet"},
+    "cli": {"protocol", "native", "shm", "store", "server", "admin", "client", "fleet"},
 }  # fmt: skip
 """Of each package of `remote_server`, the packages it may import. Files beside them import none,
-but for `__main__`, which starts a server."""
+but for `__main__`, which runs a command."""
 
 
 def packages_of(file: Path, root: Path) -> set[str]:

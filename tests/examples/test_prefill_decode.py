@@ -36,7 +36,9 @@ def test_hybrid_models_stay_possible_and_the_layouts_agree():
     assert MultiConnector.all_children_support_hma(config())
     engine = SimpleNamespace(
         kv_transfer_config=config(),
-        model_config=SimpleNamespace(use_mla=False),
+        model_config=SimpleNamespace(use_mla=False, pooler_config=None),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
         parallel_config=SimpleNamespace(
             distributed_executor_backend="mp", use_ray=False, nnodes_within_dp=1
         ),

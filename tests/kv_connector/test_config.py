@@ -53,7 +53,7 @@ def test_a_former_setting_is_refused_with_the_ones_that_replaced_it(former: str)
         ("cpu_pool", "a lot"),
         ("blocks_per_row", 0),
         ("max_wait_ms", -1),
-        ("server", "localhost:5757"),
+        ("server", "localhost"),
         ("server", "tcp://h:1?key=/etc/kvferry/client.key"),
         ("server", "tcp://h:1?keys="),
         ("eviction", "fifo"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote_server.cli.__main__ import main as serve
+from remote_server.cli.__main__ import main
 from remote_server.plain_text import without_secrets
 from remote_server.store.bucket.objects import BucketError, Failure, StoreObjects
 
@@ -32,14 +32,14 @@ def test_a_credential_in_an_address_is_refused_and_printed_nowhere(
     else:
         (tmp_path / "kvferry.toml").write_text(f'bucket = "{address}"\n')
         flags.append(f"--settings={tmp_path / 'kvferry.toml'}")
-    assert serve(flags) == 2
+    assert main(["serve", *flags]) == 2
     out, err = capsys.readouterr()
     assert "bucket: " in err and "***" in err
     assert SECRET not in out + err + caplog.text
 
 
 def test_a_text_that_is_no_address_hides_its_secret_too(capsys):
-    assert serve(["--print-config", f"--bucket=s3://a:{SECRET}@b/\udcff"]) == 2
+    assert main(["serve", "--print-config", f"--bucket=s3://a:{SECRET}@b/\udcff"]) == 2
     assert SECRET not in capsys.readouterr().err
 
 
@@ -47,7 +47,7 @@ def test_a_text_that_is_no_address_hides_its_secret_too(capsys):
     "address", ["s3://", "s3:///kv", "s3://[", "file://", "file:///", "file:////", "blocks", ""]
 )
 def test_an_address_without_a_bucket_is_wrong_usage(address, capsys):
-    assert serve(["--print-config", f"--bucket={address}"]) == (2 if address else 0)
+    assert main(["serve", "--print-config", f"--bucket={address}"]) == (2 if address else 0)
 
 
 def test_only_user_password_and_query_of_an_address_are_hidden():

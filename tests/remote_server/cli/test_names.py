@@ -174,7 +174,9 @@ def test_every_command_that_prints_a_reply_is_among_these():
     tried = {run.split()[0] for run in RUNS}
     quiet = COMMANDS.keys() - tried
     own = {"bucket", "drain"}  # the tests of the bucket have them
-    assert quiet == {"serve", "keys", "bench", "completion", *own}, "no server's text is in these"
+    assert quiet == {"init", "serve", "keys", "bench", "completion", *own}, (
+        "no server's text is in these"
+    )
 
 
 def test_commands_print_through_one_seam():

@@ -120,6 +120,7 @@ def test_ctrl_c_gives_the_terminal_back(server):
         "import os, signal, sys, time, types\n"
         "from remote_server.cli import top\n"
         "from remote_server.cli.__main__ import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
         "def wait(_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(60)\n"

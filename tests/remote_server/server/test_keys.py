@@ -226,6 +226,6 @@ def test_keys_and_tenants_need_each_other_and_open_other_machines_the_way():
         ServerConfig(keys="server.key")
     with pytest.raises(ConfigError, match="needs --keys"):
         ServerConfig(tenants="tenants.toml")
-    with pytest.raises(ConfigError, match=r"remote_server\.keys DIR TENANT.*--keys.*--insecure"):
+    with pytest.raises(ConfigError, match=r"kvferry keys DIR TENANT.*--keys.*--insecure"):
         ServerConfig(bind="tcp://0.0.0.0:5757")
     assert ServerConfig(bind="tcp://0.0.0.0:5757", keys="server.key", tenants="tenants.toml")
