@@ -25,13 +25,18 @@ def add_flags(parser: Parser) -> None:
     add_servers(parser)
     parser.add_argument("--every-s", type=seconds, default=1.0, metavar="SECONDS",
                         help="how often it is renewed (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="one screen, and end")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="one screen, and end; so also where there is no terminal",
+    )
 
 
 def run(flags: argparse.Namespace) -> int:
     """A server that does not answer is named on the screen, and is asked again; the first time it
     ends the command."""
     servers = servers_of(flags)
+    once = flags.once or not is_terminal()
     with _looks(servers, flags) as look, _screen() as show:
         before: StatsReply | None = None
         gone_s: float | None = None
@@ -47,12 +52,12 @@ def run(flags: argparse.Namespace) -> int:
             else:
                 gone_s = None
                 num_looks += 1
-                if before is not None or not flags.once:
+                if before is not None or not once:
                     most = max(height() - LINES_BESIDE_ENGINES, 5)
                     lines = screen(reply, before, most)
                     show([*lines, *([note] if note else [])])
                 before = reply
-            if flags.once and num_looks == 2:
+            if once and num_looks == 2:
                 return YES
             time.sleep(flags.every_s)
 
@@ -84,7 +89,7 @@ def _looks(servers: ServerList, flags: argparse.Namespace) -> Iterator[Look]:
 @contextmanager
 def _screen() -> Iterator[Callable[[list[str]], None]]:
     """Shows lines in place of those before, on a terminal; it is as before afterwards, also after
-    Ctrl-C. Elsewhere it prints them one after the other."""
+    Ctrl-C. Elsewhere it prints them."""
     if not is_terminal():
         yield lambda lines: print_lines(*lines, "")
         return

@@ -99,13 +99,14 @@ def test_an_engine_of_several_servers_is_one_line():
 # ── the command ──────────────────────────────────────────────────────────────────────────
 
 
-def test_once_prints_one_screen_with_the_engine_that_reported(server, capsys):
+@pytest.mark.parametrize("flags", [["--once"], []], ids=["once", "without a terminal"])
+def test_once_prints_one_screen_with_the_engine_that_reported(server, capsys, flags):
     client = RemoteClient(ClientConfig(server.endpoint, client_name="vllm-a", quiet=True))
     client.declare("m@1", 4096, {"model_name": "m"})
     client.report(EngineReport("vLLM 0.33.0", 1000, {"engine": 500, "server": 250}, 7))
     eventually(lambda: client.ready)
     eventually(lambda: client.stats().result(60).engines)
-    typed = ["top", "--once", "--every-s", "0.01", "--server", server.endpoint]
+    typed = ["top", *flags, "--every-s", "0.01", "--server", server.endpoint]
     assert main([*typed, "--timeout-s", "60"]) == 0
     lines = capsys.readouterr().out.splitlines()
     client.close()
