@@ -52,7 +52,7 @@ def test_new_garbage_is_collected_in_every_full_pass():
 
 
 def test_what_a_server_has_made_when_it_is_ready_is_in_no_later_pass():
-    config = ServerConfig(memory=64 * MiB)
+    config = ServerConfig(memory=64 * MiB, bind="tcp://127.0.0.1:*", admin="off")
     with Admin(config) as admin, Server(config) as server:
         assert gc.get_freeze_count() == 0
         _begin(admin, server)
