@@ -349,7 +349,7 @@ def run(model: Path, prompt: list[int], logs: Path, engine_args: Sequence[str] =
     rows = Demo(model, prompt, logs, with_bucket=with_bucket, engine_args=engine_args).run()
     print(f"\n{table(rows)}\n")
     if not with_bucket:
-        print("Without another machine that has the bucket alone: pip install 'kvferry[bucket]'.\n")
+        print("Without another machine that has the bucket alone: pip install '.[bucket]'.\n")
     wrong = [line for row in rows for line in row.wrong(rows[0])]
     for line in wrong:
         print(f"WRONG  {line}")

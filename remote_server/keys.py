@@ -61,7 +61,7 @@ def read_small(path: str, setting: str) -> SmallFile:
 def toml_of(data: bytes, path: str, setting: str) -> dict[str, Any]:
     """`data` as TOML. Raises `ConfigError` with `setting`, the path and the defect."""
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors write a BOM
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{setting}: {path} is not TOML: byte {error.start} is not UTF-8"

@@ -249,6 +249,12 @@ def check_memory_fits(
         )
 
 
+def most_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory of this machine or container, used or not."""
+    all_of_it = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(all_of_it, _cgroup_limit(proc, cgroups))
+
+
 def _mem_available(proc: Path) -> int:
     try:
         text = (proc / "meminfo").read_text()

@@ -43,7 +43,7 @@ def _chosen(element_bytes: int) -> Way:
     try:
         codec = codecs.Zstd()
     except ImportError as error:
-        raise Skipped(f"{error}: pip install 'kvferry[bucket]'") from None
+        raise Skipped(f"{error}: pip install '.[bucket]'") from None
     return Way(
         CHOSEN,
         lambda row: codec.compress(memoryview(row), element_bytes),
@@ -55,7 +55,7 @@ def _zstd(name: str, level: int) -> Way:
     try:
         import zstandard
     except ImportError as error:
-        raise Skipped(f"{error}: pip install 'kvferry[bucket]'") from None
+        raise Skipped(f"{error}: pip install '.[bucket]'") from None
 
     def compress(row: bytes) -> bytes:
         return zstandard.ZstdCompressor(level=level).compress(row)

@@ -79,7 +79,7 @@ def opened(name: str, directory: Path) -> Iterator[Store]:
     `directory` is on the disk to be used. Raises `Skipped`.
     """
     if importlib.util.find_spec("obstore") is None:
-        raise Skipped("obstore is not installed: pip install 'kvferry[bucket]'")
+        raise Skipped("obstore is not installed: pip install '.[bucket]'")
     with ExitStack() as stack:
         url, description = _address(stack, name, directory)
         url = f"{url.rstrip('/')}/kvferry-{secrets.token_hex(4)}"

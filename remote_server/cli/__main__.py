@@ -1,7 +1,8 @@
 """`kvferry`, or `python -m remote_server.cli`: one program for all commands."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from remote_server.cli.commands import COMMANDS, GROUPS, load
 from remote_server.cli.exit_status import INTERRUPTED, WRONG_USAGE, YES, status_of
@@ -14,10 +15,14 @@ PROGRAM = "kvferry"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command in `arguments`, which are those of the process if None."""
+    return _ended(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else ""
     if name in COMMANDS:
-        return run(name, given[1:], f"{PROGRAM} {name}")
+        return _run(name, given[1:], f"{PROGRAM} {name}")
     name_program(PROGRAM)
     if name in ("-h", "--help", "help"):
         print_lines(*_help())
@@ -38,18 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str], prog: str) -> int:
     """The exit status of one command. `prog` is the command as its user typed it, for errors."""
+    return _ended(lambda: _run(name, arguments, prog))
+
+
+def _run(name: str, arguments: Sequence[str], prog: str) -> int:
     name_program(prog)
     command = load(name)
-    flags = parser_of(command, prog, COMMANDS[name]).flags_in(arguments)
+    return command.run(parser_of(command, prog, COMMANDS[name]).flags_in(arguments))
+
+
+def _ended(does: Callable[[], int]) -> int:
+    """What it returns, or the exit status of how it ended."""
     try:
-        return command.run(flags)
+        status = does()
+        sys.stdout.flush()
+        return status
     except KVFerryError as error:
         print_error(str(error))
         return status_of(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `kvferry stats | head`: the reader has closed the pipe
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return YES
 
 

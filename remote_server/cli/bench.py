@@ -77,6 +77,8 @@ def run(flags: argparse.Namespace) -> int:
                 incomparable=_why_incomparable(address, transport, same_host=bool(rows)),
             )  # fmt: skip
     _progress("")
+    if not rows:
+        raise NoServer(f"no connection to {flags.server}; is it running?")
     if flags.json:
         print(json.dumps([_as_json(row) for row in rows]))
     else:
@@ -191,7 +193,7 @@ def _fill(view: memoryview) -> None:
 def _ready(client: RemoteClient, transport: str) -> bool:
     ends_by = time.monotonic() + (3.0 if transport == "shm" else _PATIENCE_S)
     while not (client.ready and client.transport == transport):
-        if time.monotonic() > ends_by:
+        if client.absent or time.monotonic() > ends_by:
             return False
         time.sleep(0.01)
     return True

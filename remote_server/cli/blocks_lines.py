@@ -1,14 +1,22 @@
 """Lines of `kvferry why`, `clear`, `pin` and `unpin`."""
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from remote_server.cli.output import duration, print_error, print_lines
-from remote_server.protocol import BlockCopy, Cleared, Kept, StatsReply, Stretch, read_key
+from remote_server.protocol import BlockCopy, Kept, StatsReply, Stretch, read_key
 from remote_server.protocol.namespace_diff import Difference
 from remote_server.values import format_bytes
 
 PENDING_S = 0.05
 """The time between two questions for a block that is being looked for."""
+
+
+def to_clear(flags: argparse.Namespace, namespaces: Collection[str]) -> Sequence[str | None]:
+    """The namespaces to name in a request each; None is all of them. Only a name is forgotten."""
+    if flags.namespace is not None:
+        return [flags.namespace]
+    return [*namespaces] if flags.forget else [None]
 
 
 def key_in(text: str, namespaces: Iterable[str]) -> bytes | None:
@@ -61,9 +69,10 @@ def report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[
     ]
 
 
-def summary_of(cleared: Cleared) -> str:
-    counts = ", ".join(f"{count:,} from {tier}" for tier, count in cleared.removed.items())
-    return f"removed blocks: {counts}"
+def summary_of(removed: Mapping[str, int]) -> str:
+    """`removed`: blocks by tier."""
+    counts = ", ".join(f"{count:,} from {tier}" for tier, count in removed.items())
+    return f"removed blocks: {counts or 'none'}"
 
 
 def print_result(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:

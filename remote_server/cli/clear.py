@@ -1,9 +1,10 @@
 """`kvferry clear`: remove blocks from a server, or from every server of a list."""
 
 import argparse
+from collections import Counter
 
 from remote_server.cli import fleet_blocks
-from remote_server.cli.blocks_lines import summary_of
+from remote_server.cli.blocks_lines import summary_of, to_clear
 from remote_server.cli.connection import ask_stats, connected
 from remote_server.cli.output import agreed, print_error, print_lines
 from remote_server.cli.parser import Command, Parser
@@ -34,9 +35,10 @@ def run(flags: argparse.Namespace) -> int:
         if not flags.yes and not agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
             print_error("nothing removed; --yes skips the question")
             return 1
-        removed = client.clear(
-            flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
-        ).result(flags.timeout_s + 1)
+        removed: Counter[str] = Counter()
+        for name in to_clear(flags, namespaces):
+            asked = client.clear(name, forget=flags.forget, timeout_s=flags.timeout_s)
+            removed.update(asked.result(flags.timeout_s + 1).removed)
     print_lines(summary_of(removed))
     return 0
 

@@ -32,10 +32,10 @@ def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
     except (ServerUnavailable, DeadlineExceeded) as error:
         if client.turned_away:
             raise NoServer(client.turned_away) from error
-        raise NoServer(
-            f"no answer from {flags.server} within {flags.timeout_s:g} s; is it running? "
-            "--server names another"
-        ) from error
+        what = (
+            "no connection to" if client.absent else f"no answer within {flags.timeout_s:g} s from"
+        )
+        raise NoServer(f"{what} {flags.server}; is it running? --server names another") from error
     finally:
         client.close()
 

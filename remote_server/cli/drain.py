@@ -41,10 +41,7 @@ def run(flags: argparse.Namespace) -> int:
     address = admin_address(flags.admin)
     if address is None:
         raise ConfigError("admin: off: name the admin HTTP of a server")
-    token = read_small(flags.admin_token_file, "admin_token_file").data.decode().strip() if (
-        flags.admin_token_file
-    ) else ""  # fmt: skip
-    admin = Admin(address.url, token, flags.timeout_s)
+    admin = Admin(address.url, _token_of(flags.admin_token_file), flags.timeout_s)
     if flags.to_bucket:
         return _to_bucket(admin, flags)
     answer = admin.ask("POST", "/drain")
@@ -53,6 +50,15 @@ def run(flags: argparse.Namespace) -> int:
     else:
         print_lines(f"{admin.url} drains, and ends within {answer['ends_within_s']:g} s")
     return 0
+
+
+def _token_of(file: str) -> str:
+    """The word in `file`, empty without one. Raises `ConfigError`, which never shows the content:
+    it may be a key file, named by mistake."""
+    secret = read_small(file, "admin_token_file").data.strip() if file else b""
+    if not secret.isascii() or len(secret.split()) > 1:
+        raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
+    return secret.decode()
 
 
 def _to_bucket(admin: "Admin", flags: argparse.Namespace) -> int:
@@ -131,7 +137,7 @@ class Admin:
             if error.code == 503:
                 raise NoServer(f"{self.url}: {words}") from error
             raise KVFerryError(
-                f"{self.url} refuses: {words}; it needs --admin-token-file"
+                f"{self.url} refuses: {words}"
                 if error.code in (401, 403)
                 else f"{self.url}: {words}"
             ) from error

@@ -1,12 +1,13 @@
 """`kvferry clear`, `pin` and `unpin` of a list of servers."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from remote_server.cli.blocks_lines import print_result, summary_of
+from remote_server.cli.blocks_lines import print_result, summary_of, to_clear
 from remote_server.cli.output import agreed, print_error, print_lines
 from remote_server.cli.servers import connected_to_each, print_failed, some
 from remote_server.cli.sums import sum_of
@@ -31,18 +32,25 @@ def clear(servers: ServerList, flags: argparse.Namespace) -> int:
         if not flags.yes and not agreed(f"remove {num_blocks:,} blocks of {which}?"):
             print_error("nothing removed; --yes skips the question")
             return 1
-        cleared = each.ask(
-            lambda one: one.clear(
-                flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
-            ),
-            flags.timeout_s,
-            replies.received,
-        )  # fmt: skip
-    width = max(map(len, cleared.received), default=0)
-    for name, removed in cleared.received.items():
-        print_lines(f"{name:<{width}}  {summary_of(removed)}")
-    print_failed(cleared.failed)
-    missing = [one.name for one in servers.members if one.name not in cleared.received]
+        removed: dict[str, Counter[str]] = {name: Counter() for name in replies.received}
+        failed: dict[str, str] = {}
+        for namespace in to_clear(flags, namespaces):
+            cleared = each.ask(
+                lambda one, about=namespace: one.clear(  # type: ignore[misc]
+                    about, forget=flags.forget, timeout_s=flags.timeout_s
+                ),
+                flags.timeout_s,
+                replies.received,
+            )
+            failed |= cleared.failed
+            for name, of_one in cleared.received.items():
+                removed[name].update(of_one.removed)
+    done = {name: counts for name, counts in removed.items() if name not in failed}
+    width = max(map(len, done), default=0)
+    for name, counts in done.items():
+        print_lines(f"{name:<{width}}  {summary_of(counts)}")
+    print_failed(failed)
+    missing = [one.name for one in servers.members if one.name not in done]
     if missing:
         print_error(
             f"not cleared: {', '.join(missing)}. Their blocks may be found again: repeat this "

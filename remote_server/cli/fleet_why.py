@@ -41,7 +41,7 @@ def why(servers: ServerList, flags: argparse.Namespace) -> int:
     else:
         print_lines(*report(total, known, gaps))
     print_failed(replies.failed)
-    return 1 if gaps or replies.failed or not (known or flags.json) else 0
+    return 1 if gaps or replies.failed or not known else 0
 
 
 def _num(replies: Replies[StatsReply]) -> str:

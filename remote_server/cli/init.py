@@ -7,9 +7,17 @@ import sys
 from pathlib import Path
 
 from remote_server.cli.exit_status import YES
-from remote_server.cli.init_answers import CPU, GPU, KUBERNETES, SYSTEMD, Answers, answers_of
+from remote_server.cli.init_answers import (
+    CPU,
+    GPU,
+    KUBERNETES,
+    SYSTEMD,
+    Answers,
+    answers_of,
+    check_path,
+)
 from remote_server.cli.init_files import COMMAND as VLLM
-from remote_server.cli.init_files import KEYS, TOKEN, rendered, summary
+from remote_server.cli.init_files import KEYS, SETTINGS, STEPS, TOKEN, rendered, summary
 from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.errors import ConfigError
@@ -43,9 +51,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(flags: argparse.Namespace) -> int:
+    _check_new(Path(os.path.abspath(flags.folder)), [SETTINGS, VLLM, STEPS, KEYS])
     asks = sys.stdin.isatty() and not flags.yes
     answers = answers_of(flags, _ask if asks else None)
     folder = Path(os.path.abspath(flags.folder))
+    check_path(str(folder), "DIR")
     texts = rendered(answers, folder)
     _check_new(folder, [*texts, KEYS])
     try:
@@ -53,7 +63,7 @@ def run(flags: argparse.Namespace) -> int:
         if answers.tenants:
             _make_keys(folder / KEYS, answers)
         for name, text in texts.items():
-            with (folder / name).open("x") as file:
+            with (folder / name).open("x", encoding="utf-8") as file:
                 file.write(text)
         (folder / VLLM).chmod(0o755)
     except OSError as error:
@@ -65,7 +75,9 @@ def run(flags: argparse.Namespace) -> int:
 def _ask(question: str, default: str) -> str:
     shown = f" [{default}]" if default else ""
     try:
-        return input(f"{question}{shown}: ").strip() or default
+        while not (answer := input(f"{question}{shown}: ").strip() or default):
+            pass
+        return answer
     except EOFError:
         raise ConfigError("the answers ended; --yes takes the defaults") from None
 

@@ -1,7 +1,6 @@
 """The answers of `kvferry init`: from flags, from questions on a terminal, else defaults."""
 
 import argparse
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from pathlib import Path
 from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import ServerList, read_list
 from remote_server.keys import TENANT_NAME
+from remote_server.process_limits import most_memory
+from remote_server.server.config import ServerConfig
 from remote_server.store.bucket.objects import check_url
-from remote_server.values import GiB, format_bytes, is_loopback, parse_bytes
+from remote_server.values import GiB, MiB, format_bytes, is_loopback, parse_bytes
 
 PORT = 5757
 HERE = "127.0.0.1"
@@ -19,6 +20,7 @@ SYSTEMD, KUBERNETES = "systemd", "kubernetes"
 GPU, CPU = "gpu", "cpu"
 
 MOST_REPLICAS = 1000
+LEAST_DISK_BYTES = 64 * MiB
 
 POD_DISK = "/var/lib/kvferry/blocks"
 """In a pod: a folder of its volume, whose root belongs to root."""
@@ -48,6 +50,11 @@ class Answers:
             check_url(self.bucket)
         if self.disk and not self.disk.startswith("/"):
             raise ConfigError(f"--disk {self.disk}: a path from the root is wanted")
+        if self.disk and self.disk_bytes < LEAST_DISK_BYTES:
+            raise ConfigError(f"--disk-bytes: {format_bytes(self.disk_bytes)} is below the least "
+                              f"useful disk, {format_bytes(LEAST_DISK_BYTES)}")  # fmt: skip
+        check_path(self.disk, "--disk")
+        ServerConfig(memory=self.memory)
         for name in self.tenants:
             if not TENANT_NAME.fullmatch(name):
                 raise ConfigError(f"--keys {name!r:.80}: not a tenant's name")
@@ -55,6 +62,14 @@ class Answers:
             raise ConfigError("--keys is missing: other machines can reach these servers, so each "
                               "engine or team needs a key; one name is enough")  # fmt: skip
         self.servers()
+
+    @property
+    def bind(self) -> str:
+        """The address to listen on, of every server."""
+        version_6 = any(host.startswith("[") for host in self.hosts)
+        if self.is_reachable:
+            return f"tcp://{'[::]' if version_6 else '0.0.0.0'}:{PORT}"
+        return f"tcp://{'[::1]' if version_6 else HERE}:{PORT}"
 
     @property
     def is_reachable(self) -> bool:
@@ -79,6 +94,14 @@ class Answers:
             options = [f"keys={keys}"] * bool(keys) + [f"name=cache-{number}"] * named
             found.append(f"tcp://{host}:{PORT}" + ("?" + "&".join(options) if options else ""))
         return found
+
+
+def check_path(path: str, what: str) -> None:
+    """Raise `ConfigError` where a shell, a unit of systemd or an address would read a path as
+    something else."""
+    if not re.fullmatch(r"[\w/.@+-]*", path):
+        raise ConfigError(f"{what} {path!r:.80}: letters, digits and / . _ - @ + only, as units, "
+                          "shells and addresses have this path in them")  # fmt: skip
 
 
 def answers_of(flags: argparse.Namespace, ask: Callable[[str, str], str] | None) -> Answers:
@@ -143,5 +166,5 @@ def _device() -> str:
 
 def _share_of_memory(part: int) -> str:
     """That part of this host's memory, in whole GiB and one at least."""
-    num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_bytes = most_memory()
     return format_bytes(max(num_bytes // part // GiB, 1) * GiB).replace(".0 ", "")

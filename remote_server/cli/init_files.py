@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from remote_server.cli.init_answers import CPU, KUBERNETES, PORT, Answers
+from remote_server.cli.init_answers import CPU, KUBERNETES, Answers
 from remote_server.keys import SERVER_FILE, TENANTS_FILE
 from remote_server.server.config import ServerConfig
 from remote_server.server.settings import described
@@ -55,7 +55,7 @@ def _settings(answers: Answers, folder: Path) -> str:
     place = "/run/kvferry" if is_pod else str(folder / KEYS)
     tenants = f"/etc/kvferry/keys/{TENANTS_FILE}" if is_pod else f"{place}/{TENANTS_FILE}"
     values: dict[str, str | float] = {
-        "bind": f"tcp://0.0.0.0:{PORT}" if answers.is_reachable else f"tcp://127.0.0.1:{PORT}",
+        "bind": answers.bind,
         "memory": _size(answers.memory),
     }
     if answers.disk:
@@ -104,10 +104,8 @@ def _unit(answers: Answers, folder: Path, name: str) -> str:
     if answers.disk:
         writable = f"ReadWritePaths={answers.disk}"
         text = text.replace("ProtectSystem=strict\n", f"ProtectSystem=strict\n{writable}\n")
-    home = Path("/home") in folder.parents or Path("/root") in (folder, *folder.parents)
-    if home or Path(program).is_relative_to("/root") or Path(program).is_relative_to("/home"):
-        text = text.replace("ProtectHome=yes", "ProtectHome=read-only")
-    return text
+    drain = f"{ServerConfig().drain_timeout_s:g} s, drain_timeout_s"
+    return re.sub(r"drain_timeout_s, 10 s in [a-z.]+", drain, text)
 
 
 def _line(text: str, name: str, value: str) -> str:
@@ -134,6 +132,8 @@ def _overlay(answers: Answers) -> dict[str, str]:
     begin = kustomization.index("# A bucket below memory and disk:")
     end = kustomization.index("# Its name ends with a hash of the settings")
     kustomization = kustomization[:begin] + patches.lstrip() + "\n" + kustomization[end:]
+    kustomization = re.sub(r"\n  # With the Prometheus operator:\n.*", "", kustomization)
+    kustomization = kustomization.replace("README.md makes these", "`kvferry init` made these")
     return {"kustomization.yaml": kustomization, **texts}
 
 
@@ -251,7 +251,7 @@ def _steps(answers: Answers, folder: Path, names: list[str]) -> str:
 def _host_steps(answers: Answers, folder: Path) -> list[str]:
     several = len(answers.hosts) > 1
     steps = []
-    if answers.hosts != ("127.0.0.1",):
+    if answers.is_reachable:
         steps.append(f"Copy this folder to each server's host, as `{folder}`: "
                      f"{', '.join(answers.hosts)}. Engines' hosts get `vllm.sh` and "
                      f"`{KEYS}/client-NAME.key` at the same place.")  # fmt: skip
@@ -261,12 +261,24 @@ def _host_steps(answers: Answers, folder: Path) -> list[str]:
     steps.append(f"Try it by hand{which}: `kvferry serve --settings {folder / SETTINGS}{name}`. It "
                  "is ready when it prints `kvferry ready on`.")  # fmt: skip
     unit = "kvferry@NAME" if several else "kvferry"
-    own = [f"chown -R kvferry: {folder}"] if answers.tenants else []
+    keys = folder / KEYS
+    own = [f"chown kvferry: {keys}/server.* {keys}/{TENANTS_FILE}", f"chmod 711 {keys}"]
+    own = own if answers.tenants else []
     disk = [f"install -d -o kvferry -g kvferry -m 0700 {answers.disk}"] if answers.disk else []
-    commands = " && ".join(["useradd --system kvferry", *own, *disk,
-                            f"cp {folder}/kvferry*.service /etc/systemd/system/",
-                            f"systemctl enable --now {unit}"])  # fmt: skip
-    return [*steps, f"Keep it running, as root: `{commands}`."]
+    commands = "; ".join(["id kvferry || useradd --system kvferry", *own, *disk,
+                          f"cp {folder}/kvferry*.service /etc/systemd/system/",
+                          f"systemctl enable --now {unit}"])  # fmt: skip
+    steps.append(f"Keep it running, as root: `{commands}`.")
+    if hidden := [path for path in (folder, Path(sys.executable)) if _is_hidden(path)]:
+        which = " and ".join(map(str, hidden))
+        steps[-1] += (f" First move what is in {which} to a place that a service sees, such as "
+                      "/etc/kvferry and /opt.")  # fmt: skip
+    return steps
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a unit with PrivateTmp, or another user, does not see it."""
+    return any(Path(above) in path.parents for above in ("/root", "/home", "/tmp", "/var/tmp"))
 
 
 def _cluster_steps(answers: Answers) -> list[str]:

@@ -70,4 +70,8 @@ def agreed(question: str) -> bool:
     """False without a terminal: a script passes --yes."""
     if not sys.stdin.isatty():
         return False
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from remote_server.cli.connection import ask_stats, connected
-from remote_server.cli.exit_status import YES
+from remote_server.cli.exit_status import NO, YES, NoServer
 from remote_server.cli.flags import seconds
 from remote_server.cli.output import coloured, height, is_terminal, print_lines
 from remote_server.cli.parser import Command, Parser
@@ -45,6 +47,8 @@ def run(flags: argparse.Namespace) -> int:
             try:
                 reply, note = look()
             except (ServerUnavailable, DeadlineExceeded, RequestRefused) as error:
+                if once:
+                    raise NoServer(f"no answer any more from {flags.server}: {error}") from error
                 if gone_s is None:
                     gone_s = time.monotonic()
                 show([f"{flags.server}: no answer for {time.monotonic() - gone_s:.0f} s", "",
@@ -55,10 +59,10 @@ def run(flags: argparse.Namespace) -> int:
                 if before is not None or not once:
                     most = max(height() - LINES_BESIDE_ENGINES, 5)
                     lines = screen(reply, before, most)
-                    show([*lines, *([note] if note else [])])
+                    show([lines[0], *([note] if note else []), *lines[1:]])
                 before = reply
             if once and num_looks == 2:
-                return YES
+                return NO if note else YES
             time.sleep(flags.every_s)
 
 
@@ -79,7 +83,8 @@ def _looks(servers: ServerList, flags: argparse.Namespace) -> Iterator[Look]:
             replies = each.stats(flags.timeout_s)
             if not replies.received:
                 raise ServerUnavailable(f"none of {some(replies.failed)}")
-            total = sum_of(replies.received)
+            which = f"{len(replies.received):,} of {len(servers.members):,} servers"
+            total = replace(sum_of(replies.received), name=which)
             missing = f"no answer from {some(replies.failed)}" if replies.failed else ""
             return total, missing
 

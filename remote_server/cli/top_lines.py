@@ -34,6 +34,8 @@ def screen(reply: StatsReply, before: StatsReply | None, most_engines: int = 20)
 
 def _head(reply: StatsReply) -> str:
     name = f"{reply.name}  " if reply.name else ""
+    if not reply.server:  # of a list
+        return f"{reply.name}, up {duration(reply.uptime_s)} in the mean"
     return f"{name}{reply.server}  up {duration(reply.uptime_s)}"
 
 
@@ -93,6 +95,9 @@ def _engines(engines: Sequence[EngineState], most: int) -> list[str]:
     titles = f"{_TITLES[0]:>14}" + "".join(f"{title:>9}" for title in _TITLES[1:])
     lines = [f"{'engine':<20} {titles}"]
     for one in shown[:most]:
+        if not one.prompt_tokens:
+            lines.append(f"{one.client:<20.20} no figures yet: it sends them about once a minute")
+            continue
         reused = [one.reused.get(level, 0) for level in _LEVELS]
         shares = (*reused, max(one.prompt_tokens - sum(reused), 0))
         cells = "".join(f"{_percent(tokens, one.prompt_tokens):>9}" for tokens in shares)

@@ -47,7 +47,7 @@ def run(flags: argparse.Namespace) -> int:
         return 1
     else:
         print_lines(*report(reply, known, gaps))
-    return 1 if gaps else 0
+    return 1 if gaps or not known else 0
 
 
 def _explain(

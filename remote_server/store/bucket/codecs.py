@@ -119,9 +119,7 @@ def check_name(name: str) -> None:
     if name not in NAMES:
         raise ConfigError(f"pack_compress: {name!r} is none of {', '.join(NAMES)}")
     if name != NONE and codec_named(name) is None:
-        raise ConfigError(
-            f"pack_compress: this server has no {name}: pip install 'kvferry[bucket]'"
-        )
+        raise ConfigError(f"pack_compress: this server has no {name}: pip install '.[bucket]'")
 
 
 def element_bytes_of(codec: Codec, data: memoryview) -> int:

@@ -346,7 +346,7 @@ def open_store(url: str, *, make: bool = True) -> "ObjectStore":
         from obstore.store import LocalStore, MemoryStore, from_url
     except ImportError as error:
         raise ConfigError(
-            "bucket: this server has no client for object stores: pip install 'kvferry[bucket]'"
+            "bucket: this server has no client for object stores: pip install '.[bucket]'"
         ) from error
     parts = urlsplit(url)
     if parts.scheme == "file" and not make and not Path(parts.path).is_dir():
@@ -355,6 +355,8 @@ def open_store(url: str, *, make: bool = True) -> "ObjectStore":
         if parts.scheme == "memory":
             return MemoryStore()
         if parts.scheme == "file":
+            if not Path(parts.path).is_dir():
+                log.warning("bucket: the folder %s is new: is the share mounted?", parts.path)
             return LocalStore(parts.path, mkdir=make)
         return from_url(
             url,

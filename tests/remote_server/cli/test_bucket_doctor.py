@@ -110,7 +110,7 @@ def test_a_missing_extra_and_a_secret_in_the_address_are_named(doctor, monkeypat
     assert verdict == "bad" and "s3://***@blocks/kv" in text and "wJalrXU" not in text
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     ((verdict, text),) = doctor("--bucket", "s3://blocks")
-    assert verdict == "bad" and "pip install 'kvferry[bucket]'" in text
+    assert verdict == "bad" and "pip install '.[bucket]'" in text
 
 
 def reply(paused_s: float = 0.0, **counters: int) -> StatsReply:

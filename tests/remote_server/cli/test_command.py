@@ -107,7 +107,7 @@ def test_doctor_finds_the_server_its_transport_and_the_engines_that_differ(
 def test_doctor_without_a_server_still_looks_at_the_host(capsys):
     assert main(["doctor", "--server", NOBODY]) == 3
     out = capsys.readouterr().out
-    assert "clock source" in out and f"no answer from {NOBODY}" in out
+    assert "clock source" in out and f"no connection to {NOBODY}" in out
 
 
 def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
@@ -241,3 +241,16 @@ def test_wrong_usage_is_status_2(command, capsys):
     except SystemExit as ended:
         status = ended.code
     assert status == 2
+
+
+def test_clear_forgets_every_namespace_of_all(kvferry, engine, server):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@2", blocks=2).close()
+    status, out, _ = kvferry("clear", "--all", "--forget", "--yes")
+    assert (status, "removed blocks: 5 from memory" in out) == (0, True)
+    assert "m@2" not in server.store.namespaces.known
+
+
+def test_why_of_an_unknown_namespace_is_no_also_in_json(kvferry, engine):
+    engine("first", "m@1")
+    assert kvferry("why", "zz")[0] == kvferry("why", "zz", "--json")[0] == 1

@@ -93,6 +93,13 @@ def test_a_server_that_is_down_is_named_and_the_others_are_shown(filled: Scene, 
     assert facts["sum"]["counters"]["put_created"] == sum(puts) > 0
 
 
+def test_top_shows_how_many_of_a_list_answer_and_which_does_not(filled: Scene, kvferry: Kvferry):
+    filled.stop("kvferry-2")
+    status, out, _ = kvferry("top", "--every-s", "0.01")
+    head, note = out.splitlines()[:2]
+    assert status == 1 and head.startswith("3 of 4 servers, up") and "kvferry-2" in note
+
+
 def test_a_server_with_another_name_is_not_used(filled: Scene, kvferry: Kvferry):
     wrong = f"{filled.address('kvferry-0')},{filled.servers['kvferry-1'].endpoint}?name=other"
     status, out, err = kvferry("clear", "--all", "--yes", server=wrong)

@@ -130,6 +130,34 @@ def test_servers_of_several_hosts_have_the_names_in_the_engines_list(init, tmp_p
     assert "--name %i" in (folder / "kvferry@.service").read_text()
 
 
+@pytest.mark.parametrize(
+    ("host", "bind"),
+    [("[::1]", "tcp://[::1]:5757"), ("[2001:db8::1]", "tcp://[::]:5757"),
+     ("localhost", "tcp://127.0.0.1:5757"), ("10.0.0.7", "tcp://0.0.0.0:5757")],
+)  # fmt: skip
+def test_a_server_listens_where_the_engines_look_for_it(init, host, bind):
+    folder = init("--hosts", host, "--keys", "x")
+    assert chosen(folder).bind == bind
+    assert connector_of(folder).server.startswith(f"tcp://{host}:5757")
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "a&b", "a?b", "{1..2}", "50%"])
+def test_a_folder_that_a_unit_or_an_address_reads_otherwise_is_refused(tmp_path, capsys, name):
+    assert main(["init", str(tmp_path / name), "--model", MODEL]) == 2
+    assert "letters, digits" in capsys.readouterr().err and not (tmp_path / name).exists()
+
+
+def test_the_memory_of_a_container_is_what_its_limit_gives(init, monkeypatch):
+    monkeypatch.setattr("remote_server.cli.init_answers.most_memory", lambda: 8 * GiB)
+    assert chosen(init()).memory == 2 * GiB
+
+
+def test_the_steps_keep_the_client_key_from_the_servers_user(init):
+    steps = (init("--keys", "blue") / "README.md").read_text()
+    assert "chown -R" not in steps and re.search(r"chown kvferry: \S+/server\.\*", steps)
+    assert "First move what is in" in steps, "the folder of this test is below /tmp"
+
+
 def test_hosts_that_others_reach_have_a_key_also_when_none_was_asked_for(init):
     assert (init("--hosts", "cache-a") / "keys" / "client-engines.key").exists()
 
@@ -146,9 +174,9 @@ def test_the_unit_is_the_example_with_other_paths_and_sizes(init, unit, flags, t
     folder = init("--memory", "3GiB", "--disk", str(disk), *flags)
     ours, example = ((at / unit).read_text().splitlines() for at in (folder, SYSTEMD))
     changed = [line for line in ours if line not in example]
-    names = [line.partition("=")[0] for line in changed]
-    assert set(names) <= {"ExecStart", "MemoryMax", "ReadWritePaths", "ProtectHome"}
-    values = dict(line.split("=", 1) for line in changed)
+    names = [line.partition("=")[0] for line in changed if not line.startswith("#")]
+    assert set(names) <= {"ExecStart", "MemoryMax", "ReadWritePaths"}
+    values = dict(line.split("=", 1) for line in changed if not line.startswith("#"))
     assert values["MemoryMax"] == "5G" and values["ReadWritePaths"] == str(disk)
     words = shlex.split(values["ExecStart"])
     assert words[1:4] == ["serve", "--settings", str(folder / SETTINGS)]
@@ -205,6 +233,9 @@ def test_nothing_is_overwritten_and_nothing_is_written_beside_it(tmp_path, capsy
         (("--model", "m", "--disk", "here"), "--disk here: a path from the root"),
         (("--model", "m", "--bucket", "ftp://x"), "bucket"),
         (("--model", "m", "--device", "tpu"), "--device 'tpu'"),
+        (("--model", "m", "--memory", "1KiB"), "memory: 1024 bytes is below"),
+        (("--model", "m", "--disk", "/d", "--disk-bytes", "1"), "--disk-bytes: 1 B is below"),
+        (("--model", "m", "--disk", "/my disk"), "--disk '/my disk': letters"),
         (("--model", "m", "--for", "kubernetes", "--hosts", "a"), "their number"),
     ],
 )

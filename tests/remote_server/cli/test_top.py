@@ -14,6 +14,7 @@ from remote_server.cli.stats_lines import contents
 from remote_server.cli.sums import sum_of
 from remote_server.cli.top_lines import WIDTH, screen
 from remote_server.client import ClientConfig, RemoteClient
+from remote_server.errors import ServerUnavailable
 from remote_server.protocol import EngineReport, EngineState, StatsReply, TierStats
 
 pytestmark = pytest.mark.real_time
@@ -140,4 +141,18 @@ def test_ctrl_c_gives_the_terminal_back(server):
 
 def test_without_a_server_it_ends_with_status_3(capsys):
     assert main(["top", "--server", "127.0.0.1:1"]) == 3
-    assert "no answer from tcp://127.0.0.1:1" in capsys.readouterr().err
+    assert "no connection to tcp://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_between_two_looks_ends_it_with_status_3(server, capsys, monkeypatch):
+    looks = iter([reply()])
+
+    def ask(*_):
+        for one in looks:
+            return one
+        raise ServerUnavailable("gone")
+
+    monkeypatch.setattr("remote_server.cli.top.ask_stats", ask)
+    typed = ["top", "--once", "--every-s", "0.01", "--server", server.endpoint]
+    assert main([*typed, "--timeout-s", "60"]) == 3
+    assert "no answer any more" in capsys.readouterr().err

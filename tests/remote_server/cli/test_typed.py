@@ -1,5 +1,6 @@
 """What `kvferry` prints of itself: help pages, the version, and mistakes in two lines."""
 
+import io
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typed_commands import flags_of, parser_for
 
 from remote_server.cli.__main__ import main
 from remote_server.cli.commands import COMMANDS, load
+from remote_server.cli.output import agreed
 from remote_server.server import settings
 from remote_server.server.config import GROUPS, ServerConfig
 
@@ -137,3 +139,40 @@ def test_every_command_has_the_form_of_one():
 def test_numbers_of_settings_keep_their_types():
     kinds = {settings.bare_kind(one.type) for one in msgspec.structs.fields(ServerConfig)}
     assert kinds == {str, int, float, bool}
+
+
+def test_a_reader_that_has_closed_the_pipe_ends_a_page_without_a_word():
+    code = "import sys; from remote_server.cli.__main__ import main; sys.exit(main(['--help']))"
+    ran = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "{sys.executable}" -u -c "{code}" | true'],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_ctrl_c_while_a_command_is_loaded_is_quiet(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("remote_server.cli.__main__.load", interrupted)
+    assert main(["stats"]) == 130 and capsys.readouterr().err == ""
+
+
+def test_the_end_of_the_answers_is_no(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert not agreed("really?")
+
+
+@pytest.mark.parametrize("content", [b"# of blue\nserver_key = 'secret'\n", b"secret\xff"])
+def test_a_file_that_is_no_token_is_refused_and_never_printed(tmp_path, capsys, content):
+    (tmp_path / "client.key").write_bytes(content)
+    file = str(tmp_path / "client.key")
+    assert main(["drain", "127.0.0.1:1", "--admin-token-file", file]) == 2
+    printed = capsys.readouterr()
+    assert "one word of ASCII" in printed.err and "secret" not in printed.out + printed.err
+
+
+def test_a_bench_of_no_server_ends_at_once(capsys):
+    assert main(["bench", "--seconds", "0", "--server", "127.0.0.1:1"]) == 3
+    assert "no connection to" in capsys.readouterr().err
