@@ -58,6 +58,27 @@ def test_a_gzipped_trace_is_the_same_trace_and_a_block_that_is_not_full_is_left_
     assert plain[-1].arrival_s == 48.0
 
 
+@pytest.mark.parametrize("begin", [b"\xef\xbb\xbf", b""], ids=["BOM", "none"])
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
+def test_the_marks_of_an_editor_change_nothing(tmp_path, begin, end):
+    plain = write(tmp_path / "trace.jsonl", 20)
+    edited = tmp_path / "edited.jsonl"
+    edited.write_bytes(begin + plain.read_bytes().replace(b"\n", end))
+    assert trace_file.read(edited) == trace_file.read(plain)
+
+
+def test_lines_that_run_backwards_in_time_are_put_in_order_and_counted(tmp_path, caplog):
+    plain = write(tmp_path / "trace.jsonl", 20)
+    first, *others = plain.read_text().splitlines()
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("\n".join([*others[:5], first, *others[5:]]) + "\n")
+    in_order = trace_file.read(plain)
+    assert not caplog.records
+    assert sorted(trace_file.read(mixed)) == sorted(in_order)
+    assert [one.arrival_s for one in trace_file.read(mixed)] == [one.arrival_s for one in in_order]
+    assert "1 lines are earlier" in caplog.text and "line 6" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("second_line", "says"),
     [

@@ -9,12 +9,15 @@ token to the end of that block, so the blocks of a trace form a tree, and a prom
 
 import gzip
 import io
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 TOKENS_PER_BLOCK = 512
 
@@ -50,16 +53,21 @@ def read(
     """The requests of the trace at `path`, plain or gzipped, or the first `limit` of them.
 
     An engine caches only full blocks, so a partial last block is omitted; `partial_blocks` keeps
-    it. Raises `TraceError`, also when ids contradict each other: equal ids must follow equal ids.
+    it. Lines that are earlier than one before them are put in order, counted and logged. Raises
+    `TraceError`, also when ids contradict each other: equal ids must follow equal ids.
     """
     requests: list[Request] = []
+    late: list[int] = []  # the numbers of the lines that are out of order
     try:
         with _text_of(path) as lines:
             for number, line in enumerate(lines, 1):
                 if limit is not None and len(requests) >= limit:
                     break
                 if line.strip():
-                    requests.append(_request(line, partial_blocks, f"{path}, line {number}"))
+                    one = _request(line, partial_blocks, f"{path}, line {number}")
+                    if requests and one.arrival_s < requests[-1].arrival_s:
+                        late.append(number)
+                    requests.append(one)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error  # without the path once more
         raise TraceError(f"{path}: {reason}") from None
@@ -69,6 +77,11 @@ def read(
         check_tree(requests)
     except ValueError as error:
         raise TraceError(f"{path}: {error}") from None
+    if late:
+        log.warning(
+            "%s: %s lines are earlier than the line before, the first is line %d: sorted by time",
+            path, f"{len(late):,}", late[0],
+        )  # fmt: skip
     return tuple(sorted(requests, key=lambda request: request.arrival_s))
 
 
@@ -117,4 +130,4 @@ def _text_of(path: Path) -> Iterator[Iterator[str]]:
         packed = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         plain = gzip.GzipFile(fileobj=file) if packed else file
-        yield iter(io.TextIOWrapper(plain, "utf-8"))
+        yield iter(io.TextIOWrapper(plain, "utf-8-sig"))  # some editors write a BOM
