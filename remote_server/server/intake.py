@@ -1,5 +1,6 @@
 """The socket's receiving side: bounded messages, each passed to its tenant's queue."""
 
+import errno
 import logging
 import os
 import time
@@ -150,6 +151,8 @@ class Intake:
             hint = "choose another port, or :* for any free one"
             if error.errno == zmq.EADDRINUSE:
                 hint = f"another process listens there; stop it, or {hint}"
+            elif error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+                hint = "that host is not this machine: 0.0.0.0 is all of its addresses"
             raise ConfigError(f"bind: {address}: {error.strerror}; {hint}") from error
         self._auth.bound()
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")

@@ -92,7 +92,8 @@ def test_the_first_signal_waits_for_streams_and_the_second_leaves_at_once(start,
         (["--bind", "ENDPOINT"], "choose another port"),
         (["--memory", "900000GiB"], "memory: 878.9 TiB requested, but only"),
         (["--bind", "tcp://0.0.0.0:*"], "--insecure"),
-        (["--insecure", "--bind", "tcp://no.such.host.invalid:5000"], "bind: tcp://no.such"),
+        (["--insecure", "--bind", "tcp://no.such.host.invalid:5000"], "is not this machine"),
+        (["--insecure", "--bind", "203.0.113.9:5000"], "is not this machine"),
     ],
 )
 def test_an_operators_mistake_is_one_line_and_no_traceback(server, capsys, flags, complaint):
