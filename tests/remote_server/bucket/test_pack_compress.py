@@ -112,7 +112,7 @@ def test_a_server_without_the_library_takes_the_pack_for_absent_and_keeps_it(obj
         counters = bucket.tier.counters()
     assert (counters["headers_codec"], counters["headers_damaged"]) == (1, 0)
     assert objects.bytes_of(NAME) == data
-    with pytest.raises(ConfigError, match=r"pip install 'kvferry\[bucket\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[bucket\]'"):
         ServerConfig(pack_compress=ZSTD)
 
 
