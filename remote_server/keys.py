@@ -72,6 +72,15 @@ def toml_of(data: bytes, path: str, setting: str) -> dict[str, Any]:
         raise ConfigError(f"{setting}: {path} is not TOML: {error}") from error
 
 
+def one_word(data: bytes, file: str, setting: str) -> bytes:
+    """`data`, of `file`, without whitespace around it. Raises `ConfigError` when it has several
+    words. The error never shows it, because it may be a key file, named by mistake."""
+    word = data.strip()
+    if not word.isascii() or len(word.split()) > 1:
+        raise ConfigError(f"{setting}: {file}: a token is one word of ASCII characters")
+    return word
+
+
 def _kind(mode: int) -> str:
     kinds = {
         stat.S_ISDIR: "a directory", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
@@ -226,7 +235,7 @@ def _make(folder: Path, clients: dict[str, Path], shares: str) -> list[str]:
     server_file, tenants_file = folder / SERVER_FILE, folder / TENANTS_FILE
     if not os.path.lexists(server_file):
         public, secret = zmq.curve_keypair()
-        _write_new(
+        write_new(
             server_file,
             "# The server's pair. Secret: it stays on the server, readable by its user alone.\n"
             f'public_key = "{public.decode()}"\nsecret_key = "{secret.decode()}"\n',
@@ -235,7 +244,7 @@ def _make(folder: Path, clients: dict[str, Path], shares: str) -> list[str]:
     entries = []
     for name, path in clients.items():
         public, secret = zmq.curve_keypair()
-        _write_new(
+        write_new(
             path,
             f"# A pair of tenant {name}. Secret: it goes to its engines' hosts, and nowhere else.\n"
             f'server_key = "{server.public.decode()}"\n'
@@ -251,7 +260,7 @@ def _make(folder: Path, clients: dict[str, Path], shares: str) -> list[str]:
     if not entries:
         return lines
     if not os.path.lexists(tenants_file):
-        _write_new(tenants_file, _TENANTS_HEAD + "\n".join(entries))
+        write_new(tenants_file, _TENANTS_HEAD + "\n".join(entries))
         return [*lines, f"{tenants_file}  permitted clients; add quotas and namespaces here"]
     return [*lines, f"put this into {tenants_file}, or its key beside those of its tenant:",
             *"\n".join(entries).splitlines()]  # fmt: skip
@@ -264,7 +273,7 @@ def _make_certificate(path: str) -> list[str]:
             text = make_certificate()
         except ConfigError as error:
             return [f"{error}; blocks go through ZeroMQ, encrypted and more slowly"]
-        _write_new(Path(path), text)
+        write_new(Path(path), text)
     return [f"{path}  the server's, secret: encrypts its lanes, stays beside its keys"]
 
 
@@ -280,7 +289,7 @@ _TENANTS_HEAD = """\
 """
 
 
-def _write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """Write a file that must not exist yet, readable by its owner alone from the start."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "w", encoding="utf-8") as file:

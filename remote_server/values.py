@@ -62,6 +62,12 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def written_size(count: int) -> str:
+    """24GiB, as an operator writes it; the number where that is not exact."""
+    text = format_bytes(count).replace(".0 ", "")
+    return str(count) if " " in text or count % MiB else text
+
+
 Size = Annotated[int, msgspec.Meta(ge=0, extra={"metavar": "SIZE"})]
 """Bytes; an operator may write `8GiB`."""
 

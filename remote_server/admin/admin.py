@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from remote_server import values
 from remote_server.errors import ConfigError
-from remote_server.keys import read_small
+from remote_server.keys import one_word, read_small
 from remote_server.plain_text import FewLines
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
@@ -237,8 +237,7 @@ def read_token(file: str) -> Token | None:
             f"admin_token_file: {file}: a token has {MIN_TOKEN_CHARS} to {MAX_TOKEN_BYTES} "
             f"characters, this one has {len(secret)}"
         )
-    if not secret.isascii() or len(secret.split()) != 1:
-        raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
+    secret = one_word(secret, file, "admin_token_file")
     if status.st_mode & 0o007:
         log.warning("admin_token_file: %s can be read by every user of this machine", file)
     return Token(secret)

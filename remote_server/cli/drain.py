@@ -14,7 +14,7 @@ from remote_server.cli.output import print_error, print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.progress import Progress
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.keys import read_small
+from remote_server.keys import one_word, read_small
 from remote_server.protocol.codec import ascii_json
 from remote_server.values import ADMIN_DEFAULT, admin_address, format_bytes
 
@@ -53,12 +53,11 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _token_of(file: str) -> str:
-    """The word in `file`, empty without one. Raises `ConfigError`, which never shows the content:
-    it may be a key file, named by mistake."""
-    secret = read_small(file, "admin_token_file").data.strip() if file else b""
-    if not secret.isascii() or len(secret.split()) > 1:
-        raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
-    return secret.decode()
+    """The word in `file`, empty without one. Raises `ConfigError`."""
+    if not file:
+        return ""
+    data = read_small(file, "admin_token_file").data
+    return one_word(data, file, "admin_token_file").decode()
 
 
 def _to_bucket(admin: "Admin", flags: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from remote_server.cli.init_files import KEYS, SETTINGS, STEPS, TOKEN, rendered,
 from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.errors import ConfigError
-from remote_server.keys import make_keys
+from remote_server.keys import make_keys, write_new
 from remote_server.values import format_bytes
 
 
@@ -51,11 +51,11 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(flags: argparse.Namespace) -> int:
-    _check_new(Path(os.path.abspath(flags.folder)), [SETTINGS, VLLM, STEPS, KEYS])
-    asks = sys.stdin.isatty() and not flags.yes
-    answers = answers_of(flags, _ask if asks else None)
     folder = Path(os.path.abspath(flags.folder))
     check_path(str(folder), "DIR")
+    _check_new(folder, [SETTINGS, VLLM, STEPS, KEYS])  # before anything is asked
+    asks = sys.stdin.isatty() and not flags.yes
+    answers = answers_of(flags, _ask if asks else None)
     texts = rendered(answers, folder)
     _check_new(folder, [*texts, KEYS])
     try:
@@ -95,10 +95,7 @@ def _make_keys(folder: Path, answers: Answers) -> None:
     shares = f'disk = "{share}"  # {format_bytes(share)}\n' if answers.disk else ""
     make_keys(folder, answers.tenants, shares=shares)
     if answers.target == KUBERNETES:
-        with open(
-            os.open(folder / TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
-        ) as file:
-            file.write(secrets.token_hex(32) + "\n")
+        write_new(folder / TOKEN, secrets.token_hex(32) + "\n")
 
 
 COMMAND = Command(

@@ -12,7 +12,7 @@ from remote_server.keys import TENANT_NAME
 from remote_server.process_limits import most_memory
 from remote_server.server.config import ServerConfig
 from remote_server.store.bucket.objects import check_url
-from remote_server.values import GiB, MiB, format_bytes, is_loopback, parse_bytes
+from remote_server.values import GiB, MiB, format_bytes, is_loopback, parse_bytes, written_size
 
 PORT = 5757
 HERE = "127.0.0.1"
@@ -77,12 +77,12 @@ class Answers:
         return self.target == KUBERNETES or any(not is_loopback(f"tcp://{host}:{PORT}")
                                                 for host in self.hosts)  # fmt: skip
 
-    def servers(self, keys: str = "") -> ServerList:
-        """The list for engines. `keys` is the client key file on their hosts."""
-        return read_list(self.addresses(keys), "--hosts")
+    def servers(self) -> ServerList:
+        """The servers by name."""
+        return read_list(self.addresses(), "--hosts")
 
     def addresses(self, keys: str = "") -> list[str]:
-        """The addresses in the engine's setting `server`."""
+        """The addresses in the engine's setting `server`. `keys` is the client key file there."""
         option = f"?keys={keys}" if keys else ""
         if self.target == KUBERNETES:
             last = len(self.hosts) - 1
@@ -166,5 +166,4 @@ def _device() -> str:
 
 def _share_of_memory(part: int) -> str:
     """That part of this host's memory, in whole GiB and one at least."""
-    num_bytes = most_memory()
-    return format_bytes(max(num_bytes // part // GiB, 1) * GiB).replace(".0 ", "")
+    return written_size(max(most_memory() // part // GiB, 1) * GiB)

@@ -17,7 +17,7 @@ from remote_server.cli.init_answers import CPU, KUBERNETES, Answers
 from remote_server.keys import SERVER_FILE, TENANTS_FILE
 from remote_server.server.config import ServerConfig
 from remote_server.server.settings import described
-from remote_server.values import GiB, format_bytes
+from remote_server.values import GiB, written_size
 
 SETTINGS = "kvferry.toml"
 COMMAND = "vllm.sh"
@@ -56,10 +56,10 @@ def _settings(answers: Answers, folder: Path) -> str:
     tenants = f"/etc/kvferry/keys/{TENANTS_FILE}" if is_pod else f"{place}/{TENANTS_FILE}"
     values: dict[str, str | float] = {
         "bind": answers.bind,
-        "memory": _size(answers.memory),
+        "memory": written_size(answers.memory),
     }
     if answers.disk:
-        values |= {"disk": answers.disk, "disk_bytes": _size(answers.disk_bytes)}
+        values |= {"disk": answers.disk, "disk_bytes": written_size(answers.disk_bytes)}
     if answers.bucket:
         values["bucket"] = answers.bucket
     if answers.tenants:
@@ -82,12 +82,6 @@ def _settings(answers: Answers, folder: Path) -> str:
         lines += ["", "# A table for each server: `kvferry serve --name NAME` chooses one."]
         lines += [f"[servers.{one.name}]" for one in answers.servers().members]
     return "\n".join(lines) + "\n"
-
-
-def _size(num_bytes: int) -> str:
-    """Exact: 24GiB, or the number of bytes."""
-    text = format_bytes(num_bytes).replace(".0 ", "")
-    return str(num_bytes) if " " in text or num_bytes % (1 << 20) else text
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────
@@ -185,7 +179,7 @@ def transfer_config(answers: Answers, folder: Path) -> dict[str, object]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "server": addresses[0] if len(addresses) == 1 else addresses,
-            "cpu_pool": _size(answers.pool),
+            "cpu_pool": written_size(answers.pool),
         },
     }
 

@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from remote_server.cli.exit_status import WRONG_USAGE
 from remote_server.cli.output import name_program, print_error, width
@@ -20,8 +20,6 @@ LISTED_FLAGS = 8
 
 WIDEST = 100
 """Columns of a help page at most."""
-
-N = TypeVar("N")
 
 
 class Command(NamedTuple):
@@ -115,17 +113,19 @@ def _place(action: argparse.Action) -> str:
     return f"[{name}]" if action.nargs in ("?", "*") else name
 
 
+def _columns() -> int:
+    return min(width(), WIDEST)
+
+
 def _filled(text: str) -> str:
-    return textwrap.fill(
-        text, min(width(), WIDEST) - 2, break_long_words=False, break_on_hyphens=False
-    )
+    return textwrap.fill(text, _columns() - 2, break_long_words=False, break_on_hyphens=False)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Short columns for flags, so that their texts have room."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=min(width(), WIDEST))
+        super().__init__(prog, max_help_position=26, width=_columns())
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Addresses and flags stay whole."""

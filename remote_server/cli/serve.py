@@ -9,10 +9,9 @@ from functools import partial
 from remote_server.admin.admin import Admin
 from remote_server.allocator import keep_freed_memory
 from remote_server.cli import serve_all
-from remote_server.cli.exit_status import NO, YES
-from remote_server.cli.output import print_error, print_lines
+from remote_server.cli.exit_status import YES
+from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
-from remote_server.errors import ServerFailed
 from remote_server.garbage import only_new_collected
 from remote_server.native.mover import what_moves
 from remote_server.plain_text import PlainFormatter
@@ -47,14 +46,10 @@ def run(flags: argparse.Namespace) -> int:
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     keep_freed_memory()
     raise_limit()
-    try:
-        with named_when_missing():
-            admin = Admin(config)
-        with admin, only_new_collected():
-            Server(config).run(on_ready=partial(_begin, admin))
-    except ServerFailed as error:
-        print_error(str(error))
-        return NO
+    with named_when_missing():
+        admin = Admin(config)
+    with admin, only_new_collected():
+        Server(config).run(on_ready=partial(_begin, admin))
     return YES
 
 

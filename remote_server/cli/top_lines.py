@@ -33,9 +33,9 @@ def screen(reply: StatsReply, before: StatsReply | None, most_engines: int = 20)
 
 
 def _head(reply: StatsReply) -> str:
-    name = f"{reply.name}  " if reply.name else ""
     if not reply.server:  # of a list
         return f"{reply.name}, up {duration(reply.uptime_s)} in the mean"
+    name = f"{reply.name}  " if reply.name else ""
     return f"{name}{reply.server}  up {duration(reply.uptime_s)}"
 
 

@@ -19,7 +19,7 @@ import inspect
 import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -27,7 +27,7 @@ from remote_server.errors import ConfigError
 from remote_server.keys import read_small, toml_of
 from remote_server.plain_text import plain, without_secrets
 from remote_server.server.config import GROUPS, ServerConfig
-from remote_server.values import Size, finite_number, format_bytes, parse_bytes, whole_number
+from remote_server.values import Size, finite_number, parse_bytes, whole_number, written_size
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:
@@ -62,9 +62,7 @@ def shown(default: object) -> str:
         return "none"
     if isinstance(default, bool):
         return str(default).lower()
-    if isinstance(default, int) and default >= 1 << 20 and not default % (1 << 20):
-        return format_bytes(default).replace(".0 ", "")
-    return str(default)
+    return written_size(default) if isinstance(default, int) else str(default)
 
 
 def _texts_of(kind: type) -> dict[str, str]:
@@ -111,19 +109,7 @@ def _toml_of(value: object) -> str:
     return str(value).lower()
 
 
-class Flags(Protocol):
-    """A parser of arguments, or a group of one."""
-
-    def add_argument(self, *names: str, **options: Any) -> Any: ...
-
-
-class GroupsOfFlags(Protocol):
-    """A parser of arguments that has groups."""
-
-    def add_argument_group(self, title: str) -> Flags: ...
-
-
-def add_sources(parser: Flags) -> None:
+def add_sources(parser: argparse._ActionsContainer) -> None:
     """The flags that name other sources of settings, or show what came from where."""
     parser.add_argument(
         "--settings", metavar="FILE", help="read settings from this TOML file (KVFERRY_SETTINGS)"
@@ -133,7 +119,7 @@ def add_sources(parser: Flags) -> None:
     )
 
 
-def add_flags(parser: GroupsOfFlags) -> None:
+def add_flags(parser: argparse._ActionsContainer) -> None:
     """A flag for each setting of `ServerConfig`, in its groups."""
     explained = described(ServerConfig)
     fields = {field.name: field for field in msgspec.structs.fields(ServerConfig)}
