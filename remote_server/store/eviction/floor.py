@@ -11,10 +11,8 @@ from remote_server.store.eviction.victims import Rule, Victims
 from remote_server.turns import Steps
 
 MAX_SHADOW = 4096
-"""Keys of one shadow; a cache of more than eight times as many has smaller shares sampled."""
-
-PER_KEY = 2
-"""At most one of so many keys is in the shadows."""
+"""Keys of one shadow. Those of a smaller cache are all in its shadows: with half of them, a few
+long prompts in one half or the other make a rule seem better that is worse."""
 
 SHADOWED = 1 << 20
 """The bit of a name that decides between two: most sampled keys would be in no shadow if it were
@@ -208,7 +206,10 @@ class Floor:
         self.num_changes = 0
         self.shadows = {rule: Shadow(rule, hazards, seed) for rule in Rule}
         self.served = Shadow(self.reigning, hazards, seed)
-        self.mask = PER_KEY - 1
+        self.mask = 0
+        """One of `mask + 1` keys is in the shadows."""
+        self.bits = 0
+        """No bit of these is in the names that are in the shadows."""
         self._found = dict.fromkeys(Rule, 0.0)
         self._total = self._hinted = 0.0
         self._spread = Spread()  # of what both rules find
@@ -235,16 +236,17 @@ class Floor:
         while self.mask + 1 < per_key:
             self.mask = 2 * self.mask + 1
         if self.mask > before:
+            self.bits = self.candidates | SHADOWED
             for shadow in self._all_shadows:
                 shadow.drop([name for name in shadow.names() if not self.sampled(name)])
 
     @property
     def candidates(self) -> int:
-        """No bit of these is in the names that are in the shadows, nor of `SHADOWED`."""
+        """The lowest of `bits`, without `SHADOWED`."""
         return self.mask >> 1
 
     def sampled(self, name: int) -> bool:
-        return not name & (self.candidates | SHADOWED)
+        return not name & self.bits
 
     def rate(self, rule: Rule) -> float:
         """The share of the sampled keys that its shadow found of late."""

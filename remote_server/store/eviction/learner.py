@@ -10,7 +10,7 @@ import xxhash
 
 from remote_server.protocol import Hint, Stretch
 from remote_server.store.bucket.packs import joined
-from remote_server.store.eviction.floor import PER_KEY, SHADOWED, Floor
+from remote_server.store.eviction.floor import Floor
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards
 from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO_HINT, Trust
 from remote_server.store.eviction.paths import FEW, TABLE, Hashes, Path, Paths, Turns
@@ -29,8 +29,8 @@ MAX_SALTS = 4096
 
 MAX_SAMPLED = 256
 """Keys of one request that are sampled, and that are in the shadows: its first ones. A key takes
-some microseconds, and in a small cache every second one is in the shadows: a request of 8,192 keys
-would hold up all others."""
+some microseconds, and in a small cache each one is in the shadows: a request of 8,192 keys would
+hold up all others."""
 
 MAX_ALONE = 32
 """Of the keys of one lookup without chain fields so many are sampled, and are in the shadows, in
@@ -198,7 +198,7 @@ class Learner:
 
     def _alone(self, namespace: str, keys: Sequence[bytes], now: float) -> Steps[None]:
         if keys:
-            if len(keys) > MAX_ALONE * PER_KEY:
+            if len(keys) > MAX_ALONE:
                 per_key = min(len(keys) // MAX_ALONE, self.num_blocks // LEAST_SAMPLED)
                 self.hazards.thin(per_key)
                 self.floor.thin(per_key)
@@ -238,7 +238,8 @@ class Learner:
             if not numbers:
                 return numbers, numbers
         learned = [n for n in numbers if not n & to_learn]
-        shadowed = [n for n in numbers if not n & SHADOWED]
+        bits = self.floor.bits
+        shadowed = [n for n in numbers if not n & bits]
         return learned[:MAX_SAMPLED], shadowed[:MAX_SAMPLED]
 
 
