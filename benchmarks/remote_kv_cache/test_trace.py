@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     block_bytes = model.block_bytes(TOKENS_PER_BLOCK)
     try:
         requests = _requests_of(arguments)
+        if arguments.workload == flags.ALL:
+            return _workloads(arguments, argv)
         if arguments.eviction:
             return _one_level(arguments, argv, requests)
         if arguments.servers:
@@ -225,6 +227,27 @@ def _one_level(
     options.write(record, runner, arguments, charts)
     print(of.headline(study))
     print(of.describe(study))
+    return options.finish(record, runner)
+
+
+def _workloads(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """The replays of `--workload all`."""
+    from benchmarks.remote_kv_cache.replay import one_level_report, workload_study
+
+    block_bytes = arguments.model.block_bytes(TOKENS_PER_BLOCK)
+    record = Record.begin(MODULE, argv)
+    study = workload_study.WorkloadStudy()
+    with Runner(1, 0) as runner:
+        rooms = one_level_report.rooms_of(arguments, block_bytes)
+        workload_study.run(study, rooms, arguments, runner)
+    runner.show("")
+    runner.num_failed += len(study.above)
+    record.parameters |= {
+        "seeds": arguments.seeds, "block_bytes": block_bytes, "model": arguments.model.name,
+    }  # fmt: skip
+    record.figures += workload_study.figures(study)
+    options.write(record, runner, arguments, charts)
+    print(workload_study.describe(study))
     return options.finish(record, runner)
 
 

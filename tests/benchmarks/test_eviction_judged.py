@@ -6,10 +6,17 @@ import json
 import pytest
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import one_level, one_level_report, one_level_wire
+from benchmarks.remote_kv_cache.replay import (
+    one_level,
+    one_level_report,
+    one_level_wire,
+    workload_study,
+)
 from benchmarks.remote_kv_cache.replay.flags import EVICTIONS
+from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS, scan
+from benchmarks.remote_kv_cache.replay.workload_study import BELOW, Cell, WorkloadStudy
+from benchmarks.remote_kv_cache.replay.workloads import scan
 
 SMALL = ["--workload", "chat", "--requests", "250", "--capacity", "2GiB,8GiB"]
 
@@ -38,6 +45,33 @@ def test_every_policy_is_recorded_and_drawn_and_none_finds_more_than_the_optimum
     assert all(name in printed for name in EVICTIONS)
     assert drawing.read_text().startswith("<?xml")
     assert drawing.with_suffix(".png").exists()
+
+
+def test_all_workloads_have_a_figure_at_each_capacity_with_means_over_the_seeds(
+    tmp_path, capsys, monkeypatch
+):
+    few = {name: MADE[name] for name in ("zipf", "loop", "agents")}
+    monkeypatch.setattr(workload_study, "MADE", few)
+    record = tmp_path / "all.json"
+    flags = ["--workload", "all", "--requests", "40", "--capacity", "1GiB,2GiB", "--seeds", "2"]
+    policies = ["--eviction", "lru,learned,optimum", "--replay", "store", "--json", f"{record}"]
+    assert trace_benchmark.main([*flags, *policies]) == 0
+    figures = {each["name"]: each["values"] for each in json.loads(record.read_text())["figures"]}
+    assert [*figures] == [f"{name}, {room}" for name in few for room in ("1.0 GiB", "2.0 GiB")]
+    requests = [MADE["zipf"](36, seed)[:40] for seed in (1, 2)]
+    found = [one_level.replay(each, 36, "lru").found_percent for each in requests]
+    assert figures["zipf, 1.0 GiB"]["lru"] == pytest.approx(sum(found) / 2, rel=1e-4)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in few)
+
+
+def test_the_most_that_a_workload_lost_to_lru_is_that_of_the_worst_seed():
+    cell = Cell("made up", Room(1 << 30, 36), {"lru": [50.0, 60.0], "learned": [50.5, 59.2]})
+    assert cell.values["learned"] == pytest.approx(54.85)
+    assert cell.values[BELOW] == pytest.approx(0.8)
+    study = WorkloadStudy([cell], ["FAILED: it found more"])
+    assert "0.80" in workload_study.describe(study)
+    assert workload_study.describe(study).endswith("FAILED: it found more")
 
 
 def test_a_real_server_beside_the_model_is_equal_to_the_block(capsys):
@@ -85,7 +119,12 @@ def test_a_server_that_differs_by_a_block_and_a_policy_above_the_optimum_are_fai
         (["--workload", "zipf", "--eviction", "lru,fifo"],
          f"'fifo' is none of {', '.join(EVICTIONS)}"),
         (["--workload", "zapf", "--eviction", "lru"],
-         f"'zapf' is none of {', '.join(WORKLOADS)}"),
+         f"'zapf' is none of {', '.join(MADE)}, all"),
+        (["--workload", "all", "--eviction", "lru"], "--workload all: with --replay store"),
+        (["--workload", "all", "--eviction", "lru", "--replay", "store", "--plot", "a.svg"],
+         "--workload all: with --replay store, and without --plot"),
+        (["--workload", "zipf", "--eviction", "lru", "--seeds", "2"],
+         "--seeds: only with --workload all"),
     ],
 )  # fmt: skip
 def test_flags_that_exclude_each_other_and_wrong_names_are_refused_with_the_reason(

@@ -8,9 +8,9 @@ from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model, choose
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, LEARNED, POLICIES
 from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
-from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE
+from benchmarks.remote_kv_cache.replay.mixtures import MADE
+from benchmarks.remote_kv_cache.replay.points import REPLAYS, STORE, WIRE
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.store.policies import Admit
 
 ALL = "all"
@@ -45,7 +45,7 @@ def parser(module: str) -> argparse.ArgumentParser:
         type=_workload,
         metavar="NAME",
         help="with --eviction, in place of a trace requests made up with a seed for a cache of "
-        f"each capacity: {', '.join(WORKLOADS)}",
+        f"each capacity: {', '.join(MADE)}; or {ALL} of them, with --replay store",
     )
     add(
         "--replay",
@@ -228,6 +228,14 @@ def _add_one_level(add: Callable[..., object]) -> None:
         metavar="SIZES",
         help="of the one level of --eviction (default: %(default)s)",
     )
+    add(
+        "--seeds",
+        type=options.positive,
+        default=1,
+        metavar="NUMBER",
+        help=f"with --workload {ALL}, each is made with the seeds from 1 to this one (default: "
+        "%(default)s)",
+    )
 
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -242,11 +250,15 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         parser.error("--eviction: one level has no --servers, no --bucket and no --csv")
     if arguments.replay == WIRE and not {*SERVED}.intersection(arguments.eviction):
         parser.error(f"--eviction: over the wire {' and '.join(SERVED)}; none of them is named")
+    if arguments.workload == ALL and (arguments.replay != STORE or arguments.plot is not None):
+        parser.error(f"--workload {ALL}: with --replay {STORE}, and without --plot")
+    if arguments.seeds > 1 and arguments.workload != ALL:
+        parser.error(f"--seeds: only with --workload {ALL}")
 
 
 def _workload(text: str) -> str:
-    if text not in WORKLOADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(WORKLOADS)}")
+    if text not in (*MADE, ALL):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MADE)}, {ALL}")
     return text
 
 

@@ -12,10 +12,10 @@ from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
 from benchmarks.remote_kv_cache.replay.flags import SERVED
 from benchmarks.remote_kv_cache.replay.hints import hints, some_hints
+from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.protocol import Hint
 from remote_server.values import format_bytes
 
@@ -137,7 +137,7 @@ def maker_of(arguments: argparse.Namespace, trace: Sequence[Request]) -> Make:
     """Makes the requests: those of the trace, or of the workload, which is made for its cache."""
     if arguments.workload is None:
         return lambda places: trace
-    make = WORKLOADS[arguments.workload]
+    make = MADE[arguments.workload]
     return lambda places: make(places, 1)[: arguments.requests]
 
 
@@ -156,7 +156,7 @@ def run(
             for policy in policies:
                 where = f"capacity {number} of {len(rooms)}, {policy}"
                 runner.show(where)
-                study.points.append(_model(requests, room, policy))
+                study.points.append(model_point(requests, room, policy))
                 if not _alone(arguments):
                     runner.show(f"{where}, over the wire")
                     study.points.append(_wire(requests, room, policy))
@@ -169,7 +169,8 @@ def _alone(arguments: argparse.Namespace) -> bool:
     return bool(arguments.replay != WIRE)
 
 
-def _model(requests: Sequence[Request], room: Room, policy: str) -> LevelPoint:
+def model_point(requests: Sequence[Request], room: Room, policy: str) -> LevelPoint:
+    """The policy alone, without a server."""
     if policy == OPTIMUM:
         requested = sum(len(request.blocks) for request in requests)
         found = optimum(requests, room.places, next_uses(requests))

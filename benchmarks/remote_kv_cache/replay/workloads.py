@@ -79,19 +79,25 @@ def chat(capacity: int, seed: int = 1) -> tuple[Request, ...]:
     """Conversations, of which three in ten are continued, and of those that are three in five once
     more: each prompt is the one before with some blocks behind it, half a minute to half an hour
     later. All begin with the same four blocks."""
-    chance = random.Random(seed)
-    upcoming = [(chance.expovariate(PER_SECOND / 2), [*range(4)], 0)]
-    new, made = itertools.count(4), list[Request]()
-    while len(made) < REQUESTS:
+    made = chats(random.Random(seed), itertools.count(), PER_SECOND / 2)
+    return tuple(itertools.islice(made, REQUESTS))
+
+
+def chats(
+    chance: random.Random, new: Iterator[int], conversations_per_second: float
+) -> Iterator[Request]:
+    """The requests of `chat` without an end. Its blocks are the `new` ones."""
+    shared = [*itertools.islice(new, 4)]
+    upcoming = [(chance.expovariate(conversations_per_second), shared, 0)]
+    while True:
         now, blocks, turn = heapq.heappop(upcoming)
         if not turn:
-            upcoming.append((now + chance.expovariate(PER_SECOND / 2), [*range(4)], 0))
+            upcoming.append((now + chance.expovariate(conversations_per_second), shared, 0))
         blocks = [*blocks, *itertools.islice(new, int(chance.lognormvariate(2.5, 1)) + 1)]
-        made.append(Request(now, len(blocks) * TOKENS_PER_BLOCK, ANSWER_TOKENS, tuple(blocks)))
+        yield Request(now, len(blocks) * TOKENS_PER_BLOCK, ANSWER_TOKENS, tuple(blocks))
         if chance.random() < (0.6 if turn else 0.3):
             upcoming.append((now + chance.lognormvariate(5.0, 1), blocks, turn + 1))
         heapq.heapify(upcoming)
-    return tuple(made)
 
 
 def few(capacity: int, seed: int = 1) -> tuple[Request, ...]:
