@@ -116,7 +116,7 @@ class HostWrites:
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
         reserved = self._store.puts.begin(
             self._namespace, window.keys, window.lengths, [None] * len(window.keys),
-            force=False, draining=False,
+            force=False,
         )  # fmt: skip
         try:
             yield from self._fill(reserved)

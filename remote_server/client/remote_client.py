@@ -322,6 +322,16 @@ class RemoteClient(OneServer):
         )
         return future
 
+    def record(
+        self, *, after: int | None = None, timeout_s: float = 1.0
+    ) -> "Future[protocol.Recorded]":
+        """Query the requests of all clients of this client's tenant, behind the one of number
+        `after`; None for none, only the number of the last one. The server remembers requests while
+        it is queried every few seconds. For `kvferry record`."""
+        future = future_of(protocol.Recorded)
+        self._loop.mailbox.submit(requests.record(future, after, _seconds(timeout_s)))
+        return future
+
     def clear(
         self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
     ) -> "Future[protocol.Cleared]":

@@ -224,6 +224,13 @@ def stats(future: "Future[protocol.StatsReply]", timeout_s: float, *, fingerprin
     return Ask(Op.STATS, lambda _: [build], fits, _resolve(future, _first), timeout_s)
 
 
+def record(future: "Future[protocol.Recorded]", after: int | None, timeout_s: float) -> Ask:
+    """`future` receives the requests behind number `after`."""
+    build = partial(protocol.Record, after=after)
+    fits = _is(protocol.Recorded)
+    return Ask(Op.RECORD, lambda _: [build], fits, _resolve(future, _first), timeout_s)
+
+
 def clear(
     future: "Future[protocol.Cleared]",
     namespace: str | None,

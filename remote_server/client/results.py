@@ -18,6 +18,7 @@ class Op(StrEnum):
     HELLO = auto()
     LOOKUP = auto()
     LOCATE = auto()
+    RECORD = auto()
     TOUCH = auto()
     STATS = auto()
     CLEAR = auto()

@@ -81,13 +81,14 @@ def decode_request(header: bytes | memoryview) -> Request:
     if isinstance(request, _WITH_KEYS):
         on_wire: object = request.keys
         if isinstance(on_wire, bytes):
-            return msgspec.structs.replace(request, keys=_cut_keys(on_wire, request.key_bytes))
+            return msgspec.structs.replace(request, keys=cut_keys(on_wire, request.key_bytes))
         if request.key_bytes:
             raise RemoteProtocolError("key_bytes without one binary of keys")
     return request
 
 
-def _cut_keys(packed: bytes, key_bytes: int) -> list[bytes]:
+def cut_keys(packed: bytes, key_bytes: int) -> list[bytes]:
+    """The keys of this length in one binary. Raises `RemoteProtocolError`."""
     if not key_bytes:
         raise RemoteProtocolError("one binary of keys without key_bytes")
     number, rest = divmod(len(packed), key_bytes)

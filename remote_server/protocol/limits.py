@@ -198,6 +198,7 @@ class Declined(StrEnum):
     WITHDRAWN = auto()  # shared memory: the sender withdrew its rows while they were being read
     QUOTA = auto()  # its namespace is at its quota, and everything in it is pinned
     UNLIKELY = auto()  # all blocks that it could replace are likelier to be wanted again
+    RECORDED = auto()  # the server stores nothing: it only records what is asked for
 
 
 class ErrorCode(StrEnum):

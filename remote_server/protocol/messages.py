@@ -86,6 +86,14 @@ class Locate(Message, frozen=True, tag="locate"):
     key_bytes: KeyBytes = 0
 
 
+class Record(Message, frozen=True, tag="record"):
+    """Query the requests of the sender's tenant behind the one of number `after`; without it none,
+    only the number of the last one. The server remembers requests while such queries come. For
+    `kvferry record`; any namespace, declared or not."""
+
+    after: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+
+
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rows of a put that the server copies from the sender's region.
 
@@ -223,6 +231,7 @@ class Clear(Message, frozen=True, tag="clear"):
 
 Request = (
     Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep | OpenLane | Locate
+    | Record
 )  # fmt: skip
 
 
@@ -275,6 +284,42 @@ class Located(_Reply, frozen=True, tag="located"):
 
     tiers: list[ShortText]
     namespaces: dict[Namespace, bytes]
+
+
+class RecordedRequest(msgspec.Struct, array_like=True, frozen=True):
+    """One request as it came: its kind is "lookup", "put" or "get".
+
+    `states` are those of a lookup's keys, as in its reply. Of a get there is only the last key.
+    """
+
+    kind: str
+    at_s: float
+    """By the server's clock."""
+    namespace: Namespace
+    block_bytes: Annotated[int, Meta(ge=0, le=MAX_FRAME_BYTES)]
+    """The size of a block that the namespace's clients declared; 0: none has."""
+    keys: bytes
+    """All of them, one behind the other."""
+    key_bytes: KeyBytes
+    """The length of each."""
+    chain: Chain
+    states: bytes
+
+
+class Recorded(_Reply, frozen=True, tag="recorded"):
+    """Requests in the order in which they came, the last of which has the number `last`; `more` are
+    there already. `lost` are those behind `after` that the server does not remember any more.
+
+    `recording` is another number when the server has remembered nothing for a time, because no
+    query came. `now_s` is its clock.
+    """
+
+    recording: int
+    now_s: float
+    last: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    lost: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    more: bool = False
+    requests: list[RecordedRequest] = []
 
 
 class Stored(_Reply, frozen=True, tag="stored"):
@@ -425,5 +470,5 @@ class Error(_Reply, frozen=True, tag="error"):
 
 Reply = (
     Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
-    | Kept | LaneOpened | Located
+    | Kept | LaneOpened | Located | Recorded
 )  # fmt: skip

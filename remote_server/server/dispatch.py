@@ -8,7 +8,7 @@ from time import monotonic
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.plain_text import FewLines
-from remote_server.protocol import ErrorCode
+from remote_server.protocol import Declined, ErrorCode
 from remote_server.server import get, put
 from remote_server.server.auth import PeerCheck, check_hello
 from remote_server.server.copier import Copier, Uncopied, VerifyJob
@@ -27,6 +27,7 @@ from remote_server.server.outgoing import (
 )
 from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
+from remote_server.server.recording import Recorder
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import Stream
 from remote_server.store.gets import KeyStates
@@ -80,13 +81,16 @@ class Handlers:
         name: str = "",
         lanes: ServerLanes | None = None,
         guard: Guard | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`local_socket` is the address at which clients that know `local_secret` attach regions;
         empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
         `server_counters` are shown beside those of `store`. `later` queues the remaining
         steps of a request that waited for the disk; without it they run at once. `bucket` is
         called for the state of the bucket. `name` is the server's. `guard` counts the requests that
-        fail by a fault of the server."""
+        fail by a fault of the server. `recorder` remembers requests while a client asks for
+        them."""
+        self.recorder = recorder or Recorder(clock)
         self._guard = guard or Guard()
         self._bucket = bucket
         self._clock = clock
@@ -96,6 +100,8 @@ class Handlers:
         self._prefixes = prefixes
         self._server_counters = server_counters
         self.draining = False
+        self.stores = True
+        """False: no put is kept, and lookups find nothing."""
         self._regions = regions
         self._local_socket = local_socket
         self._store = store
@@ -135,6 +141,7 @@ class Handlers:
             protocol.Release: self._release,
             protocol.OpenLane: self._open_lane,
             protocol.Locate: self._locate,
+            protocol.Record: self._record,
         }
 
     def counters(self) -> dict[str, int]:
@@ -254,6 +261,10 @@ class Handlers:
         found = yield from self._store.gets.lookup_in_steps(
             request.namespace, request.keys, request.chain, request.hint, explain=request.explain
         )
+        if self.recorder.recording is not None and not request.explain:
+            self.recorder.add(
+                "lookup", request.namespace, request.keys, request.chain, found.states
+            )
         self._found(client, request, found)
 
     def _found(self, client: bytes, request: protocol.Lookup, found: KeyStates) -> None:
@@ -295,6 +306,8 @@ class Handlers:
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
+        if self.recorder.recording is not None:
+            self.recorder.add("put", request.namespace, request.keys, request.chain)
         if request.lane:
             return self._put_on_lane(client, request, payload)
         source: Source
@@ -302,18 +315,26 @@ class Handlers:
             source = Rows(self.shared_puts, request, request.shared)
         else:
             source = Frames(self._frame_puts, client, request, payload)
-        return Put(self._puts, client, request, source, draining=self.draining).steps()
+        return Put(self._puts, client, request, source, declines=self._declines).steps()
+
+    @property
+    def _declines(self) -> Declined | None:
+        if self.draining:
+            return Declined.DRAINING
+        return None if self.stores else Declined.RECORDED
 
     def _put_on_lane(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
         """None: it waits for room."""
         source = LaneBlocks(self._lane_puts, client, request, payload)
-        steps = Put(self._puts, client, request, source, draining=self.draining).steps()
+        steps = Put(self._puts, client, request, source, declines=self._declines).steps()
         waits = source.waits(partial(self._go_on_later, client, request.request_id, steps))
         return None if waits else steps
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
+        if self.recorder.recording is not None:
+            self.recorder.add("get", request.namespace, request.keys[-1:])
         times = self.times_of(request) if request.timed else None
         if request.lane:
             return LaneGet(self._gets, client, request, times, self._lanes).steps()
@@ -391,6 +412,9 @@ class Handlers:
     ) -> None:
         epoch = self._store.epoch
         self._reply(client, self._lanes.announce(request.request_id, epoch, self._tenant, client))
+
+    def _record(self, client: bytes, request: protocol.Record, _: Sequence[memoryview]) -> None:
+        self._reply(client, self.recorder.answer(request, self._store.epoch))
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 

@@ -110,7 +110,7 @@ class Put(Transfer):
     """
 
     __slots__ = (
-        "_draining", "_is_replied", "_keeps", "_num_filling", "_num_open", "_puts", "_reason",
+        "_declines", "_is_replied", "_keeps", "_num_filling", "_num_open", "_puts", "_reason",
         "_request", "_source", "_to_fill", "_verdicts", "_why", "num_bytes", "parts",
     )  # fmt: skip
 
@@ -121,13 +121,14 @@ class Put(Transfer):
         request: protocol.Put,
         source: Source,
         *,
-        draining: bool,
+        declines: Declined | None,
     ) -> None:
+        """`declines` is why none of its blocks is kept, if none is."""
         super().__init__(client, request.request_id, PutState.RESERVING, puts.in_state)
         self._puts = puts
         self._request = request
         self._source = source
-        self._draining = draining
+        self._declines = declines
         self.num_bytes = sum(request.lengths)
         """By the request, blocks that are not written included."""
         self.parts: list[Reserved] = []
@@ -246,7 +247,7 @@ class Put(Transfer):
     ) -> None:
         part = self._puts.store.puts.begin(
             self._request.namespace, keys, lengths, checksums,
-            force=self._request.force, draining=self._draining, seen=seen,
+            force=self._request.force, declines=self._declines, seen=seen,
             chain=chain,
         )  # fmt: skip
         self.parts.append(part)

@@ -26,6 +26,7 @@ from remote_server.server.lanes import ServerLanes
 from remote_server.server.leases import Leases, Regions
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
+from remote_server.server.recording import Recorder
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
@@ -124,6 +125,7 @@ class Tenant:
             tenant=config.name, prefixes=config.prefixes, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
             bucket=self._bucket_stats, name=server_config.name, lanes=lanes, guard=guard,
+            recorder=Recorder(clock, self._declared_bytes),
         )  # fmt: skip
 
     @property
@@ -163,11 +165,16 @@ class Tenant:
             "namespaces": self.store.namespaces.text_bytes,
             "puts": self.handlers.uncopied.total,
             "eviction": self.learner.num_bytes if self.learner is not None else 0,
+            "recording": self.handlers.recorder.num_bytes,
         }
         for way in self.store.tier_stack.below:
             if isinstance(way, PackWriter):
                 known["packs"] = way.num_bytes
         return known
+
+    def _declared_bytes(self, namespace: str) -> int:
+        known = self.store.namespaces.known.get(namespace)
+        return 0 if known is None else known.block_bytes
 
     def full_name(self, namespace: str) -> str:
         """`namespace`, made unique among all tenants."""
@@ -268,6 +275,8 @@ class Tenant:
             more |= run(f"{label}unpinning", self.send_queues.release, False)
         if self.handlers.lane_room.is_waited_for:
             more |= run(f"{label}beginning puts", self.handlers.lane_room.begin_some, False)
+        if self.handlers.recorder.recording is not None:
+            run(f"{label}ending a recording", self.handlers.recorder.expire, None)
         if self.regions.leases:
             run(f"{label}ending leases", self.regions.expire_leases, None)
         if self.bucket is not None:

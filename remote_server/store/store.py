@@ -30,6 +30,7 @@ COUNTERS = (
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
     "put_declined_withdrawn", "put_declined_quota", "put_declined_unlikely",
+    "put_declined_recorded",
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "lane_bytes_in", "lane_bytes_out",
     "lane_puts_waited",
@@ -218,14 +219,15 @@ class Puts:
         checksums: Sequence[int | None],
         *,
         force: bool,
-        draining: bool,
+        declines: Declined | None = None,
         seen: set[bytes] | None = None,
         chain: Sequence[Stretch] = (),
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared.
 
-        `chain` has the stretches of all keys, or none. `seen` has the keys that earlier steps of
-        the same put reserved; these keys are added to it.
+        `declines` is why no block is kept, if none is. `chain` has the stretches of all keys, or
+        none. `seen` has the keys that earlier steps of the same put reserved; these keys are added
+        to it.
         """
         self._tier_stack.expire(namespace, keys)
         all_keys = keys
@@ -234,15 +236,15 @@ class Puts:
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))
         repeated = len(set(keys)) < len(keys) or (seen and not seen.isdisjoint(keys))
-        if any(states) or draining or repeated:
-            outcomes = _outcomes(keys, states, seen or set(), force=force, draining=draining)
+        if any(states) or declines or repeated:
+            outcomes = _outcomes(keys, states, seen or set(), force=force, declines=declines)
             indices = [index for index, outcome in enumerate(outcomes) if outcome in _TO_WRITE]
             keys = [keys[index] for index in indices]
             lengths = [lengths[index] for index in indices]
             checksums = [checksums[index] for index in indices]
             chain = select(chain, indices)
-            if declined := outcomes.count(PutOutcome.DECLINED):
-                reasons[Declined.DRAINING] = declined
+            if declines and (declined := outcomes.count(PutOutcome.DECLINED)):
+                reasons[declines] = declined
         if seen is not None:
             seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
@@ -307,7 +309,12 @@ class Puts:
 
 
 def _outcomes(
-    keys: Sequence[bytes], states: bytes, earlier: set[bytes], *, force: bool, draining: bool
+    keys: Sequence[bytes],
+    states: bytes,
+    earlier: set[bytes],
+    *,
+    force: bool,
+    declines: Declined | None,
 ) -> bytearray:
     """The outcome of each key of a put, if there is room. `earlier` keys came before in it."""
     outcomes = bytearray()
@@ -317,7 +324,7 @@ def _outcomes(
             outcome = PutOutcome.DUPLICATE
         elif state and not force:
             outcome = PutOutcome.EXISTED
-        elif draining:
+        elif declines:
             outcome = PutOutcome.DECLINED
         else:
             outcome = PutOutcome.FORCED if state else PutOutcome.CREATED

@@ -58,6 +58,8 @@ from remote_server.protocol import (
     OpenLane,
     Put,
     PutOutcome,
+    Record,
+    Recorded,
     Release,
     Stats,
     StatsReply,
@@ -414,6 +416,8 @@ class FakeServer:
                     self.send(asked, *self.blocks_for(asked, indices, more=more))
             case Locate():
                 self.send(asked, Located(tiers=["memory"], namespaces={}, **about))
+            case Record():
+                self.send(asked, Recorded(recording=1, now_s=0.0, last=0, **about))
             case Touch():
                 self.send(asked, Touched(touched=len(message.keys), **about))
             case Keep():

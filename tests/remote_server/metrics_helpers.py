@@ -28,8 +28,8 @@ LEARNED = EvictionStats(
     within_s=[60.0, 300.0], returns={"turn 1": [0.125, 0.25], "alone": [0.0, 0.5]},
 )  # fmt: skip
 BUCKETS = len(BOUNDS_S) + 1
-OPERATIONS = ("hello", "lookup", "locate", "put", "get", "stream", "touch", "verify", "stats",
-              "clear", "keep", "open_lane", "put_shared", "get_shared", "put_lane",
+OPERATIONS = ("hello", "lookup", "locate", "record", "put", "get", "stream", "touch", "verify",
+              "stats", "clear", "keep", "open_lane", "put_shared", "get_shared", "put_lane",
               "get_lane")  # fmt: skip
 
 

@@ -115,7 +115,8 @@ TYPES = (
     "hello", "lookup", "put", "get", "touch", "verify", "stats", "clear", "put_shared",
     "get_shared", "release", "keep", "kept", "welcome", "found", "stored", "got", "blocks",
     "leased", "touched",
-    "verified", "stats_reply", "cleared", "error", "attach", "attached", "not_attached", "",
+    "verified", "stats_reply", "cleared", "error", "attach", "attached", "not_attached", "record",
+    "recorded", "",
 )  # fmt: skip
 
 

@@ -29,6 +29,9 @@ from remote_server.protocol import (
     Lookup,
     Put,
     PutOutcome,
+    Record,
+    Recorded,
+    RecordedRequest,
     Reply,
     Request,
     ServerLoad,
@@ -147,6 +150,23 @@ GOLDEN = [
         "86a474797065a66c6f6f6b7570a96e616d657370616365a16ea46b65797391c40161a5636861696e"
         "919701000010ffc200a468696e7492c3cb4072c00000000000aa726571756573745f69640a",
     ),
+    (
+        Record(request_id=11, after=7),
+        "83a474797065a67265636f7264a5616674657207aa726571756573745f69640b",
+    ),
+    (
+        Recorded(
+            request_id=11, epoch="e", recording=1, now_s=2.5, last=8,
+            requests=[
+                RecordedRequest(
+                    "lookup", 1.5, "n", 4096, b"a0b1", 2, [Stretch(2, 0, 0, 16)], b"\2\0"
+                )
+            ],
+        ),
+        "87a474797065a87265636f72646564a565706f6368a165a97265636f7264696e6701a56e6f775f73"
+        "cb4004000000000000a46c61737408a872657175657374739198a66c6f6f6b7570cb3ff800000000"
+        "0000a16ecd1000c4046130623102919702000010ffc200c4020200aa726571756573745f69640b",
+    ),
 ]  # fmt: skip
 
 
@@ -220,7 +240,7 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
 PARTS = [
     SharedRows, LeaseRequest, Leased, BlockCopy, BucketStats, BucketCalls, Timings, ServerLoad,
-    EvictionStats, Hint,
+    EvictionStats, Hint, RecordedRequest,
 ]  # fmt: skip
 """Fields of messages that have fields themselves."""
 

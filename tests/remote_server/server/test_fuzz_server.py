@@ -24,6 +24,7 @@ from remote_server.protocol import (
     Leased,
     Lookup,
     Put,
+    Record,
     Release,
     Stats,
     Touch,
@@ -68,6 +69,7 @@ class Do(NamedTuple):
 KINDS = (
     "hello", "lookup", "put", "put", "put", "get", "get", "touch", "verify", "stats", "clear",
     "put_shared", "put_shared", "get_shared", "get_shared", "release", "keep",
+    "record",
 )  # fmt: skip
 clients = st.sampled_from(CLIENTS)
 says = st.builds(
@@ -133,6 +135,8 @@ class Conversation:
                 message = Keep(keep=bool(say.b % 4), **(named if say.a % 3 else about))
             case "verify":
                 message = Verify(**named)
+            case "record":
+                message = Record(request_id=self.request_id, after=say.a if say.b % 4 else None)
             case "stats":
                 message = Stats(request_id=self.request_id)
             case "clear":

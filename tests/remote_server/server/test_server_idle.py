@@ -36,7 +36,7 @@ def idle_server(now):
 
 def put(server, key: bytes):
     server.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK_BYTES))
-    reserved = server.store.puts.begin("ns", [key], [10], [0], force=False, draining=False)
+    reserved = server.store.puts.begin("ns", [key], [10], [0], force=False)
     server.store.puts.end(reserved, [True])
     return reserved.blocks[0]
 

@@ -109,9 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
             number = NUM_SLABS * (SLAB_BYTES // slot_bytes_for(block_bytes))
             names = [b"last %d" % each for each in range(number)]
             sums = [0] * number
-            reserved = self.store.puts.begin(
-                name, names, [block_bytes] * number, sums, force=False, draining=False
-            )
+            reserved = self.store.puts.begin(name, names, [block_bytes] * number, sums, force=False)
             assert len(reserved.blocks) == number, "a slot was lost"
             self.store.puts.end(reserved, [True] * number)
             self.store.tier_stack.check()
@@ -136,7 +134,8 @@ class StoreMachine(RuleBasedStateMachine):
         sources = [self.fresh(length) for length in lengths]
         sums = protocol.checksums(name, keys, sources)
         outcomes = self.outcomes(name, keys, force=force, draining=draining)
-        reserved = self.store.puts.begin(name, keys, lengths, sums, force=force, draining=draining)
+        declines = Declined.DRAINING if draining else None
+        reserved = self.store.puts.begin(name, keys, lengths, sums, force=force, declines=declines)
         writes = (PutOutcome.CREATED, PutOutcome.FORCED)
         indices = [i for i, outcome in enumerate(outcomes) if outcome in writes]
         gone = [

@@ -126,7 +126,7 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     store = Store(tier.tier, lambda: now, ttl_s=10.0)
     store.namespaces.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
-        reserved = store.puts.begin("ns", [name], [SMALL], [0], force=False, draining=False)
+        reserved = store.puts.begin("ns", [name], [SMALL], [0], force=False)
         store.puts.end(reserved, [True])
         now += 6.0
     assert to_end(store.pin("ns", None)) == (1, SMALL, 0)

@@ -24,11 +24,9 @@ def store():
     arena.close()
 
 
-def begin(store, *keys, force=False, draining=False):
+def begin(store, *keys, force=False):
     sums = [0] * len(keys)
-    return store.puts.begin(
-        "ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force, draining=draining
-    )
+    return store.puts.begin("ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force)
 
 
 def put(store, *keys, **how):
@@ -92,7 +90,7 @@ def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
 
 def test_a_namespace_has_one_block_size(store):
     store.namespaces.declare("ns", INFO)
-    reserved = store.puts.begin("ns", [b"k"], [1], [None], force=False, draining=False)
+    reserved = store.puts.begin("ns", [b"k"], [1], [None], force=False)
     for _ in ("being written", "readable"):
         with pytest.raises(RequestRefused, match="4096 bytes, not 8192") as caught:
             store.namespaces.declare("ns", NamespaceInfo(block_bytes=8192))

@@ -353,7 +353,7 @@ class Three:
     def put(self, number: int) -> None:
         key, data = b"%d" % number, data_of(number)
         reserved = self.store.puts.begin(
-            "ns", [key], [BLOCK], [protocol.checksum("ns", key, data)], force=False, draining=False
+            "ns", [key], [BLOCK], [protocol.checksum("ns", key, data)], force=False
         )
         self.memory.view(reserved.blocks[0])[:] = data
         self.store.puts.end(reserved, [True])
