@@ -291,6 +291,12 @@ _TENANTS_HEAD = """\
 
 def write_new(path: Path, text: str) -> None:
     """Write a file that must not exist yet, readable by its owner alone from the start."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
+    with open(create_new(path), "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def create_new(path: Path) -> int:
+    """The descriptor of a file that must not exist yet, readable by its owner alone from the
+    start."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)

@@ -22,6 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "why": "why an engine gets no hits: which setting differs",
         "doctor": "check this host, the bucket, the server and its engines",
         "bench": "the cache's speed beside raw sockets and a memory copy",
+        "record": "a trace of a server's requests that shows no prompt",
     },
     "change": {
         "clear": "remove the blocks of one namespace, or all",
