@@ -75,13 +75,14 @@ class Lines:
     def take(self, requests: Iterable[RecordedRequest]) -> None:
         """The next requests of the server. Raises `RemoteProtocolError`."""
         for request in requests:
-            keys = cut_keys(request.keys, request.key_bytes)
-            number = self._namespaces.setdefault(request.namespace, len(self._namespaces))
+            keys, known = cut_keys(request.keys, request.key_bytes), self._namespaces
             if request.kind == "get":
-                self._got(self._ids(number, keys), request.at_s)
+                if (number := known.get(request.namespace)) is not None:
+                    self._got(self._ids(number, keys), request.at_s)
             elif not request.chain or not request.block_bytes:
                 self.num_without_place += 1
             else:
+                number = known.setdefault(request.namespace, len(known))
                 self._placed(request, number, self._ids(number, keys))
 
     def due(self, now_s: float) -> Iterator[bytes]:

@@ -181,6 +181,13 @@ def test_requests_without_chain_fields_or_a_declared_size_are_counted_and_left_o
     assert (lines.num_without_place, len([*lines.rest()])) == (2, 1)
 
 
+def test_a_namespace_has_its_number_by_its_first_line():
+    silent = lookup([1], chain=[], namespace="silent")
+    read = request("get", [1], 0.0, namespace="read")
+    (line,) = written(silent, read, lookup([1], namespace="third"))
+    assert line["namespace"] == 0
+
+
 def test_counts_are_of_lookups_in_tokens():
     lines = Lines()
     wide = [Stretch(2, 0, 0, 64)]
