@@ -15,13 +15,14 @@ from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.models import MODELS
-from benchmarks.remote_kv_cache.replay import agent_sessions, fleet_model, trace_file
+from benchmarks.remote_kv_cache.replay import agent_sessions, fleet_model, recorded
 from benchmarks.remote_kv_cache.replay.fleet_model import FleetCounts, FleetModel, Run
 from benchmarks.remote_kv_cache.replay.progress import Progress
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request, TraceError
 from remote_server.fleet.placement import homes
 from remote_server.store.policies import LRU
+from remote_server.traces import Request, TraceError
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 MODULE = "benchmarks.remote_kv_cache.test_placement"
 
@@ -150,7 +151,7 @@ def name_lists(number: int, lists: int) -> Iterator[list[str]]:
 
 def _workloads(arguments: argparse.Namespace) -> Iterator[Workload]:
     if arguments.trace is not None:
-        requests = trace_file.read(arguments.trace, limit=arguments.requests)
+        requests = recorded.read(arguments.trace, limit=arguments.requests)
         yield Workload(CHAT, requests, fleet_model.runs_of(requests))
     if arguments.sessions:
         sizes = agent_sessions.Sizes(sessions=arguments.sessions)

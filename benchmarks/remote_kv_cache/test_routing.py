@@ -20,12 +20,13 @@ from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.models import MODELS
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.progress import Progress
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request, TraceError
 from benchmarks.routing import model
 from benchmarks.routing.model import Rooms, Served, Speeds
 from benchmarks.routing.rules import RULES, sessions_of
+from remote_server.traces import Request, TraceError
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.values import GiB
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parser().parse_args(argv)
     try:
-        requests = trace_file.read(arguments.trace, limit=arguments.requests)
+        requests = recorded.read(arguments.trace, limit=arguments.requests)
     except TraceError as error:
         print(f"{MODULE}: {error}", file=sys.stderr)
         return 2

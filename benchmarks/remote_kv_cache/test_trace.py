@@ -15,7 +15,7 @@ from benchmarks.harness import options
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.replay import flags, report, trace_file
+from benchmarks.remote_kv_cache.replay import flags, recorded, report
 from benchmarks.remote_kv_cache.replay.bucket_model import Shape, tails
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE
 from benchmarks.remote_kv_cache.replay.costs import PRICED
@@ -23,9 +23,10 @@ from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, withou
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE, Setting
 from benchmarks.remote_kv_cache.replay.progress import Progress
 from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, TraceError
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.sweep import Limits
+from remote_server.traces import Request, TraceError, distinct, longest
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 MODULE = "benchmarks.remote_kv_cache.test_trace"
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     record = Record.begin(MODULE, argv)
     study = Study(
         model, len(requests), sum(len(request.blocks) for request in requests),
-        trace_file.distinct(requests), without_limit(requests), {}, [],
+        distinct(requests), without_limit(requests), {}, [],
     )  # fmt: skip
     if arguments.bucket != ["none"]:
         study.bucket = BucketStudy(
@@ -135,12 +136,12 @@ def headline(study: Study, pool: int, arguments: argparse.Namespace) -> str:
 
 
 def settings_of(
-    arguments: argparse.Namespace, block_bytes: int, requests: Sequence[trace_file.Request]
+    arguments: argparse.Namespace, block_bytes: int, requests: Sequence[Request]
 ) -> list[Setting]:
     """Every replay to be made, in order. Raises `ConfigError` for a pool that is too small."""
     from benchmarks.remote_kv_cache.replay.replays import rounded
 
-    everything = trace_file.distinct(requests)
+    everything = distinct(requests)
     pool = _pool_of(arguments, block_bytes, requests)
     made: dict[Setting, None] = {}
     buckets = [flags.BUCKETS[name] for name in arguments.bucket]
@@ -167,23 +168,19 @@ def settings_of(
     return [*made]
 
 
-def _pool_of(
-    arguments: argparse.Namespace, block_bytes: int, requests: Sequence[trace_file.Request]
-) -> int:
+def _pool_of(arguments: argparse.Namespace, block_bytes: int, requests: Sequence[Request]) -> int:
     """Blocks of the pool. Raises `ConfigError` for one that is too small."""
-    longest = trace_file.longest(requests)
+    most = longest(requests)
     pool: int = arguments.pool // block_bytes
-    if pool < PUT_SHARE * longest:
+    if pool < PUT_SHARE * most:
         raise ConfigError(
-            f"--pool: {pool} blocks; the longest prompt has {longest}, and a quarter of the pool "
-            f"must hold it: {PUT_SHARE * longest * block_bytes / (1 << 30):.0f}GiB or more"
+            f"--pool: {pool} blocks; the longest prompt has {most}, and a quarter of the pool "
+            f"must hold it: {PUT_SHARE * most * block_bytes / (1 << 30):.0f}GiB or more"
         )
     return pool
 
 
-def _fleets(
-    arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[trace_file.Request]
-) -> int:
+def _fleets(arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[Request]) -> int:
     """The replays of `--servers`."""
     from benchmarks.remote_kv_cache.replay import fleet_report
 
@@ -205,7 +202,7 @@ def _fleets(
 
 
 def _one_level(
-    arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[trace_file.Request]
+    arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[Request]
 ) -> int:
     """The replays of `--eviction`."""
     from benchmarks.remote_kv_cache.replay import one_level_report as of
@@ -251,11 +248,11 @@ def _workloads(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return options.finish(record, runner)
 
 
-def _requests_of(arguments: argparse.Namespace) -> tuple[trace_file.Request, ...]:
+def _requests_of(arguments: argparse.Namespace) -> tuple[Request, ...]:
     """Of the trace; none for a workload, which is made for each capacity."""
     if arguments.trace is None:
         return ()
-    return trace_file.read(
+    return recorded.read(
         arguments.trace, partial_blocks=arguments.partial_blocks, limit=arguments.requests
     )
 

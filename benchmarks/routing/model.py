@@ -14,10 +14,11 @@ from itertools import count
 from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.routing.rules import Prompt, Rule
 from examples.scorer import Engine
 from remote_server.store.policies import LRU
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 ENGINE, POOL, SERVER = "engine", "pool", "server"
 _MEDIA = {ENGINE: "GPU", POOL: "CPU"}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.engine.session import wait_until_readable
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.routing.rules import RULES, Prompt, Rule, sessions_of
 from examples import tiny_model
 from examples.engine import VllmServer
@@ -24,6 +23,7 @@ from examples.processes import RemoteServer, free_port
 from examples.scorer import Engine, on_servers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.fleet.locator import Locator
+from remote_server.traces import Request
 from remote_server.values import GiB, MiB
 
 MODEL = "wide"

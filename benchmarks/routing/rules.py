@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from examples.scorer import Engine, choose
+from remote_server.traces import Request
 
 ROUND_ROBIN, STICKY, EVENTS, LOCATE = "round robin", "sticky sessions", "events", "locate"
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
-from benchmarks.remote_kv_cache.replay.trace_file import Request as Prompt
 from benchmarks.storage_workload.entries import TraceEntry
 from benchmarks.storage_workload.requests import Request
 from benchmarks.storage_workload.samples import RequestSample
+from remote_server.traces import Request as Prompt
 
 
 def beside(recorded: Sequence[Request], answered: Sequence[RequestSample]) -> dict[str, Any] | None:

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.storage_workload.entries import Entry, Kind, TraceEntry
 from benchmarks.storage_workload.personas import QOS_BY_NAME
 from benchmarks.storage_workload.requests import Request
 from remote_server.errors import ConfigError
+from remote_server.traces import TraceError
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
-MOONCAKE_BLOCK_TOKENS = trace_file.TOKENS_PER_BLOCK
+MOONCAKE_BLOCK_TOKENS = TOKENS_PER_BLOCK
 
 BURST_USERS = 1000
 BURST_INTERVAL_S = 0.010
@@ -56,11 +58,11 @@ class TraceSource:
 def read_mooncake(path: Path) -> TraceSource:
     """Each prompt is its full blocks; blocks not found are new. Raises `ConfigError`."""
     try:
-        recorded = trace_file.read(path)
-    except trace_file.TraceError as error:
+        prompts = recorded.read(path)
+    except TraceError as error:
         raise ConfigError(f"mooncake_trace: {error}") from None
     groups = []
-    for number, prompt in enumerate(recorded):
+    for number, prompt in enumerate(prompts):
         request = _request(number, number, prompt.output_tokens, prompt.arrival_s)
         prefix = TraceEntry(prompt.blocks, prompt.input_tokens)
         groups.append([request._replace(prefix=(prefix,))])
@@ -105,11 +107,11 @@ def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
     an answer is a turn, and the earlier questions are the beginning of its prompt. Ids are not
     needed, other roles are ignored, and a null text is empty. Raises `ConfigError`."""
     groups: list[list[Request]] = []
-    for number, recorded in enumerate(_conversations(path), 1):
+    for number, talk in enumerate(_conversations(path), 1):
         if len(groups) == max_conversations:
             break
         try:
-            conversation = _conversation(len(groups), recorded["conversations"])
+            conversation = _conversation(len(groups), talk["conversations"])
         except (KeyError, TypeError):
             raise ConfigError(
                 f"dataset_path: {path}, conversation {number} is not "

@@ -10,7 +10,7 @@ from test_trace_replay import prompts
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_placement as placement_benchmark
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.fleet_model import (
     FleetCounts,
     FleetModel,
@@ -21,8 +21,8 @@ from benchmarks.remote_kv_cache.replay.fleet_model import (
 )
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.store.policies import LRU
+from remote_server.traces import Request
 
 FOUR = ("a", "b", "c", "d")
 RUNS_OF_12 = [0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
@@ -53,7 +53,7 @@ def fleet_for(
 
 
 def conversations(tmp_path, requests: int = 300) -> tuple[Request, ...]:
-    return trace_file.read(write(tmp_path / "trace.jsonl", requests))
+    return recorded.read(write(tmp_path / "trace.jsonl", requests))
 
 
 def after(requests: Sequence[Request], fleet: FleetModel) -> FleetCounts:

@@ -6,16 +6,17 @@ import pytest
 from synthetic_trace import write
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import fleet_model, fleet_report, trace_file
+from benchmarks.remote_kv_cache.replay import fleet_model, fleet_report, recorded
 from benchmarks.remote_kv_cache.replay.fleet_replays import Event, FleetPoint, FleetSetting, replay
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
 from benchmarks.simulated.tiered_pool import key_of
+from remote_server.traces import distinct
 
 POOL = 96
 
 
 def conversations(tmp_path, requests: int = 100):
-    return trace_file.read(write(tmp_path / "trace.jsonl", requests))
+    return recorded.read(write(tmp_path / "trace.jsonl", requests))
 
 
 def point_of(requests, kind: str, servers: int, event: Event = Event.NONE, **more) -> FleetPoint:
@@ -36,7 +37,7 @@ def test_a_fleet_with_room_finds_what_is_counted(tmp_path, servers):
     point = point_of(requests, "store", servers)
     assert point.hits == without_limit(requests)
     assert point.remarks == {}
-    assert sum(point.stored.values()) == trace_file.distinct(requests)
+    assert sum(point.stored.values()) == distinct(requests)
     assert len(point.stored) == servers and min(point.stored.values()) > 0
     assert point.stored_to_mean >= 1 <= point.read_to_mean
 

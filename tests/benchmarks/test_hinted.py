@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.conversations import conversations
 from benchmarks.remote_kv_cache.replay.hints import hints, returns_after, some_hints
 from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of, replay
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.protocol import Hint
+from remote_server.traces import Request
 
 CAPACITY = 2000
 TRACE = os.environ.get("KVFERRY_TRACE", "")
@@ -112,7 +112,7 @@ PROMISED = [
     ("hinting", "gib", "least"), [(how, *each) for how, found in PROMISED for each in found]
 )
 def test_hinted_conversations_are_found_as_promised(hinting, gib, least):
-    requests = trace_file.read(Path(TRACE))
+    requests = recorded.read(Path(TRACE))
     made = hinting(requests, 0.9, (300,))
     result = replay(requests, int(gib * BLOCKS_A_GIB), "learned", made)
     assert result.found_percent >= least

@@ -7,12 +7,12 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.one_level import replay
 from benchmarks.remote_kv_cache.replay.shifting import SHIFTING
-from benchmarks.remote_kv_cache.replay.trace_file import check_tree
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.store.eviction import hazard, learner, policy
+from remote_server.traces import check_tree
 
 MADE = WORKLOADS | SHIFTING
 CAPACITY = 3510
@@ -86,7 +86,7 @@ def test_a_sabotaged_rule_costs_at_most_a_point_and_a_half(name, size, monkeypat
 def test_conversations_are_found_as_promised(capacity, least, seed, monkeypatch):
     for module in (learner, policy):
         monkeypatch.setattr(module, "SEED", seed)
-    result = replay(trace_file.read(Path(TRACE)), capacity, "learned")
+    result = replay(recorded.read(Path(TRACE)), capacity, "learned")
     assert result.found_percent >= least
     assert result.written_percent <= 45 or capacity > CAPACITY
 

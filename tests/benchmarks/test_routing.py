@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.routing import model
 from benchmarks.routing.model import Rooms, Served, Speeds, VirtualEngine
 from benchmarks.routing.rules import EVENTS, LOCATE, ROUND_ROBIN, RULES, STICKY, sessions_of
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 BLOCK_S = 1.0
 """Of computing one."""

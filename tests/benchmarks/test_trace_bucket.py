@@ -8,7 +8,7 @@ from test_trace_replay import prompts, replayed
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.bucket_model import (
     BucketModel,
     BucketWatch,
@@ -22,6 +22,7 @@ from benchmarks.remote_kv_cache.replay.points import BucketUse, Found, Setting, 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import LRU, Admit
+from remote_server.traces import Request
 
 WHOLE = Shape(token_bytes=1024, row_tokens=64, pack_bytes=16 << 20)
 """Packs of 1,024 tokens: two blocks of a trace."""
@@ -76,7 +77,7 @@ def test_a_block_behind_another_prompts_tail_is_lost_to_the_tail():
 @pytest.mark.parametrize("shape", [WHOLE, QUARTER])
 @pytest.mark.parametrize("admit", Admit)
 def test_what_is_found_and_what_is_lost_is_all_that_unlimited_memory_finds(tmp_path, shape, admit):
-    requests = trace_file.read(write(tmp_path / "trace.jsonl", 300))
+    requests = recorded.read(write(tmp_path / "trace.jsonl", 300))
     model = ServerModel(20, 30, LRU)
     model.bucket = bucket = BucketModel(shape, admit, Limits(), model.is_above)
     watch = BucketWatch(bucket)
@@ -102,7 +103,7 @@ def test_tails_are_the_rows_behind_the_last_whole_pack():
     assert tails(requests, QUARTER) == (1024 + 40 * 64, 0)
 
 
-def replace_tokens(tokens: int) -> trace_file.Request:
+def replace_tokens(tokens: int) -> Request:
     (request,) = prompts("a")
     return request._replace(input_tokens=tokens)
 

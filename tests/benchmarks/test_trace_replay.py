@@ -11,18 +11,18 @@ from synthetic_trace import write
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import progress, trace_file
+from benchmarks.remote_kv_cache.replay import progress, recorded
 from benchmarks.remote_kv_cache.replay.candidates import POLICIES
 from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require_size
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
 from benchmarks.simulated.tiered_pool import TieredPool
 from remote_server.errors import ConfigError
 from remote_server.store.policies import LRU
 from remote_server.store.slabs import Slabs
+from remote_server.traces import Request, distinct
 
 
 def prompts(*paths: str) -> tuple[Request, ...]:
@@ -46,67 +46,20 @@ def random_prompts(
     )
 
 
-def test_a_gzipped_trace_is_the_same_trace_and_a_block_that_is_not_full_is_left_out(tmp_path):
-    plain = trace_file.read(write(tmp_path / "trace.jsonl", 50))
-    assert trace_file.read(write(tmp_path / "trace.jsonl.gz", 50)) == plain
-    assert len(plain) == 50
-    assert all(len(each.blocks) == each.input_tokens // 512 for each in plain)
-    published = trace_file.read(tmp_path / "trace.jsonl", partial_blocks=True)
-    assert any(len(each.blocks) > each.input_tokens // 512 for each in published)
-    assert all(len(each.blocks) == -(-each.input_tokens // 512) for each in published)
-    assert trace_file.read(tmp_path / "trace.jsonl.gz", limit=7) == plain[:7]
-    assert plain[-1].arrival_s == 48.0
-
-
-@pytest.mark.parametrize("begin", [b"\xef\xbb\xbf", b""], ids=["BOM", "none"])
-@pytest.mark.parametrize("end", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
-def test_the_marks_of_an_editor_change_nothing(tmp_path, begin, end):
-    plain = write(tmp_path / "trace.jsonl", 20)
-    edited = tmp_path / "edited.jsonl"
-    edited.write_bytes(begin + plain.read_bytes().replace(b"\n", end))
-    assert trace_file.read(edited) == trace_file.read(plain)
-
-
-def test_lines_that_run_backwards_in_time_are_put_in_order_and_counted(tmp_path, caplog):
-    plain = write(tmp_path / "trace.jsonl", 20)
-    first, *others = plain.read_text().splitlines()
-    mixed = tmp_path / "mixed.jsonl"
-    mixed.write_text("\n".join([*others[:5], first, *others[5:]]) + "\n")
-    in_order = trace_file.read(plain)
-    assert not caplog.records
-    assert sorted(trace_file.read(mixed)) == sorted(in_order)
-    assert [one.arrival_s for one in trace_file.read(mixed)] == [one.arrival_s for one in in_order]
-    assert "1 lines are earlier" in caplog.text and "line 6" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("second_line", "says"),
-    [
-        ('{"timestamp": 0, "input_length": 512}', "line 2: .*output_length"),
-        ("{", "line 2"),
-        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [7]}', "line 2: "
-         "input_length 600 is 2 blocks"),
-        ('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [5, 2]}',
-         "block 2 follows 1 and also 5"),
-        ('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 1]}',
-         "block 1 follows None and also 1"),
-    ],
-)  # fmt: skip
-def test_what_is_no_trace_is_refused_with_its_line(tmp_path, second_line, says):
-    good = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}'
+def test_the_benchmarks_model_larger_blocks_of_a_trace_of_small_ones(tmp_path, caplog):
     path = tmp_path / "trace.jsonl"
-    path.write_text(f"{good}\n{second_line}\n")
-    with pytest.raises(TraceError, match=says):
-        trace_file.read(path)
-
-
-def test_a_truncated_archive_and_an_empty_file_are_refused(tmp_path):
-    whole = write(tmp_path / "trace.gz").read_bytes()
-    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "empty").write_bytes(b"\n")
-    for name in ("cut.gz", "empty", "missing"):
-        with pytest.raises(TraceError, match=name):
-            trace_file.read(tmp_path / name)
+    turns = [(0, 1100), (9, 2048), (1, 0)]
+    path.write_text("".join(
+        json.dumps({
+            "timestamp": second, "input_length": tokens, "output_length": 1, "chat_id": 1,
+            "hash_ids": [*range(-(-tokens // 16))],
+        }) + "\n"
+        for second, tokens in turns
+    ))  # fmt: skip
+    first, empty, second = recorded.read(path)
+    assert len(first.blocks) == 2 and first.blocks == second.blocks[:2] and len(second.blocks) == 4
+    assert not empty.blocks
+    assert "earlier than the line before" in caplog.text
 
 
 def best_of_all(requests: tuple[Request, ...], capacity: int) -> int:
@@ -202,8 +155,8 @@ def replayed(requests, model, *, pool=64, eviction="lru", **more):
 
 @pytest.mark.parametrize("eviction", ["lru", "arc"])
 def test_with_room_for_everything_a_replay_finds_what_is_counted_over_the_trace(tmp_path, eviction):
-    requests = trace_file.read(write(tmp_path / "trace.jsonl", 200))
-    model = ServerModel(trace_file.distinct(requests), 0, LRU)
+    requests = recorded.read(write(tmp_path / "trace.jsonl", 200))
+    model = ServerModel(distinct(requests), 0, LRU)
     pool, replay = replayed(requests, model, pool=96, eviction=eviction)
     found = replay.run(requests)
     pool.check()

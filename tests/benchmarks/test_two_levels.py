@@ -6,18 +6,18 @@ import pytest
 from synthetic_trace import write
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.driver import Replay
 from benchmarks.remote_kv_cache.replay.learned_model import LearnedServer
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
 from benchmarks.remote_kv_cache.replay.points import Found
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.remote_kv_cache.replay.workloads import loop, scan
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
 from kv_connector.backfill import REST_S
 from remote_server.store.policies import LRU
+from remote_server.traces import Request, distinct
 
 
 def behind_a_pool(
@@ -35,9 +35,9 @@ def behind_a_pool(
 
 @pytest.mark.parametrize("disk", [0, 1000])
 def test_with_room_for_everything_it_finds_what_is_counted_over_the_trace(tmp_path, disk):
-    requests = trace_file.read(write(tmp_path / "trace.jsonl", 200))
-    memory = 50 if disk else trace_file.distinct(requests)
-    server = LearnedServer(memory, disk and trace_file.distinct(requests))
+    requests = recorded.read(write(tmp_path / "trace.jsonl", 200))
+    memory = 50 if disk else distinct(requests)
+    server = LearnedServer(memory, disk and distinct(requests))
     found = behind_a_pool(requests, server, rows=96)
     assert found.hits == without_limit(requests)
     assert found.from_pool > 0

@@ -51,7 +51,8 @@ BELOW = {
     "fleet": {"protocol", "shm", "client"},
     "server": {"protocol", "native", "shm", "store"},
     "admin": {"protocol", "shm", "store", "server"},
-    "cli": {"protocol", "native", "shm", "store", "server", "admin", "client", "fleet"},
+    "traces": {"protocol", "native", "shm", "store"},
+    "cli": {"protocol", "native", "shm", "store", "server", "admin", "client", "fleet", "traces"},
 }  # fmt: skip
 """Of each package of `remote_server`, the packages it may import. Files beside them import none,
 but for `__main__`, which runs a command."""

@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 SECONDS = 3600.0
 """The duration in which sessions begin."""

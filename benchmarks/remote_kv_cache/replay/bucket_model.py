@@ -10,13 +10,14 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from remote_server.protocol import Stretch
 from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
 from remote_server.store.bucket.names import ABSENT_S
 from remote_server.store.bucket.packs import Group, packs_in, rows_per_pack
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import Admit
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 
 class Lost(StrEnum):

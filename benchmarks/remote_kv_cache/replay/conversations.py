@@ -3,7 +3,8 @@ pause. All begin with the same block."""
 
 import random
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 CONVERSATIONS = 3_000
 EVERY_S = 0.6

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.remote_kv_cache.replay.points import Found
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.simulated.tiered_pool import Prompt, TieredPool, key_of
+from remote_server.traces import Request
 
 PAUSE_S = 0.0002
 """A pause after a step in which no request ended: most wait for a reply, and the client's thread

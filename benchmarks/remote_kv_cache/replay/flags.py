@@ -10,8 +10,8 @@ from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, LEARNED, POLI
 from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
 from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, STORE, WIRE
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
 from remote_server.store.policies import Admit
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 ALL = "all"
 BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}

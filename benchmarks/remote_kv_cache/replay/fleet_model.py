@@ -11,9 +11,10 @@ from math import inf
 from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from remote_server.fleet.server import MOST_DOUBLINGS
 from remote_server.runs import FIRST_RUN_TOKENS, run_of
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 Homes = Callable[[Sequence[str], str, bytes], tuple[int, int]]
 """The two servers of a run: their places in the list of names, by namespace and anchor. Both are

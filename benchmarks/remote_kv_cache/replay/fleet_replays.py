@@ -21,11 +21,12 @@ from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from benchmarks.remote_kv_cache.replay.replays import PATIENT, OnProgress, remarks_of
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request, distinct
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier
 from kv_connector.remote_tier import RemoteTier
 from remote_server.fleet.placement import homes
 from remote_server.store.policies import LRU
+from remote_server.traces import Request, distinct
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 NAMESPACE = "trace"
 PATIENCE_S = 20.0

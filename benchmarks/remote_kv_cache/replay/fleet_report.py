@@ -13,7 +13,7 @@ from benchmarks.remote_kv_cache.replay.fleet_replays import Event, FleetPoint, F
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from benchmarks.remote_kv_cache.replay.progress import Progress
 from benchmarks.remote_kv_cache.replay.room import memory_for, require_size
-from benchmarks.remote_kv_cache.replay.trace_file import Request
+from remote_server.traces import Request
 from remote_server.values import format_bytes
 
 

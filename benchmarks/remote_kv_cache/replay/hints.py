@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from math import inf
 
 from benchmarks.remote_kv_cache.replay.optimum import next_uses
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from remote_server.protocol import Hint
+from remote_server.traces import Request
 
 
 def returns_after(requests: Sequence[Request]) -> list[float]:

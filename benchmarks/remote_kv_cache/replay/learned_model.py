@@ -10,11 +10,12 @@ from typing import Any
 
 from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE
 from benchmarks.remote_kv_cache.replay.one_level import Place as PromptPlace
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from kv_connector.backfill import REST_S
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 
 class LearnedLevel:

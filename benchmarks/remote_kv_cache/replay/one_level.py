@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from remote_server.protocol import Hint, Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.victims import Rule
 from remote_server.store.policies import LRU, EvictionPolicy
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 NAMESPACE = "trace"
 

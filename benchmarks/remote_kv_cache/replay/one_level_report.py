@@ -15,8 +15,9 @@ from benchmarks.remote_kv_cache.replay.hints import hints, some_hints
 from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from remote_server.protocol import Hint
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.values import format_bytes
 
 _NAME = r"(?P<replay>[^:]+): (?P<policy>[^,]+), (?P<room>.+)"

@@ -13,10 +13,11 @@ from benchmarks.remote_kv_cache.replay import room as rooms
 from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Result, key_of
 from benchmarks.remote_kv_cache.replay.room import memory_for
 from benchmarks.remote_kv_cache.replay.timed_server import SECONDS
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request, longest
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import Stretch
+from remote_server.traces import Request, longest
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 PAYLOAD = 1024
 """Bytes of a block."""

@@ -22,7 +22,7 @@ import heapq
 from collections.abc import Sequence
 from math import inf
 
-from benchmarks.remote_kv_cache.replay.trace_file import Request
+from remote_server.traces import Request
 
 
 def without_limit(requests: Sequence[Request]) -> int:

@@ -26,7 +26,6 @@ from benchmarks.remote_kv_cache.replay.points import (
 )
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require_size
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from examples.processes import RemoteServer
 from kv_connector import metrics as tier_metrics
@@ -35,6 +34,8 @@ from kv_connector.remote_tier import RemoteTier
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import Admit
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 PATIENT: dict[str, object] = {
     "break_even": False,

@@ -14,7 +14,7 @@ from benchmarks.remote_kv_cache.models import Model
 from benchmarks.remote_kv_cache.replay.bucket_model import Lost, Tails
 from benchmarks.remote_kv_cache.replay.costs import Cost, Prices, cost_of
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.values import format_bytes
 
 AGREE_WITHIN = 0.1

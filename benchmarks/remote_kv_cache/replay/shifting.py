@@ -8,8 +8,9 @@ import math
 import random
 from collections.abc import Callable
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.remote_kv_cache.replay.workloads import ANSWER_TOKENS, PER_SECOND, PROMPT_BLOCKS
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 REQUESTS = 6_000
 

@@ -9,7 +9,8 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 REQUESTS = 9_000
 """At least so many; `uniform` has more for a large cache, to request twice what fills it."""

@@ -1,0 +1,74 @@
+"""Qwen-Bailian's format: a cloud's requests to Qwen models, as their authors published them.
+
+    {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521,
+     "output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090, 6326]}
+
+One JSON object a line. `timestamp` is in seconds from the start, the lengths are in tokens.
+`chat_id`, `parent_chat_id` (-1: none), `type` and `turn` are not needed: `hash_ids` has an id for
+each 16 tokens of the prompt. Its authors hash a block's tokens, so that an id may follow different
+blocks. An engine's block has a prefix: here a block is its id and all ids before it.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from remote_server.traces.collector import BlockSizes, Collector
+from remote_server.traces.json_lines import decode
+from remote_server.traces.text import Lines
+from remote_server.traces.trace import Request, Trace
+
+NAME = "Qwen-Bailian"
+
+TOKENS_PER_BLOCK = 16
+
+MOVED = "ids that follow other blocks than before, taken as different blocks"
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read(path: Path, lines: Lines, partial_blocks: bool, limit: int | None) -> Trace:
+    """The first `limit` requests; see `reader.read`."""
+    made = Collector(path, NAME)
+    sizes = BlockSizes((TOKENS_PER_BLOCK,))
+    blocks = _Blocks()
+    for number, line in lines:
+        try:
+            one = decode(line, _Line)
+            sizes.add(one.input_length, len(one.hash_ids))
+        except ValueError as error:
+            raise made.refuse(number, f"{error}") from None
+        prompt, has_moved = blocks.of(one.hash_ids)
+        if has_moved:
+            made.problem(number, MOVED)
+        made.add(number, Request(one.timestamp, one.input_length, one.output_length, prompt))
+        if len(made) == limit:
+            break
+    return made.trace(TOKENS_PER_BLOCK, partial_blocks=partial_blocks)
+
+
+class _Blocks:
+    """A number for each id and all ids before it."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[tuple[int, int], int] = {}
+        self._first_of: dict[int, int] = {}
+        """The first number of an id."""
+
+    def of(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The numbers of a prompt's blocks, and whether one of its ids is new behind these blocks
+        but not new itself."""
+        parent, has_moved, found = -1, False, []
+        for each in ids:
+            new = len(self._number_of)
+            number = self._number_of.setdefault((parent, each), new)
+            if self._first_of.setdefault(each, number) != number and number == new:
+                has_moved = True
+            found.append(number)
+            parent = number
+        return tuple(found), has_moved
