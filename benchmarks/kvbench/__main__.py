@@ -21,7 +21,7 @@ from benchmarks.harness import options, peer_folder
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from benchmarks.kvbench import configurations, models, report
+from benchmarks.kvbench import configurations, report
 from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
@@ -30,9 +30,16 @@ from benchmarks.kvbench.report import chart
 from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
+from remote_server.traces import models
 from remote_server.values import MiB
 
 MODULE = "benchmarks.kvbench"
+
+OF_THE_SOURCE = (
+    "deepseek-r1", "llama-3.1-70b", "llama-3.1-8b", "qwen3-8b", "qwen3-235b-a22b", "gpt-oss-20b",
+    "gpt-oss-120b",
+)  # fmt: skip
+"""The models of the source's tool."""
 
 _SOURCE_MODELS = "deepseek-r1,llama-3.1-70b,llama-3.1-8b"
 _WINDOW = 64 * MiB
@@ -200,7 +207,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _expand(names: str) -> str:
-    return ",".join(models.OF_THE_SOURCE) if names == "source" else names
+    return ",".join(OF_THE_SOURCE) if names == "source" else names
 
 
 if __name__ == "__main__":

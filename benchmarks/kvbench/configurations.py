@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from benchmarks.kvbench.models import Positive, convert, tables_of
+from remote_server.traces.models import Positive, convert, tables_of
 
 BUILT_IN = Path(__file__).with_name("configurations.toml")
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import msgspec
 
 from benchmarks.kvbench.configurations import Configuration
-from benchmarks.kvbench.models import LatentVectors, Model
 from remote_server.errors import ConfigError
+from remote_server.traces.models import LatentVectors, Model
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay import flags, recorded, report
-from benchmarks.remote_kv_cache.replay.bucket_model import Shape, tails
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE
 from benchmarks.remote_kv_cache.replay.costs import PRICED
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
@@ -26,6 +25,7 @@ from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.sweep import Limits
 from remote_server.traces import Request, TraceError, distinct, longest
+from remote_server.traces.model_bucket import Shape, tails
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 MODULE = "benchmarks.remote_kv_cache.test_trace"

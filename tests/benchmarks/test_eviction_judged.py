@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay import (
-    one_level,
     one_level_report,
     one_level_wire,
     workload_study,
@@ -17,6 +16,7 @@ from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
 from benchmarks.remote_kv_cache.replay.workload_study import BELOW, Cell, WorkloadStudy
 from benchmarks.remote_kv_cache.replay.workloads import scan
+from remote_server.traces import model_cache
 
 SMALL = ["--workload", "chat", "--requests", "250", "--capacity", "2GiB,8GiB"]
 
@@ -88,7 +88,7 @@ def test_a_real_server_beside_the_model_is_equal_to_the_block(capsys):
 def test_a_server_finds_and_writes_what_the_policy_alone_does_to_the_block():
     places = one_level_wire.places_for(1)
     requests = scan(places)[:560]
-    alone = one_level.replay(requests, places, "learned")
+    alone = model_cache.replay(requests, places, "learned")
     served = one_level_wire.replay(requests, places, "learned", IN_PIECES)
     assert (served.found, served.written) == (alone.found, alone.written)
     assert served.requested > 5 * places

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.remote_kv_cache.replay import recorded
 from benchmarks.remote_kv_cache.replay.conversations import conversations
 from benchmarks.remote_kv_cache.replay.hints import hints, returns_after, some_hints
-from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of, replay
 from remote_server.protocol import Hint
 from remote_server.traces import Request
+from remote_server.traces.model_cache import OneLevel, key_of, replay
 
 CAPACITY = 2000
 TRACE = os.environ.get("KVFERRY_TRACE", "")

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.kvbench.__main__ import main
 from benchmarks.kvbench.configurations import Configuration
-from benchmarks.kvbench.models import load_models
 from benchmarks.kvbench.plan import plan
 from remote_server.errors import ConfigError
+from remote_server.traces.models import load_models
 
 KiB, MiB = 1 << 10, 1 << 20
 MODELS = load_models()

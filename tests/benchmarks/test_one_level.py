@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.one_level import replay
 from benchmarks.remote_kv_cache.replay.shifting import SHIFTING
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.store.eviction import hazard, learner, policy
 from remote_server.traces import check_tree
+from remote_server.traces.model_cache import replay
 
 MADE = WORKLOADS | SHIFTING
 CAPACITY = 3510

@@ -9,13 +9,6 @@ from test_trace_replay import prompts, replayed
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.bucket_model import (
-    BucketModel,
-    BucketWatch,
-    Lost,
-    Shape,
-    tails,
-)
 from benchmarks.remote_kv_cache.replay.costs import Prices, cost_of
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
 from benchmarks.remote_kv_cache.replay.points import BucketUse, Found, Setting, point_of
@@ -23,6 +16,13 @@ from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import LRU, Admit
 from remote_server.traces import Request
+from remote_server.traces.model_bucket import (
+    BucketModel,
+    BucketWatch,
+    Lost,
+    Shape,
+    tails,
+)
 
 WHOLE = Shape(token_bytes=1024, row_tokens=64, pack_bytes=16 << 20)
 """Packs of 1,024 tokens: two blocks of a trace."""

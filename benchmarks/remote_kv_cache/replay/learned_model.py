@@ -8,13 +8,13 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE
-from benchmarks.remote_kv_cache.replay.one_level import Place as PromptPlace
 from kv_connector.backfill import REST_S
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.traces import Request
+from remote_server.traces.model_cache import NAMESPACE
+from remote_server.traces.model_cache import Place as PromptPlace
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 

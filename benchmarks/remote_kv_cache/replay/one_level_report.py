@@ -9,14 +9,14 @@ from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.replay import one_level, one_level_wire
+from benchmarks.remote_kv_cache.replay import one_level_wire
 from benchmarks.remote_kv_cache.replay.flags import SERVED
 from benchmarks.remote_kv_cache.replay.hints import hints, some_hints
 from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE
 from remote_server.protocol import Hint
-from remote_server.traces import Request
+from remote_server.traces import Request, model_cache
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.values import format_bytes
 
@@ -30,7 +30,7 @@ MODELS = {
     "lru": "lru", "learned": "learned", "unfloored": "learned, no floor", "hinted": "learned",
     "partly-hinted": "learned",
 }  # fmt: skip
-"""The policies of `one_level`, by the names of `--eviction`."""
+"""The policies of `model_cache`, by the names of `--eviction`."""
 
 HINTED: dict[str, Callable[..., Sequence[Hint | None]]] = {
     "hinted": hints, "partly-hinted": some_hints,
@@ -179,7 +179,7 @@ def model_point(requests: Sequence[Request], room: Room, policy: str) -> LevelPo
     given: Sequence[Hint | None] = ()
     if policy in HINTED:
         given = HINTED[policy](requests, HINTS_RIGHT, HINTS_WITHIN_S)
-    of = one_level.replay(requests, room.places, MODELS[policy], given)
+    of = model_cache.replay(requests, room.places, MODELS[policy], given)
     return LevelPoint(STORE, policy, room, of.requested, of.found, of.written, of.seconds)
 
 

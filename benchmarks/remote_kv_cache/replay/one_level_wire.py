@@ -1,4 +1,4 @@
-"""The same requests as those of `one_level`, sent to a real server process by the client."""
+"""The same requests as those of `model_cache`, sent to a real server process by the client."""
 
 import mmap
 import sys
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.remote_kv_cache.replay import room as rooms
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Result, key_of
 from benchmarks.remote_kv_cache.replay.room import memory_for
 from benchmarks.remote_kv_cache.replay.timed_server import SECONDS
 from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import Stretch
 from remote_server.traces import Request, longest
+from remote_server.traces.model_cache import NAMESPACE, Result, key_of
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 PAYLOAD = 1024

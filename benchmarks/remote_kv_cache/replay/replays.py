@@ -7,12 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.remote_kv_cache.replay.bucket_model import (
-    BucketModel,
-    BucketWatch,
-    Lost,
-    Shape,
-)
 from benchmarks.remote_kv_cache.replay.candidates import LEARNED, POLICIES
 from benchmarks.remote_kv_cache.replay.driver import Replay, Watch
 from benchmarks.remote_kv_cache.replay.learned_model import LearnedServer
@@ -35,6 +29,12 @@ from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import Admit
 from remote_server.traces import Request
+from remote_server.traces.model_bucket import (
+    BucketModel,
+    BucketWatch,
+    Lost,
+    Shape,
+)
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 PATIENT: dict[str, object] = {

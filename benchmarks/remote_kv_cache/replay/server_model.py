@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.remote_kv_cache.replay.bucket_model import BucketModel
 from remote_server.store.policies import EvictionPolicy
+from remote_server.traces.model_bucket import BucketModel
 
 MakePolicy = Callable[[], EvictionPolicy[Any]]
 

@@ -4,11 +4,11 @@ import tracemalloc
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, Place, key_of
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.tree import ALONE
+from remote_server.traces.model_cache import NAMESPACE, Place, key_of
 
 
 class Plain:

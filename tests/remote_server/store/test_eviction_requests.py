@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, OneLevel, Place, key_of
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.learner import Learner
@@ -13,6 +12,7 @@ from remote_server.store.eviction.paths import FEW, Turns
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.tree import Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
+from remote_server.traces.model_cache import NAMESPACE, OneLevel, Place, key_of
 
 KEYS = [key_of(number) for number in range(12)]
 

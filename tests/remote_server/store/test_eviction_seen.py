@@ -6,7 +6,6 @@ import pytest
 from metrics_helpers import LEARNED, a_snapshot
 from wire_peer import Peer
 
-from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.admin.exposition import families
 from remote_server.cli.eviction_lines import eviction_lines
@@ -17,6 +16,7 @@ from remote_server.store.eviction.hazard import NUM_CLASSES, class_of
 from remote_server.store.eviction.hints import mark_of
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.report import CLASSES, WITHIN_S, eviction_stats
+from remote_server.traces.model_cache import OneLevel, key_of
 from remote_server.values import MiB
 
 CAPACITY = 3510

@@ -16,8 +16,8 @@ from remote_server.store.bucket.names import ABSENT_S
 from remote_server.store.bucket.packs import Group, packs_in, rows_per_pack
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import Admit
-from remote_server.traces import Request
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
+from remote_server.traces.trace import Request
 
 
 class Lost(StrEnum):
@@ -35,10 +35,12 @@ class Shape(NamedTuple):
     """Of KV cache."""
     row_tokens: int
     pack_bytes: int
+    block_tokens: int = TOKENS_PER_BLOCK
+    """Of the trace; a multiple of `row_tokens`, and at most 256 times that."""
 
     @property
     def rows_per_block(self) -> int:
-        return TOKENS_PER_BLOCK // self.row_tokens
+        return self.block_tokens // self.row_tokens
 
     @property
     def row_bytes(self) -> int:
@@ -69,7 +71,7 @@ class Shape(NamedTuple):
         """The packs of these blocks of a prompt, the first of which is its number `first`. The keys
         of their rows begin with that of their block and end with one byte."""
         rows = [key + bytes([n]) for key in blocks for n in range(self.rows_per_block)]
-        return self._packs(rows, first * TOKENS_PER_BLOCK)
+        return self._packs(rows, first * self.block_tokens)
 
     def num_rows_in_packs(self, tokens: int) -> int:
         """Of a prompt of `tokens` tokens, in rows."""

@@ -1,5 +1,5 @@
-"""A cache of one level without bytes, for judging its eviction: the policy as in a server's memory,
-and requests that find, use and put as a client does."""
+"""A cache of one level without bytes: the policy as in a server's memory, and requests that find,
+use and put as a client does."""
 
 import time
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.victims import Rule
 from remote_server.store.policies import LRU, EvictionPolicy
-from remote_server.traces import Request
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
+from remote_server.traces.trace import Request
 
 NAMESPACE = "trace"
 
@@ -58,10 +58,11 @@ class Result:
 class OneLevel:
     """`capacity` blocks under a policy. Requests follow each other, at times that they bring."""
 
-    def __init__(self, capacity: int, policy: str) -> None:
+    def __init__(self, capacity: int, policy: str, block_tokens: int = TOKENS_PER_BLOCK) -> None:
         self.capacity = capacity
         self.now = 0.0
         self.learner: Learner | None = None
+        self._block_tokens = block_tokens
         self._index: dict[bytes, Place] = {}
         self._policy: EvictionPolicy[Place] = LRU()
         if policy in RULES:
@@ -71,28 +72,40 @@ class OneLevel:
     def __len__(self) -> int:
         return len(self._index)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
     def request(
         self, now: float, keys: Sequence[bytes], hint: Hint | None = None,
-        namespace: str = NAMESPACE,
+        namespace: str = NAMESPACE, start: int = 0,
     ) -> tuple[int, int]:  # fmt: skip
-        """A request for a prompt, whose keys no other namespace has. Returns how many of its first
-        blocks were found, and how many of the others are written."""
+        """A request for a prompt, whose keys no other namespace has, from its token `start` on.
+        Returns how many of its first blocks were found, and how many of the others are written."""
         self.now = now
-        index, policy, learner = self._index, self._policy, self.learner
+        index, learner = self._index, self.learner
         found = 0
         for key in keys:
             if key not in index:
                 break
             found += 1
-        chain = [Stretch(len(keys), 0, 0, TOKENS_PER_BLOCK)] if keys else []
+        chain = [Stretch(len(keys), 0, start, self._block_tokens)] if keys else []
         if learner is not None:
             learner.looked_up(namespace, keys, chain, found, hint)
-        policy.use_all([index[key] for key in keys[found - 1 :: -1]] if found else [])
-        new = [key for key in keys[found:] if key not in index]
+        self._policy.use_all([index[key] for key in keys[found - 1 :: -1]] if found else [])
+        return found, self._bring(namespace, keys[found:])
+
+    def put(self, now: float, keys: Sequence[bytes], namespace: str = NAMESPACE) -> int:
+        """Blocks that no lookup asked for. Returns how many of them are written."""
+        self.now = now
+        return self._bring(namespace, keys)
+
+    def _bring(self, namespace: str, keys: Sequence[bytes]) -> int:
+        index, policy = self._index, self._policy
+        new = [key for key in keys if key not in index]
         if not new:
-            return found, 0
-        if learner is not None:
-            learner.num_blocks = self.capacity
+            return 0
+        if self.learner is not None:
+            self.learner.num_blocks = self.capacity
         policy.arrive(namespace, new[0], may_refuse=True)
         room = self.capacity - len(index)
         while room < len(new) and (victim := policy.victim()) is not None:
@@ -106,7 +119,7 @@ class OneLevel:
             index[place.key] = place
             policy.add(place)
             place.pins = 0
-        return found, len(places)
+        return len(places)
 
     def check(self) -> None:
         """Assert that index and policy agree and that the capacity is kept."""

@@ -14,12 +14,6 @@ BUILT_IN = Path(__file__).with_name("models.toml")
 
 BYTES_PER_NUMBER = {"fp8": 1, "int8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 
-OF_THE_SOURCE = (
-    "deepseek-r1", "llama-3.1-70b", "llama-3.1-8b", "qwen3-8b", "qwen3-235b-a22b", "gpt-oss-20b",
-    "gpt-oss-120b",
-)  # fmt: skip
-"""The models of the source's tool."""
-
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 T = TypeVar("T")
