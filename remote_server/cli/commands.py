@@ -10,6 +10,7 @@ from remote_server.cli.parser import Command
 
 GROUPS: dict[str, dict[str, str]] = {
     "set up": {
+        "advise": "the hit rate and the cost of a cache, from recorded requests",
         "init": "write the files for servers and engines, from a few answers",
         "serve": "run one cache server in the foreground",
         "keys": "make key files for a server and its tenants",

@@ -25,6 +25,10 @@ TOKENS_PER_BLOCK = 16
 MOVED = "ids that follow other blocks than before, taken as different blocks"
 
 
+_BEYOND = 1 << 70
+"""Larger than any id of a trace."""
+
+
 class _Line(msgspec.Struct):
     timestamp: float
     input_length: int
@@ -34,7 +38,7 @@ class _Line(msgspec.Struct):
 
 def read(path: Path, lines: Lines, partial_blocks: bool, limit: int | None) -> Trace:
     """The first `limit` requests; see `reader.read`."""
-    made = Collector(path, NAME)
+    made = Collector(path, NAME, is_tree=True)
     sizes = BlockSizes((TOKENS_PER_BLOCK,))
     blocks = _Blocks()
     for number, line in lines:
@@ -53,22 +57,21 @@ def read(path: Path, lines: Lines, partial_blocks: bool, limit: int | None) -> T
 
 
 class _Blocks:
-    """A number for each id and all ids before it."""
+    """A number for each id and all ids before it: the id itself where only one block precedes it in
+    the whole trace, which is the rule."""
 
     def __init__(self) -> None:
-        self._number_of: dict[tuple[int, int], int] = {}
-        self._first_of: dict[int, int] = {}
-        """The first number of an id."""
+        self._parent_of: dict[int, int | None] = {}
+        self._moved: dict[tuple[int | None, int], int] = {}
 
     def of(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """The numbers of a prompt's blocks, and whether one of its ids is new behind these blocks
-        but not new itself."""
-        parent, has_moved, found = -1, False, []
+        """The numbers of a prompt's blocks, and whether one of its ids is the first behind these
+        blocks and was behind others before."""
+        parent, before, found = None, len(self._moved), []
         for each in ids:
-            new = len(self._number_of)
-            number = self._number_of.setdefault((parent, each), new)
-            if self._first_of.setdefault(each, number) != number and number == new:
-                has_moved = True
+            number = each
+            if self._parent_of.setdefault(each, parent) != parent:
+                number = self._moved.setdefault((parent, each), _BEYOND + len(self._moved))
             found.append(number)
             parent = number
-        return tuple(found), has_moved
+        return tuple(found), len(self._moved) > before

@@ -54,7 +54,7 @@ def read(path: Path, lines: Lines, limit: int | None, columns: Sequence[str]) ->
             f"prompts begin alike is not in it. Take BurstGPT's second release, BurstGPT_3.csv. "
             f"{NO_PREFIXES}"
         )
-    made = Collector(path, NAME)
+    made = Collector(path, NAME, is_tree=True)
     made.assumptions.append(ASSUMED)
     texts: dict[str, _Text] = {}
     numbers = itertools.count()

@@ -23,15 +23,17 @@ NO_PREFIXES = (
 class Collector:
     """The requests of one file, in the order of their lines."""
 
-    def __init__(self, path: Path, name: str, *, starts_anywhere: bool = False) -> None:
-        """`name`: of the format."""
+    def __init__(
+        self, path: Path, name: str, *, starts_anywhere: bool = False, is_tree: bool = False
+    ) -> None:
+        """`name`: of the format. `is_tree`: its blocks are a tree whatever the file has."""
         self.path = path
         self.assumptions: list[str] = []
         self.block_bytes: int | None = None
         self.recorded_found: int | None = None
         self._name = name
         self._starts_anywhere = starts_anywhere
-        self._tree = Tree(starts_anywhere=starts_anywhere)
+        self._tree = None if is_tree else Tree(starts_anywhere=starts_anywhere)
         self._requests: list[Request] = []
         self._lines: list[int] = []
         """Their numbers."""
@@ -60,7 +62,8 @@ class Collector:
         """The request of a line, with all its ids. Raises `TraceError`."""
         self.check(number, request.arrival_s, request.input_tokens, request.output_tokens)
         try:
-            self._tree.add(request.blocks)
+            if self._tree is not None:
+                self._tree.add(request.blocks)
         except ValueError as error:
             raise self.refuse(
                 number, f"{error}: equal ids must mean equal prompts up to their block"

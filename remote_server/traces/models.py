@@ -1,5 +1,6 @@
 """Shapes of models, which determine the bytes of KV cache of a token, read from TOML."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from fractions import Fraction
@@ -119,3 +120,65 @@ def convert(table: object, kind: Any, where: str) -> Any:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def bytes_of_model(name: str, dtype: str) -> int:
+    """Bytes of a token's KV cache: of a known model, by its name as a hub has it or by a part of
+    it, or of the model whose config.json, or whose folder, is at `name`. Raises `ConfigError`."""
+    path = Path(name)
+    if path.exists():
+        path = path / "config.json" if path.is_dir() else path
+        return Model(name, _shape_in(path)).bytes_per_token(dtype)
+    known = load_models()
+    typed = name.lower().rpartition("/")[2].removeprefix("meta-")
+    for one in known:
+        if typed.startswith(one) and _SUFFIXES.fullmatch(typed[len(one) :]):
+            return known[one].bytes_per_token(dtype)
+    try:
+        return _find(typed, known, "--model").bytes_per_token(dtype)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or name a config.json, or --kv-bytes-per-token") from None
+
+
+_SUFFIXES = re.compile(
+    r"(-(instruct|chat|base|it|hf|thinking|fp8|bf16|awq|gptq|int4|int8|v?\d+(\.\d+)*))*"
+)
+"""Parts of a hub's name that leave the shape as it is. A distilled model has another."""
+
+_FULL = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+"""Kinds of layers with a key and a value for each token; windows are counted as if they kept
+all."""
+
+
+def _shape_in(path: Path) -> Shape:
+    """Of a model's config.json. Raises `ConfigError`."""
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: no JSON: {error}") from None
+    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
+        config = config["text_config"]
+    if not isinstance(config, dict) or "num_hidden_layers" not in config:
+        raise ConfigError(f"{path}: no num_hidden_layers: not the config.json of a language model")
+    kinds = config.get("layer_types") or config.get("layers_block_type") or []
+    if {*kinds} - _FULL or "hybrid_override_pattern" in config:
+        raise ConfigError(
+            f"{path}: it has layers without a key and a value for each token; give "
+            "--kv-bytes-per-token: an engine logs the bytes of its blocks"
+        )
+    table: dict[str, object] = {"layers": config["num_hidden_layers"]}
+    if config.get("kv_lora_rank"):
+        rope = config.get("qk_rope_head_dim")
+        table |= {"attention": "mla", "latent_dim": config["kv_lora_rank"], "rope_dim": rope}
+    else:
+        heads = config.get("num_attention_heads")
+        size = config.get("head_dim")
+        if size is None and isinstance(heads, int) and heads > 0:
+            hidden = config.get("hidden_size")
+            size = hidden // heads if isinstance(hidden, int) else None
+        kv_heads = config.get("num_key_value_heads") or heads
+        table |= {"attention": "gqa", "kv_heads": kv_heads, "head_dim": size}
+    shape: Shape = convert(table, Shape, f"{path}")
+    return shape

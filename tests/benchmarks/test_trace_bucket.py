@@ -9,7 +9,7 @@ from test_trace_replay import prompts, replayed
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.costs import Prices, cost_of
+from benchmarks.remote_kv_cache.replay.costs import cost_of
 from benchmarks.remote_kv_cache.replay.optimum import without_limit
 from benchmarks.remote_kv_cache.replay.points import BucketUse, Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
@@ -23,6 +23,7 @@ from remote_server.traces.model_bucket import (
     Shape,
     tails,
 )
+from remote_server.traces.prices import Prices
 
 WHOLE = Shape(token_bytes=1024, row_tokens=64, pack_bytes=16 << 20)
 """Packs of 1,024 tokens: two blocks of a trace."""

@@ -1,24 +1,12 @@
-"""The price of a bucket's requests and bytes, at list prices that are options."""
+"""The price of a million prompts' requests and bytes in a bucket."""
 
 from typing import NamedTuple
 
 from benchmarks.remote_kv_cache.replay.points import Point
+from remote_server.traces.prices import SWEEP_READS, SWEEP_WRITES, Prices
 from remote_server.values import GiB
 
 LISTED = "list price of S3 Standard, us-east-1, of 2025"
-
-SWEEP_WRITES, SWEEP_READS = 3, 1
-"""Requests of one sweep of a partition: two lists and the put of the clock are billed as puts; the
-clock's get as a get. One namespace."""
-
-
-class Prices(NamedTuple):
-    """Dollars."""
-
-    get: float = 0.0004
-    put: float = 0.005
-    storage: float = 0.023
-
 
 PRICES = Prices()
 PRICED = {

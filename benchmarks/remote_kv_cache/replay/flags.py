@@ -7,11 +7,12 @@ from pathlib import Path
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model, choose
 from benchmarks.remote_kv_cache.replay.candidates import IN_STORE, LEARNED, POLICIES
-from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES, Prices
+from benchmarks.remote_kv_cache.replay.costs import LISTED, PRICED, PRICES
 from benchmarks.remote_kv_cache.replay.mixtures import MADE
 from benchmarks.remote_kv_cache.replay.points import REPLAYS, STORE, WIRE
 from remote_server.store.policies import Admit
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
+from remote_server.traces.prices import Prices
 
 ALL = "all"
 BUCKETS = {"none": "", **{str(admit): str(admit) for admit in Admit}}
@@ -38,7 +39,7 @@ def parser(module: str) -> argparse.ArgumentParser:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a trace in the format of the Mooncake paper, JSON lines, plain or gzipped",
+        help="a trace of Mooncake, Qwen-Bailian or BurstGPT, plain or gzipped",
     )
     source.add_argument(
         "--workload",

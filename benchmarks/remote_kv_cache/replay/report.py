@@ -11,10 +11,11 @@ from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.remote_kv_cache.models import Model
-from benchmarks.remote_kv_cache.replay.costs import Cost, Prices, cost_of
+from benchmarks.remote_kv_cache.replay.costs import Cost, cost_of
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
 from remote_server.traces.model_bucket import Lost, Tails
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
+from remote_server.traces.prices import Prices
 from remote_server.values import format_bytes
 
 AGREE_WITHIN = 0.1
