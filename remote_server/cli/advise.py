@@ -74,7 +74,7 @@ def run(flags: argparse.Namespace) -> int:
         except TraceError as error:
             raise TraceError(f"{flags.trace}: {error}") from None
     if flags.json:
-        print(json.dumps({
+        print_lines(json.dumps({
             "trace": str(flags.trace), "format": trace.format,
             "problems": [problem._asdict() for problem in trace.problems],
             "assumptions": list(trace.assumptions), "given": _as_json(given), **asdict(advice),

@@ -97,7 +97,7 @@ def _assumed(trace: Trace, given: Given, advice: Advice) -> Iterator[str]:
         f"a server has {format_bytes(given.server_memory)} of memory, a link of "
         f"{given.link_bytes / GB:g} GB/s, and a disk that reads as fast and may be written "
         f"{format_bytes(given.disk_writes)} a second; the busiest minute moves "
-        f"{advice.busiest_bytes / GB:.1f} GB a second",
+        f"{format_bytes(round(advice.busiest_bytes))} a second",
         f"a month costs {given.memory_price:g} $ a GiB of memory and {given.disk_price:g} $ a GB "
         f"of disk; a bucket costs {prices.storage:g} $ a GB, {prices.put:g} $ for 1,000 PUTs and "
         f"{prices.get:g} $ for 1,000 GETs",

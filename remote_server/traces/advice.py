@@ -30,15 +30,18 @@ MOST_BLOCKS = 1_000_000
 ROW_TOKENS = 64
 """Of a bucket's packs, or fewer where the trace's blocks are smaller."""
 
-PACK_BYTES, BUCKET_DAYS, BUCKET_WRITES = 16 * MiB, 7, 50 * MiB
+PACK_BYTES, BUCKET_DAYS, BUCKET_WRITES, DISK_WRITES = 16 * MiB, 7, 50 * MiB, 20 * MiB
 """The server's defaults."""
+
+SPARE = 1.25
+"""A rate in a command is at least so many times the mean."""
 
 LEAST_S = 1.0
 
 MEMORY, DISK, BUCKET = "memory", "disk", "bucket below"
 
-DISK_PART = 8
-"""Memory above a disk is one such part of it, or all of a server's if that is less."""
+DISK_PART, MOST_ABOVE_DISK = 8, 64 * GiB
+"""Memory above a disk is one such part of it, and at most so much: it adds no room."""
 
 Show = Callable[[str], object]
 """Called with a line about the progress."""
@@ -100,18 +103,16 @@ class Way:
 
     def serve(self, disk_writes: int) -> str:
         """The command of each server, whose disk may be written that fast."""
-        flags = [f"--memory {written_size(self.memory)}"]
+        flags = [f"--memory {self.memory // GiB}GiB"]
         if self.disk:
-            flags += [
-                "--disk /var/lib/kvferry",
-                f"--disk-bytes {written_size(self.disk)}",
-                f"--disk-write-rate {written_size(disk_writes)}",
-            ]
+            flags += ["--disk /var/lib/kvferry", f"--disk-bytes {self.disk // GiB}GiB"]
+            if SPARE * self.disk_writes > DISK_WRITES:
+                flags.append(f"--disk-write-rate {written_size(disk_writes)}")
         if self.bill is not None:
             flags.append("--bucket s3://kv-cache/prod")
             if self.bucket_writes > BUCKET_WRITES:
-                rate = math.ceil(1.25 * self.bucket_writes / MiB) * MiB
-                flags.append(f"--bucket-write-rate {written_size(rate)}")
+                rate = math.ceil(SPARE * self.bucket_writes / MiB)
+                flags.append(f"--bucket-write-rate {rate}MiB")
         return " ".join(["kvferry serve", *flags])
 
 
@@ -215,7 +216,7 @@ class _Study:
         writes = made.written * self.block_bytes / self.seconds
         number = max(1, math.ceil(writes / self.given.disk_writes), self.by_link(made))
         disk = _whole_gib(room / number)
-        memory = _whole_gib(disk / DISK_PART, self.given.server_memory)
+        memory = _whole_gib(disk / DISK_PART, min(MOST_ABOVE_DISK, self.given.server_memory))
         made = self.at(number * memory // self.block_bytes, disk=number * disk // self.block_bytes)
         writes = made.written * self.block_bytes / self.seconds
         return Way(

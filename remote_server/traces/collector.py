@@ -37,7 +37,7 @@ class Collector:
         self._requests: list[Request] = []
         self._lines: list[int] = []
         """Their numbers."""
-        self._problems: dict[str, list[int]] = {}
+        self._problems: dict[str, Problem] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -48,7 +48,8 @@ class Collector:
 
     def problem(self, number: int, text: str) -> None:
         """Count an accepted line."""
-        self._problems.setdefault(text, []).append(number)
+        before = self._problems.get(text) or Problem(0, number, text)
+        self._problems[text] = before._replace(num_lines=before.num_lines + 1)
 
     def check(self, number: int, at_s: float, prompt: int, answer: int) -> None:
         """Raises `TraceError` for a time, or a length in tokens, that no request has."""
@@ -90,12 +91,12 @@ class Collector:
             blocks = one.blocks if partial_blocks else one.blocks[:full]
             made.append(one._replace(arrival_s=one.arrival_s - begin, blocks=blocks))
         if has_partial and without:  # else the format has ids of full blocks only
-            self._problems[NO_PARTIAL] = without
+            self._problems[NO_PARTIAL] = Problem(len(without), without[0], NO_PARTIAL)
         return Trace(
             self._name,
             block_tokens,
             tuple(sorted(made, key=lambda one: one.arrival_s)),
-            tuple(Problem(len(lines), lines[0], text) for text, lines in self._problems.items()),
+            tuple(self._problems.values()),
             tuple(self.assumptions),
             self.block_bytes,
             self.recorded_found,

@@ -9,18 +9,25 @@ import pytest
 from typed_commands import flags_of
 
 from remote_server.server import settings
+from remote_server.server.config import ServerConfig
+from remote_server.store.policies import Admit
 from remote_server.traces import Request, Trace, TraceError
 from remote_server.traces.advice import (
     BUCKET,
+    BUCKET_DAYS,
+    BUCKET_WRITES,
     DISK,
+    DISK_WRITES,
     ENOUGH,
     MEMORY,
+    PACK_BYTES,
+    SPARE,
     Given,
     advise,
 )
 from remote_server.traces.model_cache import replay
 from remote_server.traces.prices import MONTH_S, Prices, bucket_bill
-from remote_server.traces.replay import prompts_of
+from remote_server.traces.replay import POLICY, prompts_of
 from remote_server.traces.replay import replay as replay_one
 from remote_server.values import GiB, MiB
 
@@ -148,9 +155,17 @@ def test_every_way_is_a_command_that_serve_takes(trace):
         assert config.memory == way.memory
         assert bool(config.disk) == bool(way.disk) and bool(config.bucket) == (way.bill is not None)
         if way.disk:
-            assert (config.disk_bytes, config.disk_write_rate) == (way.disk, 30 * MiB)
+            assert config.disk_bytes == way.disk
+            assert config.disk_write_rate == 30 * MiB > SPARE * way.disk_writes > DISK_WRITES
         if way.bill is not None:
             assert config.bucket_write_rate >= way.bucket_writes > 0
+
+
+def test_the_defaults_of_the_server_are_those_of_the_server():
+    config = ServerConfig()
+    assert (config.pack, config.bucket_days) == (PACK_BYTES, BUCKET_DAYS)
+    assert (config.bucket_write_rate, config.disk_write_rate) == (BUCKET_WRITES, DISK_WRITES)
+    assert (config.eviction, config.bucket_admit) == (POLICY, Admit.TWICE)
 
 
 def test_no_cache_is_advised_where_prompts_do_not_return_or_computing_is_faster(trace):
