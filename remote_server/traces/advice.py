@@ -282,9 +282,7 @@ def advise(trace: Trace, given: Given, show: Show) -> Advice:
 
 def _counted(trace: Trace) -> Trace:
     """In blocks so large that a replay takes seconds."""
-    while (
-        sum(len(one.blocks) for one in trace.requests) > MOST_BLOCKS and not trace.starts_anywhere
-    ):
+    while sum(len(one.blocks) for one in trace.requests) > MOST_BLOCKS:
         trace = trace.in_blocks_of(2 * trace.block_tokens)
     return trace
 

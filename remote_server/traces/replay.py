@@ -88,17 +88,11 @@ class Replayed:
 
 
 def prompts_of(trace: Trace) -> list[Prompt]:
-    """The requests of `trace`, with a key for each block. A block of a prompt whose first part is
-    not in its request has the place at which it was seen first."""
-    place_of: dict[int, int] = {}
-    made = []
-    for one in trace.requests:
-        start = place_of.get(one.blocks[0], 0) if one.blocks and trace.starts_anywhere else 0
-        if trace.starts_anywhere:
-            for place, block in enumerate(one.blocks, start):
-                place_of.setdefault(block, place)
-        made.append(Prompt(one.arrival_s, [*map(key_of, one.blocks)], start, one.is_put))
-    return made
+    """The requests of `trace`, with a key for each block."""
+    return [
+        Prompt(one.arrival_s, [*map(key_of, one.blocks)], start, one.is_put)
+        for one, start in zip(trace.requests, trace.starts(), strict=True)
+    ]
 
 
 def replay(

@@ -4,6 +4,7 @@ A prompt is a path in a tree of blocks: equal ids mean equal prompts from the fi
 of that block.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -72,25 +73,43 @@ class Trace:
     """Whether a request's first block may be in the middle of a prompt: a lookup names only what
     the levels above the server lack."""
 
+    def starts(self) -> list[int]:
+        """How many blocks of its prompt are before the first one of each request, as far as other
+        requests show it."""
+        if not self.starts_anywhere:
+            return [0] * len(self.requests)
+        parent_of: dict[int, int | None] = {}
+        for one in self.requests:
+            for before, after in itertools.pairwise(one.blocks):
+                parent_of[after] = before
+        place_of: dict[int, int] = {}
+        for one in self.requests:
+            above: dict[int, None] = {}
+            block = one.blocks[0] if one.blocks else None
+            while block is not None and block not in place_of and block not in above:
+                above[block] = None
+                block = parent_of.get(block)
+            place = -1 if block is None else place_of.get(block, -1)  # -1 where ids form a ring
+            place_of.update((each, place + at) for at, each in enumerate(reversed(above), 1))
+        return [place_of[one.blocks[0]] if one.blocks else 0 for one in self.requests]
+
     def in_blocks_of(self, tokens: int) -> "Trace":
-        """The same prompts in larger blocks, of which only full ones are kept. Raises `TraceError`
-        for a size that is no multiple, and for requests whose place in their prompt is unknown."""
+        """The same prompts in larger blocks, of which only full ones are kept. A request has a
+        block where it has the last part of it. Raises `TraceError` for a size that is no
+        multiple."""
         step, rest = divmod(tokens, self.block_tokens)
         if step == 1 and not rest:
             return self
-        if rest or self.starts_anywhere:
+        if rest:
             raise TraceError(
                 f"{self.format}: blocks of {self.block_tokens} tokens are not blocks of {tokens}"
             )
-        full = [one.blocks[: one.input_tokens // self.block_tokens] for one in self.requests]
-        return replace(
-            self,
-            block_tokens=tokens,
-            requests=tuple(
-                one._replace(blocks=blocks[step - 1 :: step])
-                for one, blocks in zip(self.requests, full, strict=True)
-            ),
-        )
+        made = []
+        for one, start in zip(self.requests, self.starts(), strict=True):
+            full = one.blocks[: one.input_tokens // self.block_tokens]
+            made.append(one._replace(blocks=full[step - 1 - start % step :: step]))
+        block_bytes = None if self.block_bytes is None else step * self.block_bytes
+        return replace(self, block_tokens=tokens, requests=tuple(made), block_bytes=block_bytes)
 
 
 class Tree:

@@ -189,11 +189,21 @@ def test_blocks_of_an_answer_are_stored_and_not_counted():
             assert (made.asked, made.found, made.written, made.busiest) == (6, found, 4, 4 + found)
 
 
-def test_a_lookup_in_the_middle_of_a_prompt_keeps_its_place():
-    requests = (Request(0.0, 2048, 0, (1, 2, 3, 4)), Request(1.0, 2048, 0, (3, 4, 5)))
+def test_a_lookup_in_the_middle_of_a_prompt_has_the_place_that_others_show():
+    requests = (
+        Request(0.0, 1024, 0, (4, 5), is_put=True),
+        Request(1.0, 1024, 0, (9,)),
+        Request(2.0, 2048, 0, (3, 4, 5)),
+        Request(3.0, 2048, 0, (1, 2, 3, 4)),
+        Request(4.0, 0, 0, ()),
+    )
     trace = Trace("kvferry", 512, requests, starts_anywhere=True)
-    assert [one.start for one in prompts_of(trace)] == [0, 2]
-    assert [one.start for one in prompts_of(replace(trace, starts_anywhere=False))] == [0, 0]
+    assert [one.start for one in prompts_of(trace)] == [3, 0, 2, 0, 0]
+    assert [one.start for one in prompts_of(replace(trace, starts_anywhere=False))] == [0] * 5
+    ring = (Request(0.0, 1024, 0, (1, 2)), Request(1.0, 1024, 0, (2, 1)))
+    assert {one.start for one in prompts_of(replace(trace, requests=ring))} <= {0, 1}
+    twice = trace.in_blocks_of(1024)
+    assert [one.blocks for one in twice.requests] == [(4,), (), (4,), (2, 4), ()]
 
 
 def test_a_long_trace_is_counted_in_larger_blocks(trace, monkeypatch):
