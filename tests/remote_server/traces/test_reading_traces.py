@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pytest
 from trace_lines import BURST_NAMES, bailian, burst, mooncake, recorded, recording, write
@@ -408,3 +409,35 @@ def test_larger_blocks_are_the_same_prompts(tmp_path):
     assert trace.in_blocks_of(16) is trace
     with pytest.raises(TraceError, match="blocks of 16 tokens are not blocks of 40"):
         trace.in_blocks_of(40)
+
+
+DAMAGED_FILES = [
+    [mooncake(1000 * n, 1024, [1, 2 + n]) for n in range(6)],
+    [bailian(n, 40, [1, 2 + n, 9]) for n in range(6)],
+    recording(*(recorded(n, [1, 2 + n]) for n in range(6))),
+    burst(*((float(n), "a", 40 * n + 40, 3) for n in range(6))),
+]
+
+
+@pytest.mark.parametrize("lines", DAMAGED_FILES, ids=["mooncake", "bailian", "kvferry", "burst"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_damaged_bytes_are_a_trace_or_refused_and_nothing_else(tmp_path, lines, pack):
+    chance = random.Random(len(lines[0]))
+    path = tmp_path / "t"
+    whole = pack("\n".join([*lines, ""]).encode())
+    refused = []
+    for _ in range(300):
+        damaged = bytearray(whole[: chance.choice([len(whole), chance.randrange(len(whole))])])
+        for _ in range(chance.choice([0, 1, 3])):
+            if damaged:
+                damaged[chance.randrange(len(damaged))] = chance.choice(b'"[]{},-.09eN\0\n\xff')
+        path.write_bytes(damaged)
+        try:
+            trace = read(path)
+        except TraceError as error:
+            refused.append(str(error))
+        else:
+            assert trace.requests[0].arrival_s == 0
+            assert len(trace.in_blocks_of(2048).requests) == len(trace.requests)
+    assert 20 < len(refused) < 300
+    assert all(message.startswith(f"{path}") for message in refused)
