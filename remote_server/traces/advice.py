@@ -27,8 +27,11 @@ ENOUGH = 0.01
 MOST_BLOCKS = 1_000_000
 """Asked for in a replay; a longer trace is counted in larger blocks."""
 
-ROW_TOKENS = 64
-"""Of a bucket's packs, or fewer where the trace's blocks are smaller."""
+MOST_COUNTED, LEAST_KEPT = 4096, 0.9
+"""Tokens of such a block, and the share of the tokens that must still be in whole blocks."""
+
+ROW_TOKENS, MOST_ROWS = 64, 256
+"""Of a bucket's packs, or fewer where the trace's blocks are smaller; rows of a block."""
 
 PACK_BYTES, BUCKET_DAYS, BUCKET_WRITES, DISK_WRITES = 16 * MiB, 7, 50 * MiB, 20 * MiB
 """The server's defaults."""
@@ -103,9 +106,9 @@ class Way:
 
     def serve(self, disk_writes: int) -> str:
         """The command of each server, whose disk may be written that fast."""
-        flags = [f"--memory {self.memory // GiB}GiB"]
+        flags = [f"--memory {_written(self.memory)}"]
         if self.disk:
-            flags += ["--disk /var/lib/kvferry", f"--disk-bytes {self.disk // GiB}GiB"]
+            flags += ["--disk /var/lib/kvferry", f"--disk-bytes {_written(self.disk)}"]
             if SPARE * self.disk_writes > DISK_WRITES:
                 flags.append(f"--disk-write-rate {written_size(disk_writes)}")
         if self.bill is not None:
@@ -155,6 +158,8 @@ class _Study:
         self.num_prompts = sum(not one.is_put for one in self.prompts)
         self.seconds = trace.requests[-1].arrival_s
         row = math.gcd(ROW_TOKENS, trace.block_tokens)
+        if trace.block_tokens // row > MOST_ROWS:
+            row = trace.block_tokens
         self.shape = Shape(given.kv_bytes, row, PACK_BYTES, trace.block_tokens)
         self._show = show
         self._made: dict[tuple[int, int, bool], Replayed] = {}
@@ -282,9 +287,18 @@ def advise(trace: Trace, given: Given, show: Show) -> Advice:
 
 def _counted(trace: Trace) -> Trace:
     """In blocks so large that a replay takes seconds."""
-    while sum(len(one.blocks) for one in trace.requests) > MOST_BLOCKS:
-        trace = trace.in_blocks_of(2 * trace.block_tokens)
+    least = LEAST_KEPT * _tokens(trace)
+    while _tokens(trace) > MOST_BLOCKS * trace.block_tokens:
+        larger = trace.in_blocks_of(2 * trace.block_tokens)
+        if larger.block_tokens > MOST_COUNTED or _tokens(larger) < least:
+            break
+        trace = larger
     return trace
+
+
+def _tokens(trace: Trace) -> int:
+    """In whole blocks."""
+    return trace.block_tokens * sum(len(one.blocks) for one in trace.requests)
 
 
 def _why_none(whole: Replayed, study: _Study) -> str:
@@ -303,6 +317,12 @@ def _why_none(whole: Replayed, study: _Study) -> str:
 def _cheapest(ways: Sequence[Way], share: float) -> Way | None:
     enough = [way for way in ways if way.share >= share - ENOUGH]
     return min(enough, key=lambda way: way.dollars, default=None)
+
+
+def _written(num_bytes: int) -> str:
+    """As an operator writes it, in whole GiB also above a TiB."""
+    gib, rest = divmod(num_bytes, GiB)
+    return written_size(num_bytes) if rest else f"{gib}GiB"
 
 
 def _whole_gib(num_bytes: float, most: int | None = None) -> int:

@@ -213,6 +213,24 @@ def test_a_long_trace_is_counted_in_larger_blocks(trace, monkeypatch):
     assert made.all_bytes % (made.block_tokens * KV) == 0
 
 
+def test_larger_blocks_keep_nine_tenths_of_the_tokens(monkeypatch):
+    monkeypatch.setattr("remote_server.traces.advice.MOST_BLOCKS", 10)
+    requests = [Request(float(n), 1024, 1, (1, 2)) for n in range(50)]
+    short = Trace("Mooncake", 512, (*requests, Request(50.0, 512, 1, (9,))))
+    made = advise(short, GIVEN, lambda line: None)
+    assert (made.block_tokens, made.prompt_tokens) == (1024, 50 * 1024)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 24, 1000, 2047])
+def test_blocks_of_any_size_and_servers_of_any_memory_are_counted(block_tokens):
+    requests = [Request(float(n), 3 * block_tokens, 1, (1, 2, 3 + n % 2)) for n in range(20)]
+    trace = Trace("kvferry", block_tokens, tuple(requests), starts_anywhere=True)
+    made = advise(trace, GIVEN._replace(server_memory=300 * MiB), lambda line: None)
+    assert made.can_be_found == (2 + 18 * 3) / 60
+    assert made.ways[0].memory == 300 * MiB
+    assert "--memory 300MiB" in made.ways[0].serve(500 * MiB)
+
+
 def test_a_trace_without_blocks_or_times_is_refused(trace):
     at_once = tuple(one._replace(arrival_s=0.0) for one in trace.requests)
     with pytest.raises(TraceError, match="all requests have the same time"):
