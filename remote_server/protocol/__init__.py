@@ -114,10 +114,12 @@ from remote_server.protocol.statistics import (
     EngineReport,
     EngineState,
     EvictionStats,
+    FoundAt,
     NamespaceStats,
     ServerLoad,
     TierShare,
     TierStats,
+    WhatIf,
 )
 
 __all__ = [
@@ -162,6 +164,7 @@ __all__ = [
     "ErrorCode",
     "EvictionStats",
     "Found",
+    "FoundAt",
     "Get",
     "Got",
     "Hello",
@@ -205,6 +208,7 @@ __all__ = [
     "Verified",
     "Verify",
     "Welcome",
+    "WhatIf",
     "check_chain",
     "check_name",
     "check_names",

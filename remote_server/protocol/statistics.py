@@ -134,6 +134,43 @@ class EvictionStats(msgspec.Struct, frozen=True, kw_only=True):
     of `within_s`."""
 
 
+class FoundAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that requests asked for, and what caches of other sizes would have found of them.
+
+    The lists have a share for each of `WhatIf.times`. `rule` is for the rule in force; the share
+    at today's size is what was really found.
+    """
+
+    asked: int
+    found: dict[str, int]
+    """By tier: really found there, or in a tier above."""
+    rule: dict[str, list[float]]
+    lru: dict[str, list[float]]
+    missed: dict[str, float] = {}
+    """By reason (PROTOCOL.md): shares of the asked tokens that were not found. Together with the
+    found ones they are 1."""
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's cache would find with other sizes of its tiers, from a sample of its keys."""
+
+    over_s: float
+    """The requests of so long before now are counted."""
+    times: list[float]
+    """Sizes, as multiples of today's."""
+    budgets: dict[str, int]
+    """Today's sizes in bytes, by tier; without tiers that have no limit."""
+    rule: str
+    """`learned` or `lru`: the setting."""
+    seen_bytes: int
+    """Of different blocks that requests asked for, about, and at most the largest size: a larger
+    cache could not have held more yet."""
+    model_bytes: int
+    """Memory that the models take, about."""
+    total: FoundAt
+    namespaces: dict[str, FoundAt] = {}
+
+
 class BucketCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one kind to the object store since the start."""
 

@@ -1,0 +1,362 @@
+"""The miss-ratio curve of one tenant: what its cache would find with other sizes of its tiers.
+
+All requests of the tenant run through models of other sizes, on a sample of their keys: one LRU
+stack for all sizes, and for each size a miniature under the learned rule, where that is in force.
+The models have all tenants' requests but not their accidents: the share that the cache really
+finds at its size today anchors them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from remote_server.protocol import FoundAt, KeyState, WhatIf
+from remote_server.store.curve.hot import HotRuns, Names
+from remote_server.store.curve.miniature import ALL_NAMES, MOST_ITEMS, Miniature
+from remote_server.store.curve.misses import Departures, Missed, evicted_label
+from remote_server.store.curve.stack import MOST_NAMES, Stack
+from remote_server.store.curve.sums import Floats, Sums, anchored
+from remote_server.store.eviction.hazard import Hazards
+from remote_server.store.eviction.paths import FEW
+from remote_server.turns import Steps, to_end
+
+TIMES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Sizes, as multiples of a tier's size today."""
+
+NOW = TIMES.index(1.0)
+
+PER_NAME = 4
+"""One of so many keys is sampled at first, until that is too many."""
+
+HALF_S = 43_200.0
+"""The counts are of this time before now at least, and of twice as much at most."""
+
+MOST_NAMESPACES = 64
+"""Namespaces with counts of their own; those of others are together, under `OTHERS`."""
+
+OTHERS = "(others)"
+
+SEED = 45
+
+ROOM_FOR_HOT = 4
+"""The learned rule keeps hot keys in caches of so many times their size."""
+
+NAMESPACE_BYTES = 4000
+"""Memory of the sums of a namespace, about."""
+
+
+class Prompt(NamedTuple):
+    """The keys of one prompt that a request named, in the order of the prompt."""
+
+    namespace: str
+    keys: Sequence[bytes]
+    names: Names
+    """Their hashes."""
+
+    tokens: int
+    """Of each block."""
+
+    block_bytes: int
+
+
+class Answer(NamedTuple):
+    """What a lookup found of a prompt."""
+
+    states: bytes
+    """A `KeyState` of each key."""
+
+    found: Mapping[str, int]
+    """How many of the first keys each tier has, together with those above it."""
+
+
+class Learned(NamedTuple):
+    """How the learned rule sees a request: the classes of its blocks by uses, and its number."""
+
+    kinds: Sequence[int]
+    number: int
+
+
+class Curve:
+    """Follows the requests of one tenant. One thread."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        budgets: Mapping[str, int],
+        hazards: Hazards | None = None,
+        has: Callable[[str, bytes], bool] = lambda *_: False,
+    ) -> None:
+        """`budgets` are the sizes of the tiers in bytes, the fastest first, without those that have
+        no limit. `hazards` are those of the learned rule, None where LRU is in force. `has` is
+        whether another namespace has a key."""
+        self._clock = clock
+        self._budgets = {tier: size for tier, size in budgets.items() if size > 0}
+        self._ends = sorted({size * one for size in self._budgets.values() for one in TIMES})
+        self._hazards = hazards
+        self._has = has
+        self._stack = Stack(self._ends)
+        self._limit = ALL_NAMES // PER_NAME
+        self._miniatures = [
+            Miniature(end, hazards, SEED, self._limit) for end in self._ends if hazards is not None
+        ]
+        self._hot = HotRuns()
+        self._hot_bytes = 0
+        self.departures = Departures()
+        self._pinned: dict[int, int] = {}
+        self._pinned_bytes = 0
+        self._groups: dict[str, int] = {}
+        self._began = self._half_began = clock()
+        self._sums: dict[str, Sums] = {}
+        self._before: dict[str, Sums] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return (
+            self._stack.num_bytes
+            + sum(one.held_bytes for one in self._miniatures)
+            + self._hot.num_bytes
+            + self.departures.num_bytes
+            + NAMESPACE_BYTES * (len(self._sums) + len(self._before))
+        )
+
+    # ── events ───────────────────────────────────────────────────────────────────────────
+
+    def request(
+        self, prompt: Prompt, answer: Answer, learned: Learned | None, now: float
+    ) -> Steps[None]:
+        """A request looked a prompt up. `learned` is given where that rule is in force. Each model
+        is a step where the keys are many."""
+        num_hot = self._hot.length(prompt.names)
+        self._hot_bytes = self._hot.num_keys * prompt.block_bytes
+        places, sampled = self._sampled(prompt.names)
+        sums = self._sums_of(prompt.namespace, now)
+        sums.asked += prompt.tokens * len(prompt.names)
+        for tier, number in answer.found.items():
+            sums.found[tier] += prompt.tokens * number
+        self._count_misses(prompt, answer, [*zip(places, sampled, strict=True)], sums, now)
+        behind = sampled[bisect_left(places, num_hot) :]
+        self._count_in_stack(prompt, num_hot, behind, sums)
+        self._use_in_stack(prompt, num_hot, behind)
+        if learned is not None:
+            names = [name for name in behind if name not in self._pinned]
+            yield from self._through_miniatures(prompt, learned, names, sums, now)
+
+    def stored(self, prompt: Prompt, learned: Learned | None, now: float) -> None:
+        """A put brought blocks. Those that no request asked for are in the models from now on."""
+        new = [name for name in self._sampled(prompt.names)[1] if name not in self._stack]
+        self._use_in_stack(prompt, 0, new)
+        if new and learned is not None:
+            to_end(self._through_miniatures(prompt, learned, new, None, now))
+
+    def touch(self, names: Names, kinds: Sequence[int], now: float) -> None:
+        """A level above used keys with these names, the last of a prompt first."""
+        sampled = names[names < np.uint64(self._limit)].tolist()
+        self._stack.touch(sampled)
+        for one in self._miniatures:
+            one.touch([name for name in sampled if name < one.limit], kinds, now)
+
+    def left(self, name: int) -> None:
+        """The block of this name has left all tiers."""
+        if name < self._limit:
+            self.departures.left(name, self._clock())
+
+    def declined(self, names: Names) -> None:
+        """Puts of keys with these names were declined."""
+        now = self._clock()
+        for name in names[names < np.uint64(self._limit)].tolist():
+            self.departures.left(name, now, Missed.DECLINED)
+
+    def pinned(self, names: Names, block_bytes: int) -> None:
+        """An operator pinned blocks of these names: every size holds them."""
+        for name in names.tolist():
+            self._pinned.setdefault(name, block_bytes)
+        self._pins_changed(names)
+
+    def unpinned(self, names: Names) -> None:
+        for name in names.tolist():
+            self._pinned.pop(name, None)
+        self._pins_changed(names)
+
+    def cleared(self, namespace: str | None) -> None:
+        """All blocks of a namespace, or of all, were removed."""
+        group = None if namespace is None else self._groups.get(namespace, -1)
+        names = self._stack.names(group)
+        self._stack.drop(names)
+        for one in self._miniatures:
+            if namespace is None:
+                one.clear()
+            else:
+                one.drop([name for name in names if name < one.limit])
+        if namespace is None:
+            self.unpinned(np.fromiter(self._pinned, np.uint64, len(self._pinned)))
+
+    # ── the answer ───────────────────────────────────────────────────────────────────────
+
+    def report(self) -> WhatIf:
+        """The curves now."""
+        self._turn(self._clock())
+        total = Sums(len(self._ends))
+        by_name: dict[str, Sums] = {}
+        for sums in (self._before, self._sums):
+            for namespace, one in sums.items():
+                by_name.setdefault(namespace, Sums(len(self._ends))).add(one)
+                total.add(one)
+        return WhatIf(
+            over_s=self._clock() - self._began,
+            times=[*TIMES],
+            budgets=self._budgets,
+            rule="lru" if self._hazards is None else "learned",
+            seen_bytes=int(self._stack.filled_bytes),
+            model_bytes=self.num_bytes,
+            total=self._found_at(total),
+            namespaces={name: self._found_at(one) for name, one in by_name.items()},
+        )
+
+    def _found_at(self, sums: Sums) -> FoundAt:
+        lru = sums.lru()
+        rule = lru
+        if self._hazards is not None:
+            rule = lru + sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
+        return FoundAt(
+            asked=round(sums.asked),
+            found={tier: round(count) for tier, count in sums.found.items()},
+            rule={tier: self._at(tier, rule, sums, anchor=True) for tier in self._budgets},
+            lru={tier: self._at(tier, lru, sums, anchor=self._hazards is None)
+                 for tier in self._budgets},
+            missed=_shares(sums),
+        )  # fmt: skip
+
+    def _at(self, tier: str, shares: Floats, sums: Sums, *, anchor: bool) -> list[float]:
+        """The shares at the sizes of `tier`."""
+        size = self._budgets[tier]
+        mine = shares[[bisect_left(self._ends, size * one) for one in TIMES]]
+        if anchor and sums.asked:
+            mine = anchored(mine, NOW, sums.found[tier] / sums.asked)
+        return [float(share) for share in np.maximum.accumulate(mine)]
+
+    # ── models ───────────────────────────────────────────────────────────────────────────
+
+    def _count_in_stack(
+        self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums
+    ) -> None:
+        """Hot keys are all in the stack and stand for themselves, each sampled one for its like."""
+        find, outside, pinned = self._stack.find, self._stack.outside, self._pinned
+        tokens = float(prompt.tokens)
+        worst = 0
+        sums.hot += tokens * num_hot
+        for name in prompt.names[:num_hot].tolist():
+            worst = max(worst, 0 if name in pinned else find(name)[0])
+            if worst == outside:
+                break
+            sums.hot_found[worst] += tokens
+        tokens *= ALL_NAMES / self._limit
+        for name in sampled:
+            zone, uses = (0, 1) if name in pinned else find(name)
+            worst = max(worst, zone)
+            sums.sampled += tokens
+            sums.uses += tokens * (uses + 1)
+            if worst < outside:
+                sums.lru_found[worst] += tokens
+                sums.lru_uses[worst] += tokens * (uses + 1)
+
+    def _use_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int]) -> None:
+        stack, pinned = self._stack, self._pinned
+        group = self._groups.setdefault(prompt.namespace, len(self._groups))
+        hot = prompt.names[:num_hot].tolist()
+        if pinned:
+            sampled = [name for name in sampled if name not in pinned]
+            hot = [name for name in hot if name not in pinned]
+        stack.use(sampled, prompt.block_bytes * (ALL_NAMES / self._limit), group)
+        if hot:
+            stack.use(hot, float(prompt.block_bytes), group)
+        while len(stack) > MOST_NAMES:
+            self._limit //= 2
+            stack.thin(self._limit)
+
+    def _through_miniatures(
+        self, prompt: Prompt, learned: Learned, names: list[int], sums: Sums | None, now: float
+    ) -> Steps[None]:
+        """Counted in `sums`, if given."""
+        for number, one in enumerate(self._miniatures):
+            capacity = one.capacity(self._pinned_bytes, prompt.block_bytes)
+            while capacity > MOST_ITEMS or one.limit > self._limit:
+                one.thin()
+                capacity = one.capacity(self._pinned_bytes, prompt.block_bytes)
+            here = [name for name in names if name < one.limit]
+            if not here:
+                continue
+            found = one.request(here, learned.kinds, learned.number, now, capacity)
+            if sums is not None:
+                sums.miniatures[number] += np.array(found) * (
+                    prompt.tokens * ALL_NAMES / one.limit
+                )
+            if len(here) > FEW:
+                yield
+
+    def _sampled(self, names: Names) -> tuple[list[int], list[int]]:
+        """The places of those that are sampled, and these."""
+        places = np.flatnonzero(names < np.uint64(self._limit))
+        return places.tolist(), names[places].tolist()
+
+    def _count_misses(
+        self, prompt: Prompt, answer: Answer, sampled: list[tuple[int, int]], sums: Sums, now: float
+    ) -> None:
+        weight = prompt.tokens * ALL_NAMES / self._limit
+        num_found = max(answer.found.values(), default=0)
+        for place, name in sampled:
+            if place >= num_found:
+                sums.missed[self._why(prompt, answer, place, name, now)] += weight
+
+    def _why(self, prompt: Prompt, answer: Answer, place: int, name: int, now: float) -> str:
+        state = answer.states[place]
+        if state == KeyState.READABLE:
+            return Missed.BEHIND
+        if state == KeyState.PENDING:
+            return Missed.LATE
+        left = self.departures.why(name, now)
+        if left is not None:
+            reason, age_s = left
+            if reason is not Missed.EVICTED:
+                return reason
+            return Missed.NO_PACK if "bucket" in answer.found else evicted_label(age_s)
+        if name in self._stack:
+            return Missed.NOT_STORED
+        if self._has(prompt.namespace, prompt.keys[place]):
+            return Missed.OTHER_NAMESPACE
+        return Missed.NEVER_SEEN
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _sums_of(self, namespace: str, now: float) -> Sums:
+        self._turn(now)
+        sums = self._sums.get(namespace)
+        if sums is None:
+            if len(self._sums) >= MOST_NAMESPACES:
+                namespace = OTHERS
+            sums = self._sums.setdefault(namespace, Sums(len(self._ends)))
+        return sums
+
+    def _turn(self, now: float) -> None:
+        """Forget counts that are too old."""
+        if now - self._half_began >= HALF_S:
+            self._before, self._sums = self._sums, {}
+            self._began, self._half_began = self._half_began, now
+
+    def _pins_changed(self, names: Names) -> None:
+        self._pinned_bytes = sum(self._pinned.values())
+        self._stack.drop(names.tolist())
+        self._stack.keep_free(self._pinned_bytes)
+        for one in self._miniatures:
+            one.drop([name for name in names.tolist() if name < one.limit])
+
+
+def _shares(sums: Sums) -> dict[str, float]:
+    """By reason, the share of the asked tokens; together they are all that was not found."""
+    counted = sum(sums.missed.values())
+    missed = sums.asked - max(sums.found.values(), default=0.0)
+    if not counted or not sums.asked:
+        return {}
+    return {reason: count / counted * missed / sums.asked for reason, count in sums.missed.items()}

@@ -1,0 +1,170 @@
+"""The follower: shows a tenant's lookups, puts, pins and removals to its curve, by names of keys."""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+
+import numpy as np
+import xxhash
+
+from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
+from remote_server.store.bucket.packs import joined
+from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
+from remote_server.store.curve.hot import Names
+from remote_server.store.eviction.learner import AGAIN_S, BY_USES, Learner
+from remote_server.turns import Steps, to_end
+
+MOST_ENDS = 4096
+"""Ends of prompts that are remembered, to recognise the same request."""
+
+HASHED_PER_STEP = 4096
+
+MAX_SALTS = 4096
+
+
+class Follower:
+    """Of one tenant. One thread."""
+
+    def __init__(
+        self, curve: Curve, clock: Callable[[], float], learner: Learner | None = None
+    ) -> None:
+        """`learner` is the one that the tenant's tiers follow."""
+        self.curve = curve
+        self._clock = clock
+        self._learner = learner
+        self._ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
+        """To the time, the number of keys, and the learner's number of the request."""
+        self._salts: dict[str, int] = {}
+
+    def report(self) -> WhatIf:
+        return self.curve.report()
+
+    # ── events ───────────────────────────────────────────────────────────────────────────
+
+    def looked_up(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        chain: Sequence[Stretch],
+        block_bytes: int,
+        states: bytes,
+        found: Mapping[str, int],
+    ) -> Steps[None]:
+        """A lookup of `keys` was answered with `states`, after the learner learned of it. Each tier
+        has the first `found` keys, together with those above it."""
+        if namespace.startswith(SELF_TESTS):
+            return
+        now, begin = self._clock(), 0
+        for stretch in _stretches(chain, len(keys)):
+            end = begin + stretch.rows
+            part, of_part = keys[begin:end], states[begin:end]
+            first = {tier: max(0, min(number - begin, len(part))) for tier, number in found.items()}
+            if stretch.backwards:
+                part, of_part, first = part[::-1], of_part[::-1], dict.fromkeys(found, 0)
+            learned = self._learned(namespace, part)
+            if not self._is_again(namespace, part, learned, now):
+                prompt = yield from self._prompt(namespace, part, stretch, block_bytes)
+                yield from self.curve.request(prompt, Answer(of_part, first), learned, now)
+            begin = end
+
+    def arriving(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], block_bytes: int
+    ) -> None:
+        """A put brings `keys`, after the learner learned of it."""
+        if namespace.startswith(SELF_TESTS):
+            return
+        now, begin = self._clock(), 0
+        for stretch in _stretches(chain, len(keys)):
+            end = begin + stretch.rows
+            part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
+            prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
+            self.curve.stored(prompt, self._learned(namespace, part), now)
+            begin = end
+
+    def declined(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Puts of `keys` were declined."""
+        self.curve.declined(self._names(namespace, keys))
+
+    def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """A level above used `keys`, the last of a prompt first."""
+        self.curve.touch(self._names(namespace, keys), BY_USES, self._clock())
+
+    def left(self, namespace: str, key: bytes) -> None:
+        """The block of `key` has left all tiers."""
+        self.curve.left(xxhash.xxh3_64_intdigest(key, self._salt(namespace)))
+
+    def pinned(self, namespace: str, keys: Iterable[bytes], block_bytes: int) -> None:
+        """An operator pinned the blocks of `keys`."""
+        self.curve.pinned(self._names(namespace, [*keys]), block_bytes)
+
+    def unpinned(self, namespace: str, keys: Iterable[bytes]) -> None:
+        self.curve.unpinned(self._names(namespace, [*keys]))
+
+    def cleared(self, namespace: str | None) -> None:
+        """All blocks of a namespace, or of all, were removed."""
+        self.curve.cleared(namespace)
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _prompt(
+        self, namespace: str, keys: Sequence[bytes], stretch: Stretch, block_bytes: int
+    ) -> Steps[Prompt]:
+        names = [self._names(namespace, keys[:HASHED_PER_STEP])]
+        for begin in range(HASHED_PER_STEP, len(keys), HASHED_PER_STEP):
+            yield
+            names.append(self._names(namespace, keys[begin : begin + HASHED_PER_STEP]))
+        return Prompt(namespace, keys, np.concatenate(names), stretch.tokens or 1, block_bytes)
+
+    def _names(self, namespace: str, keys: Sequence[bytes]) -> Names:
+        hashes = map(xxhash.xxh3_64_intdigest, keys, repeat(self._salt(namespace)))
+        return np.fromiter(hashes, np.uint64, len(keys))
+
+    def _salt(self, namespace: str) -> int:
+        """So that equal keys of two namespaces have different names."""
+        salt = self._salts.get(namespace)
+        if salt is None:
+            if len(self._salts) >= MAX_SALTS:
+                self._salts.clear()
+            salt = self._salts[namespace] = zlib.crc32(namespace.encode())
+        return salt
+
+    def _learned(self, namespace: str, keys: Sequence[bytes]) -> Learned | None:
+        """What the learner made of the request, if there is one."""
+        if self._learner is None:
+            return None
+        path = self._learner.paths.of(namespace, keys[-1])
+        return Learned(BY_USES, 0) if path is None else Learned(path.kinds, path.number)
+
+    def _is_again(
+        self, namespace: str, keys: Sequence[bytes], learned: Learned | None, now: float
+    ) -> bool:
+        """Whether this is another lookup of the same request, as the learner decides, or without
+        one if it comes soon and is of a part of the prompt."""
+        end, number = (namespace, keys[-1]), 0 if learned is None else learned.number
+        before = self._ends.pop(end, None)
+        self._ends[end] = now, len(keys), number
+        if len(self._ends) > MOST_ENDS:
+            self._ends.popitem(last=False)
+        if before is None:
+            return False
+        at, length, of_request = before
+        if number:
+            return number == of_request
+        return now - at < AGAIN_S and len(keys) < length
+
+
+def _stretches(chain: Sequence[Stretch], number: int) -> list[Stretch]:
+    """Those of `chain`, and one more of keys that it does not describe; neighbours without fields
+    are one."""
+    found: list[Stretch] = []
+    begin = 0
+    for stretch in joined(chain) if len(chain) > 1 else chain:
+        if not stretch.tokens and found and not found[-1].tokens:
+            found[-1] = found[-1].part(0, found[-1].rows + stretch.rows)
+        else:
+            found.append(stretch)
+        begin += stretch.rows
+    if begin < number:
+        found.append(Stretch(number - begin, 0, 0, 0))
+    return found

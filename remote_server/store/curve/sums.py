@@ -1,0 +1,98 @@
+"""Sums over the requests of one namespace, and the shares of its tokens that they estimate."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from operator import add
+
+import numpy as np
+import numpy.typing as npt
+
+from remote_server.store.curve.miniature import Finds
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Sums:
+    """Tokens, by `num_sizes` sizes of caches and really.
+
+    Those of a sampled key count as often as its sample is small, so that a changed share of
+    sampled keys changes no sum. `uses` are sums in which each token also counts as often as its key
+    had been used.
+    """
+
+    num_sizes: int
+    asked: float = 0.0
+    found: Counter[str] = field(default_factory=Counter)
+    """Really: in each tier and those above it."""
+
+    hot: float = 0.0
+    sampled: float = 0.0
+    uses: float = 0.0
+    missed: Counter[str] = field(default_factory=Counter)
+    """By reason, of the sampled ones."""
+
+    def __post_init__(self) -> None:
+        self.hot_found = [0.0] * self.num_sizes
+        """These three by the least size that finds a token; and then also by those above it."""
+        self.lru_found = [0.0] * self.num_sizes
+        self.lru_uses = [0.0] * self.num_sizes
+        self.miniatures: Floats = np.zeros((self.num_sizes, len(Finds._fields)))
+
+    def add(self, other: "Sums") -> None:
+        self.asked += other.asked
+        self.found.update(other.found)
+        self.hot += other.hot
+        self.sampled += other.sampled
+        self.uses += other.uses
+        self.missed.update(other.missed)
+        self.hot_found = [*map(add, self.hot_found, other.hot_found)]
+        self.lru_found = [*map(add, self.lru_found, other.lru_found)]
+        self.lru_uses = [*map(add, self.lru_uses, other.lru_uses)]
+        self.miniatures += other.miniatures
+
+    def lru(self) -> Floats:
+        """The share of the tokens that LRU finds at each size."""
+        if not self.asked:
+            return np.zeros(self.num_sizes)
+        rest = self.asked - self.hot
+        hot, found, uses = np.cumsum([self.hot_found, self.lru_found, self.lru_uses], axis=1)
+        shares: Floats = (hot + _corrected(found, uses, self.sampled, self.uses, rest)) / self.asked
+        return shares
+
+    def gain(self, keeps_hot: npt.NDArray[np.bool_]) -> Floats:
+        """How much more the learned rule finds at each size, and all hot keys at those that
+        `keeps_hot`. It never finds less than LRU, which would reign then."""
+        if not self.asked:
+            return np.zeros(self.num_sizes)
+        rest = self.asked - self.hot
+        keys, uses, by_lru, uses_by_lru, by_rule, uses_by_rule = self.miniatures.T
+        lru = _corrected(by_lru, uses_by_lru, keys, uses, rest)
+        rule = _corrected(by_rule, uses_by_rule, keys, uses, rest)
+        hot = (self.hot - np.cumsum(self.hot_found)) * keeps_hot
+        gain: Floats = np.maximum(0.0, rule - lru + hot) / self.asked
+        return gain
+
+
+def _corrected(
+    found: Floats, found_uses: Floats, sampled: Floats | float, uses: Floats | float,
+    everything: float,
+) -> Floats:  # fmt: skip
+    """`found` of the `sampled` tokens, for `everything`.
+
+    The sample has more tokens than it should, or fewer, for the most part because keys with many
+    uses are in it, or are not. So the difference is found as often as such keys are: a regression
+    estimator. (SHARDS counts all of it as found, which is too much at small sizes.)
+    """
+    often = found_uses / np.maximum(uses, 1.0)
+    corrected: Floats = np.clip(found + (everything - sampled) * often, 0.0, everything)
+    return corrected
+
+
+def anchored(estimate: Floats, now: int, really: float) -> Floats:
+    """`estimate` with its value number `now` replaced by what is found `really`: all others move by
+    as much, stay between 0 and 1, and never fall as the size grows."""
+    moved = np.clip(estimate + (really - estimate[now]), 0.0, 1.0)
+    larger = np.maximum.accumulate(moved[now:])
+    smaller = np.minimum.accumulate(moved[now::-1])[::-1]
+    return np.concatenate((smaller[:-1], larger))
