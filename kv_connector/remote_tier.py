@@ -200,8 +200,13 @@ class RemoteTier(SecondaryTierManager):
     def report(self, prompt_tokens: int, reused: Mapping[str, int]) -> None:
         """Show on the servers' pages what this engine runs, and of the prompt tokens since its
         start those that it did not compute, by level."""
-        given_up = self.counters.given_up()
-        self._report = EngineReport(self._report.software, prompt_tokens, dict(reused), given_up)
+        self._report = EngineReport(
+            self._report.software,
+            prompt_tokens,
+            dict(reused),
+            self.counters.given_up(),
+            self.break_even.engine.tokens_per_s or 0.0,
+        )
         self._client.report(self._report)
 
     def stay_out(self, why: str) -> None:

@@ -9,6 +9,7 @@ from remote_server.cli.output import clear_screen, print_lines
 from remote_server.cli.servers import connected_to_each, print_failed
 from remote_server.cli.stats_lines import contents, events, print_events
 from remote_server.cli.sums import sum_of
+from remote_server.cli.what_if_lines import what_if_lines
 from remote_server.fleet.each import Replies
 from remote_server.fleet.server_list import ServerList
 from remote_server.protocol import StatsReply
@@ -30,18 +31,27 @@ def run(servers: ServerList, flags: argparse.Namespace) -> int:
         else:
             if flags.watch:
                 clear_screen()
-            print_lines(*table(servers, replies, total), "", *contents(total, before))
+            if flags.what_if:
+                for name, reply in replies.received.items():
+                    print_lines(f"{name}: a server's curve is of its part of the requests",
+                                *what_if_lines(reply), "")  # fmt: skip
+            else:
+                print_lines(*table(servers, replies, total), "", *contents(total, before))
             print_failed(failed)
         before = total
     return 1 if failed else 0
 
 
 def _replies(servers: ServerList, flags: argparse.Namespace) -> Iterator[Replies[StatsReply]]:
-    with connected_to_each(servers, flags, fingerprints=flags.json) as (each, replies):
+    in_full = flags.json or flags.what_if
+    with connected_to_each(servers, flags, fingerprints=in_full) as (
+        each,
+        replies,
+    ):
         yield replies
         while flags.watch:
             time.sleep(1)
-            yield each.stats(flags.timeout_s, fingerprints=flags.json)
+            yield each.stats(flags.timeout_s, fingerprints=in_full)
 
 
 def _as_json(replies: Replies[StatsReply], total: StatsReply) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from remote_server.cli.output import clear_screen, print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import add_servers, servers_of
 from remote_server.cli.stats_lines import picture
+from remote_server.cli.what_if_lines import what_if_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.protocol.codec import ascii_json
@@ -19,6 +20,10 @@ from remote_server.protocol.codec import ascii_json
 def add_flags(parser: Parser) -> None:
     add_servers(parser)
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument(
+        "--what-if", action="store_true",
+        help="what more or less memory, disk or bucket would find of the same requests",
+    )  # fmt: skip
     add_json(parser, lines=True)
 
 
@@ -34,16 +39,18 @@ def run(flags: argparse.Namespace) -> int:
             else:
                 if flags.watch:
                     clear_screen()
-                print_lines(*picture(reply, before))
+                lines = what_if_lines(reply) if flags.what_if else picture(reply, before)
+                print_lines(*lines)
             before = reply
     return 0
 
 
 def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsReply]:
-    yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
+    in_full = flags.json or flags.what_if
+    yield ask_stats(client, flags.timeout_s, fingerprints=in_full)
     while flags.watch:
         time.sleep(1)
-        yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
+        yield ask_stats(client, flags.timeout_s, fingerprints=in_full)
 
 
 COMMAND = Command(
@@ -53,6 +60,7 @@ COMMAND = Command(
 kvferry stats
 kvferry stats --watch --server 10.0.0.7:5757
 kvferry stats --server 'tcp://kvferry-{0..2}.kvferry:5757'      # a fleet, summed
+kvferry stats --what-if          # what would more memory bring?
 kvferry stats --json | jq .counters
 """,
 )

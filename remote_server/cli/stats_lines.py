@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from remote_server.cli.bucket_lines import bucket_lines
 from remote_server.cli.eviction_lines import eviction_lines
 from remote_server.cli.output import duration, print_lines
+from remote_server.cli.what_if_lines import miss_lines
 from remote_server.protocol import StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.values import format_bytes
@@ -48,6 +49,7 @@ def contents(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
             share = 100 * counters[hits] / counters[total]
             lines.append(f"{name:<10} {counters[total]:>14,} blocks, {share:.1f} % found")
     lines += _flows(reply, before)
+    lines += miss_lines(reply)
     lines += eviction_lines(reply)
     lines += bucket_lines(reply, before)
     lines += [f"{name:<28} {count:>12,}" for name, count in _wrong(counters).items()]

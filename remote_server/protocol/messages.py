@@ -36,6 +36,7 @@ from remote_server.protocol.statistics import (
     NamespaceStats,
     ServerLoad,
     TierStats,
+    WhatIf,
 )
 
 
@@ -213,8 +214,8 @@ class OpenLane(Message, frozen=True, tag="open_lane"):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Query occupancy and counters. With `fingerprints` also the declared fields of namespaces, and
-    the engines that declared them."""
+    """Query occupancy and counters. With `fingerprints` also the declared fields of namespaces, the
+    engines that declared them, and what other sizes would find by namespace."""
 
     fingerprints: bool = False
 
@@ -451,6 +452,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     """Where its lanes begin, or "none: " and the reason; empty from an older server."""
     eviction: EvictionStats | None = None
     """Of a server whose eviction learns."""
+    what_if: WhatIf | None = None
+    """None from an older server."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):

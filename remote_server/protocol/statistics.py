@@ -58,6 +58,9 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     given_up: Annotated[int, Meta(ge=0)] = 0
     """Blocks that it computed because the answer or the load took longer than it waits."""
 
+    tokens_per_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """How fast it computes prompts; 0: not measured yet."""
+
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """One engine that is connected and has sent a report."""
@@ -70,6 +73,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     reused: dict[str, int]
     given_up: int = 0
+    tokens_per_s: float = 0.0
 
 
 class TierShare(msgspec.Struct, frozen=True, kw_only=True):

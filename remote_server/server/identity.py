@@ -72,6 +72,7 @@ class Identity:
                 model=hello.fingerprint.get("model_name", ""), software=report.software,
                 prompt_tokens=report.prompt_tokens, reused=report.reused,
                 given_up=report.given_up,
+                tokens_per_s=report.tokens_per_s,
             )  # fmt: skip
 
     def gone(self, connection: bytes) -> None:
@@ -139,6 +140,7 @@ class Identity:
             counters=counters,
             bucket=bucket,
             eviction=eviction_stats(store.memory.learner),
+            what_if=store.what_if(by_namespace=request.fingerprints),
             protocol=protocol.PROTOCOL_VERSION,
         )
 

@@ -13,6 +13,7 @@ from remote_server.protocol import (
     EvictionStats,
     NamespaceStats,
     TierStats,
+    WhatIf,
 )
 from remote_server.server.bucket_calls import all_tenants
 from remote_server.server.config import ServerConfig
@@ -97,6 +98,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     bucket: BucketStats | None = None
     eviction: dict[str, EvictionStats] = {}
     """By tenant, of those whose eviction learns; without tenants one, under the empty name."""
+    what_if: dict[str, WhatIf] = {}
+    """By tenant, without its namespaces."""
 
 
 class Snapshot(Part, frozen=True, kw_only=True):
@@ -150,6 +153,7 @@ def gather(parts: Sequence[Part]) -> Part:
         engines=[one for part in parts for one in part.engines],
         bucket=all_tenants([part.bucket for part in parts]),
         eviction={tenant: one for part in parts for tenant, one in part.eviction.items()},
+        what_if={tenant: one for part in parts for tenant, one in part.what_if.items()},
     )
 
 

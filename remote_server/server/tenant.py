@@ -8,8 +8,9 @@ these serves all clients.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,8 @@ from remote_server.store.bucket.opening import OpenBucket, SharedBucket
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.bucket.transfers import Largest
 from remote_server.store.bucket.writer import PacksBelow, PackWriter
+from remote_server.store.curve.curve import MOST_NAMESPACES, Curve
+from remote_server.store.curve.follower import Follower
 from remote_server.store.disk.opening import OpenDisk, make_private
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
@@ -108,7 +111,8 @@ class Tenant:
             rate = math.ceil(server_config.bucket_write_rate / bucket.num_tenants)
             budget = WriteBudget(rate, 0, 0, clock)
             below.append(PacksBelow(self.bucket.tier, Admit(server_config.bucket_admit), budget))
-        self.store = Store(tier, clock, below, config.ttl_s, guard)
+        self.follower = self._follow(tier, below)
+        self.store = Store(tier, clock, below, config.ttl_s, guard, self.follower)
         in_flight = InFlight(tier, server_config.max_inflight)
         knows = lanes.connections.knows
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard, knows)
@@ -165,6 +169,7 @@ class Tenant:
             "namespaces": self.store.namespaces.text_bytes,
             "puts": self.handlers.uncopied.total,
             "eviction": self.learner.num_bytes if self.learner is not None else 0,
+            "what-if": self.follower.curve.num_bytes,
             "recording": self.handlers.recorder.num_bytes,
         }
         for way in self.store.tier_stack.below:
@@ -179,6 +184,21 @@ class Tenant:
     def full_name(self, namespace: str) -> str:
         """`namespace`, made unique among all tenants."""
         return f"{self.name}/{namespace}" if self.name else namespace
+
+    def _follow(self, memory: MemoryTier, below: Sequence[Below | PacksBelow]) -> Follower:
+        """What shows this tenant's requests to models of other sizes."""
+        budgets = {memory.name: self.config.memory}
+        budgets |= {each.tier.name: each.tier.stats().budget_bytes for each in below}
+        hazards = self.learner.hazards if self.learner is not None else None
+        curve = Curve(self._clock, budgets, hazards, self._has_elsewhere)
+        return Follower(curve, self._clock, self.learner)
+
+    def _has_elsewhere(self, namespace: str, key: bytes) -> bool:
+        """Whether another namespace of this tenant has the block of `key`."""
+        stack = self.store.tier_stack
+        others = islice((name for name in stack.declared if name != namespace), MOST_NAMESPACES)
+        tiers = [self.store.memory, *stack.tiers]
+        return any(tier.has(name, key) for name in others for tier in tiers)
 
     def _held(self) -> Held:
         """What its connections hold now."""
@@ -232,6 +252,7 @@ class Tenant:
             ],
             bucket=self._bucket_stats(),
             eviction={self.config.name: learned} if learned is not None else {},
+            what_if={self.config.name: self.follower.curve.report(by_namespace=False)},
         )
 
     def _bucket_stats(self) -> BucketStats | None:

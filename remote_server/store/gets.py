@@ -111,7 +111,10 @@ class Gets:
         if is_long or explain:
             yield  # the answer takes a step of its own
         if not explain:
-            yield from self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
+            num_near = remote[0] if remote else None
+            yield from self._tier_stack.looked_up(
+                namespace, keys, chain, packs, states, hint, num_near
+            )
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 

@@ -5,7 +5,7 @@ neither come nor gone. So each block of the news has come once since it last wen
 all news knows what the server holds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -55,16 +55,26 @@ def hash_of(key: bytes) -> int:
     return int.from_bytes(key[-12:-4], "big")
 
 
+Departed = Callable[[str, bytes], None]
+"""Called with the namespace and the key of a block that has left all tiers."""
+
+
 class Presence:
     """The news of one tenant. One thread."""
 
-    def __init__(self, tiers: Sequence[Holder]) -> None:
-        """Every one of `tiers` gets a journal. Nothing is readable in them yet."""
+    def __init__(
+        self, tiers: Sequence[Holder], departed: Departed | None = None, *, is_read: bool = True
+    ) -> None:
+        """Every one of `tiers` gets a journal. Nothing is readable in them yet. `departed` is
+        called without news as well."""
         self.news: list[News] = []
         """Since the last `take`; for the journals and for tests."""
+        self.is_read = is_read
+        """Whether there are news. They are kept until they are taken."""
+        self.departed = departed
         for tier in tiers:
             others = tuple(other for other in tiers if other is not tier)
-            tier.report_to(Journal(self.news, others))
+            tier.report_to(Journal(self, others))
 
     def take(self) -> list[News]:
         """The news since the last call."""
@@ -76,27 +86,33 @@ class Presence:
 class Journal:
     """What one tier reports, after its own index has changed."""
 
-    __slots__ = ("_news", "_others")
+    __slots__ = ("_others", "_presence")
 
-    def __init__(self, news: list[News], others: tuple[Holder, ...]) -> None:
-        self._news = news
+    def __init__(self, presence: Presence, others: tuple[Holder, ...]) -> None:
+        self._presence = presence
         self._others = others
 
     def came(self, blocks: Iterable[Held]) -> None:
         """`blocks` are readable here, and no block of their keys was before."""
-        self._report(blocks, has_come=True)
+        if self._presence.is_read:
+            self._report(blocks, has_come=True)
 
     def went(self, blocks: Iterable[Held]) -> None:
         """`blocks` are not readable here any more, and nor is another block of their keys."""
         self._report(blocks, has_come=False)
 
     def _report(self, blocks: Iterable[Held], *, has_come: bool) -> None:
-        others = self._others
-        last, kind = self._news[-1] if self._news else None, b""
+        others, news = self._others, self._presence.news
+        departed = None if has_come else self._presence.departed
+        last, kind = news[-1] if news else None, b""
         for one in blocks:
             namespace, key = one.namespace, one.key
             if others and any(other.has(namespace, key) for other in others):
                 continue
+            if departed is not None:
+                departed(namespace, key)
+                if not self._presence.is_read:
+                    continue
             tokens = one.chain.tokens if has_come else 0
             if (
                 last is None or key[-4:] != kind or tokens != last.tokens
@@ -104,6 +120,6 @@ class Journal:
             ):  # fmt: skip
                 kind = key[-4:]
                 last = News(namespace, int.from_bytes(kind, "big"), tokens, has_come, [], [])
-                self._news.append(last)
+                news.append(last)
             last.keys.append(key)
             last.hashes.append(hash_of(key))

@@ -9,8 +9,9 @@ from itertools import compress
 from operator import add
 from typing import NamedTuple
 
-from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, select
+from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, WhatIf, select
 from remote_server.store.bucket.writer import PacksBelow
+from remote_server.store.curve.follower import Follower
 from remote_server.store.fetches import Fetches, OnFetched, Purpose, ReadAhead
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory_tier import MemoryTier
@@ -51,19 +52,25 @@ class Store:
         below: Sequence[Below | PacksBelow] = (),
         ttl_s: float = 0.0,
         guard: Guard | None = None,
+        follower: Follower | None = None,
     ) -> None:
         """`memory` serves everything; `below` are the tiers that get its blocks, the fastest first.
-        `ttl_s` is the greatest age of a block; 0 for none."""
+        `ttl_s` is the greatest age of a block; 0 for none. `follower` is shown what happens."""
         self.memory = memory
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         ways = [each.way(memory, self._block_bytes_of, self._fetch) for each in below]
-        self.tier_stack = TierStack(memory, ways, clock, ttl_s)
+        self.tier_stack = TierStack(memory, ways, clock, ttl_s, follower)
         self.fetches = Fetches(self.tier_stack, guard)
         self.namespaces = Namespaces(self.tier_stack, self.counters, clock)
         self.gets = Gets(self.tier_stack, self.fetches, self.counters)
         self.puts = Puts(self.tier_stack, self.namespaces, self.counters)
         self.read_ahead = ReadAhead(self.tier_stack, self.fetches, self._block_bytes_of)
+        self._follower = follower
+        self._presence: Presence | None = None
+        if follower is not None:
+            tiers = [memory, *self.tier_stack.tiers]
+            self._presence = Presence(tiers, follower.left, is_read=False)
         self._clock = clock
         self._started = clock()
 
@@ -75,7 +82,10 @@ class Store:
 
     def watch(self) -> Presence:
         """The news of this store from now on. Call it once, before any block is readable."""
-        return Presence([self.memory, *self.tier_stack.tiers])
+        if self._presence is None:
+            return Presence([self.memory, *self.tier_stack.tiers])
+        self._presence.is_read = True
+        return self._presence
 
     @property
     def uptime_s(self) -> float:
@@ -110,9 +120,19 @@ class Store:
             if expire:
                 self.tier_stack.expire(namespace, part)
             now = act(namespace, part)
+            self._show_pins(namespace, part)
             total = now if total is None else PinCount(*map(add, total, now))
         assert total is not None, "there is one part at least"
         return total
+
+    def _show_pins(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """The pins of `keys` have changed perhaps."""
+        if self._follower is None:
+            return
+        blocks = [block for key in keys if (block := self.memory.peek(namespace, key)) is not None]
+        pinned = [block.key for block in blocks if block in self.memory.operator_pins]
+        self._follower.pinned(namespace, pinned, self._block_bytes_of(namespace))
+        self._follower.unpinned(namespace, {*keys}.difference(pinned))
 
     # ── verifying and removing ───────────────────────────────────────────────────────────
 
@@ -154,7 +174,8 @@ class Store:
 
     def remove_corrupt(self, block: Block) -> None:
         """Remove `block`, whose bytes no longer match its checksum."""
-        self.memory.remove(block)
+        with self.tier_stack.removing():
+            self.memory.remove(block)
         self.counters["integrity_checksum"] += 1
 
     def clear(self, namespace: str | None, *, forget: bool = False) -> dict[str, int]:
@@ -163,11 +184,21 @@ class Store:
 
         Effective at once for this process, and for the next one from `tier_stack.when_gone` on.
         """
-        from_memory = self.memory.clear(namespace)
+        if self._follower is not None:
+            self._follower.cleared(namespace)
+        with self.tier_stack.removing():
+            from_memory = self.memory.clear(namespace)
         if forget and namespace is not None:
             self.namespaces.forget(namespace)
         self.counters["removed"] += from_memory
-        return {self.memory.name: from_memory} | self.tier_stack.clear_below(namespace)
+        with self.tier_stack.removing():
+            return {self.memory.name: from_memory} | self.tier_stack.clear_below(namespace)
+
+    def what_if(self, *, by_namespace: bool) -> WhatIf | None:
+        """What other sizes of the tiers would find; None without a follower."""
+        if self._follower is None:
+            return None
+        return self._follower.curve.report(by_namespace=by_namespace)
 
     # ── statistics ───────────────────────────────────────────────────────────────────────
 
@@ -260,6 +291,8 @@ class Puts:
             reasons[Declined.UNLIKELY if self._memory.refused else reason] += len(refused)
             for index in refused:
                 outcomes[index] = PutOutcome.DECLINED
+            if (follower := self._tier_stack.follower) is not None:
+                follower.declined(namespace, [all_keys[index] for index in refused])
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
         if self._tier_stack.below and PutOutcome.EXISTED in outcomes:

@@ -5,12 +5,14 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 from remote_server.plain_text import plain
 from remote_server.protocol import UNKNOWN, BlockCopy, Hint, KeyState, Stretch, TierShare
 from remote_server.store.bucket.packs import Group
+from remote_server.store.curve.follower import Follower
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, memory_for_block
 from remote_server.store.tier import Tier, TierBlock
@@ -55,10 +57,12 @@ class TierStack:
         below: Sequence[WayDown] = (),
         clock: Callable[[], float] = time.monotonic,
         ttl_s: float = 0.0,
+        follower: Follower | None = None,
     ) -> None:
         """`below` are the ways to the tiers below memory, the fastest first. `clock` is that of
-        ages in memory."""
+        ages in memory. `follower` is shown what happens."""
         self.memory = memory
+        self.follower = follower
         self.below = tuple(below)
         self.tiers: tuple[Tier[Any], ...] = tuple(each.tier for each in below)
         self.hits = Hits(memory.name)
@@ -132,14 +136,24 @@ class TierStack:
 
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], packs: Packs,
-        states: bytes, hint: Hint | None = None,
+        states: bytes, hint: Hint | None = None, num_near: int | None = None,
     ) -> Steps[None]:  # fmt: skip
-        """The lookup of `keys` found `states`: puts may bring those that are not readable."""
+        """The lookup of `keys` found `states`: puts may bring those that are not readable. The
+        first `num_near` are on this server; None for all that are readable."""
+        prefix = num_held = len(states) - len(states.lstrip(_READABLE))
+        if self.tiers:
+            num_held = yield from self._num_held(namespace, keys)
         if (learner := self.memory.learner) is not None:
-            prefix = len(states) - len(states.lstrip(_READABLE))
-            if self.tiers:
-                prefix = yield from self._num_held(namespace, keys)
-            yield from learner.looked_up_in_steps(namespace, keys, chain, prefix, hint)
+            yield from learner.looked_up_in_steps(namespace, keys, chain, num_held, hint)
+        if self.follower is not None:
+            near = prefix if num_near is None else min(prefix, num_near)
+            found = {self.memory.name: num_held}
+            found |= {tier.name: prefix if tier.is_remote else near for tier in self.tiers}
+            block_bytes = self.declared.get(namespace, 0)
+            if block_bytes:
+                yield from self.follower.looked_up(
+                    namespace, keys, chain, block_bytes, states, found
+                )
         for each, groups in packs:
             if groups:
                 yield from each.looked_up(namespace, groups, states)
@@ -256,6 +270,8 @@ class TierStack:
         states = self.lookup_all(namespace, keys)
         if self.memory.learner is not None:
             self.memory.learner.touched(namespace, keys)
+        if self.follower is not None:
+            self.follower.touched(namespace, keys)
         self.memory.touch_all(namespace, keys)
         for each in self.below:
             each.recency.flush()
@@ -265,18 +281,24 @@ class TierStack:
     def expire(self, namespace: str, keys: Sequence[bytes]) -> None:
         """Remove those of `keys` that are too old, before their request is answered."""
         if self._ttl_s:
-            for tier in self.tiers:
-                tier.expire(namespace, keys, self._ttl_s)
-            before = self.clock() - self._ttl_s
-            self.num_expired += self.memory.expire(namespace, keys, before)
+            with self.removing():
+                for tier in self.tiers:
+                    tier.expire(namespace, keys, self._ttl_s)
+                before = self.clock() - self._ttl_s
+                self.num_expired += self.memory.expire(namespace, keys, before)
 
     def expire_some(self) -> None:
         """Remove some of the blocks that are too old and not requested, every `SWEEP_S`."""
         if self._ttl_s and self.clock() >= self._sweep_at:
             self._sweep_at = self.clock() + SWEEP_S
-            for tier in self.tiers:
-                tier.expire_some(self._ttl_s, MAX_SWEPT)
-            self.num_expired += self.memory.expire_some(self.clock() - self._ttl_s, MAX_SWEPT)
+            with self.removing():
+                for tier in self.tiers:
+                    tier.expire_some(self._ttl_s, MAX_SWEPT)
+                self.num_expired += self.memory.expire_some(self.clock() - self._ttl_s, MAX_SWEPT)
+
+    def removing(self) -> AbstractContextManager[None]:
+        """What leaves the tiers meanwhile does so for another reason than lack of room."""
+        return nullcontext() if self.follower is None else self.follower.removing()
 
     def shares_of(self, namespace: str) -> dict[str, TierShare]:
         """What `namespace` has in each tier."""
@@ -318,6 +340,8 @@ class TierStack:
             places = [tier.num_places(block_bytes) for tier in self.tiers]
             learner.num_blocks = max(self.memory.slabs.num_places(block_bytes), *places, 0)
             learner.arriving(namespace, keys, chain)
+        if self.follower is not None:
+            self.follower.arriving(namespace, keys, chain, block_bytes)
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
         """A put has room in memory for `blocks`, the first of those that `chain` describes."""

@@ -135,7 +135,7 @@ class Curve:
         sums = self._sums_of(prompt.namespace, now)
         sums.asked += prompt.tokens * len(prompt.names)
         for tier, number in answer.found.items():
-            sums.found[tier] += prompt.tokens * number
+            sums.found[tier] = sums.found.get(tier, 0.0) + prompt.tokens * number
         self._count_misses(prompt, answer, [*zip(places, sampled, strict=True)], sums, now)
         behind = sampled[bisect_left(places, num_hot) :]
         self._count_in_stack(prompt, num_hot, behind, sums)
@@ -195,8 +195,8 @@ class Curve:
 
     # ── the answer ───────────────────────────────────────────────────────────────────────
 
-    def report(self) -> WhatIf:
-        """The curves now."""
+    def report(self, *, by_namespace: bool = True) -> WhatIf:
+        """The curves now: that of all namespaces together, or also those of each."""
         self._turn(self._clock())
         total = Sums(len(self._ends))
         by_name: dict[str, Sums] = {}
@@ -212,36 +212,40 @@ class Curve:
             seen_bytes=int(self._stack.filled_bytes),
             model_bytes=self.num_bytes,
             total=self._found_at(total),
-            namespaces={name: self._found_at(one) for name, one in by_name.items()},
+            namespaces={name: self._found_at(one) for name, one in by_name.items() if by_namespace},
         )
 
     def _found_at(self, sums: Sums) -> FoundAt:
         lru = sums.lru()
-        rule = lru
+        gain = np.zeros(len(lru))
         if self._hazards is not None:
-            rule = lru + sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
+            gain = sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
+        rule = {tier: self._by_rule(tier, lru, gain, sums) for tier in self._budgets}
+        by_lru = {
+            tier: [float(share) for share in np.maximum.accumulate(lru[self._places(tier)])]
+            for tier in self._budgets
+        }
         return FoundAt(
             asked=round(sums.asked),
             found={tier: round(count) for tier, count in sums.found.items()},
-            rule={tier: self._at(tier, rule, sums, anchor=True) for tier in self._budgets},
-            lru={tier: self._at(tier, lru, sums, anchor=self._hazards is None)
-                 for tier in self._budgets},
+            rule=rule,
+            lru=rule if self._hazards is None else by_lru,
             missed=_shares(sums),
-        )  # fmt: skip
+        )
 
-    def _at(self, tier: str, shares: Floats, sums: Sums, *, anchor: bool) -> list[float]:
+    def _by_rule(self, tier: str, lru: Floats, gain: Floats, sums: Sums) -> list[float]:
         """The shares at the sizes of `tier`."""
-        size = self._budgets[tier]
-        mine = shares[[bisect_left(self._ends, size * one) for one in TIMES]]
-        if anchor and sums.asked:
-            mine = anchored(mine, NOW, sums.found[tier] / sums.asked)
-        return [float(share) for share in np.maximum.accumulate(mine)]
+        at = self._places(tier)
+        found = sums.found.get(tier, 0.0) / max(sums.asked, 1.0)
+        return [float(share) for share in anchored(lru[at], gain[at], NOW, found)]
+
+    def _places(self, tier: str) -> list[int]:
+        """Those of its sizes among all."""
+        return [bisect_left(self._ends, self._budgets[tier] * one) for one in TIMES]
 
     # ── models ───────────────────────────────────────────────────────────────────────────
 
-    def _count_in_stack(
-        self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums
-    ) -> None:
+    def _count_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums) -> None:
         """Hot keys are all in the stack and stand for themselves, each sampled one for its like."""
         find, outside, pinned = self._stack.find, self._stack.outside, self._pinned
         tokens = float(prompt.tokens)
@@ -290,9 +294,7 @@ class Curve:
                 continue
             found = one.request(here, learned.kinds, learned.number, now, capacity)
             if sums is not None:
-                sums.miniatures[number] += np.array(found) * (
-                    prompt.tokens * ALL_NAMES / one.limit
-                )
+                sums.miniatures[number] += np.array(found) * (prompt.tokens * ALL_NAMES / one.limit)
             if len(here) > FEW:
                 yield
 
@@ -308,7 +310,8 @@ class Curve:
         num_found = max(answer.found.values(), default=0)
         for place, name in sampled:
             if place >= num_found:
-                sums.missed[self._why(prompt, answer, place, name, now)] += weight
+                why = self._why(prompt, answer, place, name, now)
+                sums.missed[why] = sums.missed.get(why, 0.0) + weight
 
     def _why(self, prompt: Prompt, answer: Answer, place: int, name: int, now: float) -> str:
         state = answer.states[place]

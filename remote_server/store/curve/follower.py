@@ -1,14 +1,15 @@
-"""The follower: shows a tenant's lookups, puts, pins and removals to its curve, by names of keys."""
+"""The follower of a tenant's requests: shows lookups, puts, pins and removals to its curve."""
 
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import repeat
 
 import numpy as np
 import xxhash
 
-from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
+from remote_server.protocol import SELF_TESTS, Stretch
 from remote_server.store.bucket.packs import joined
 from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
 from remote_server.store.curve.hot import Names
@@ -36,9 +37,6 @@ class Follower:
         self._ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
         """To the time, the number of keys, and the learner's number of the request."""
         self._salts: dict[str, int] = {}
-
-    def report(self) -> WhatIf:
-        return self.curve.report()
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
@@ -93,6 +91,10 @@ class Follower:
     def left(self, namespace: str, key: bytes) -> None:
         """The block of `key` has left all tiers."""
         self.curve.left(xxhash.xxh3_64_intdigest(key, self._salt(namespace)))
+
+    def removing(self) -> AbstractContextManager[None]:
+        """What leaves meanwhile does so for another reason than lack of room."""
+        return self.curve.departures.removing()
 
     def pinned(self, namespace: str, keys: Iterable[bytes], block_bytes: int) -> None:
         """An operator pinned the blocks of `keys`."""

@@ -28,7 +28,7 @@ MOST_RUNS = 256
 
 
 class _Candidate(NamedTuple):
-    count: float
+    weight: float
     run: Names
     """What all requests that counted have in common, from the candidate on."""
 
@@ -75,23 +75,23 @@ class HotRuns:
         if before is None:
             self._candidates[first] = _Candidate(1.0, run.copy())
             return
-        count, run = before.count + 1.0, before.run[: _common(before.run, run)]
-        self._candidates[first] = _Candidate(count, run)
-        if count >= ENOUGH and first not in self._hot and len(self._hot) < MOST_RUNS:
+        weight, run = before.weight + 1.0, before.run[: _common(before.run, run)]
+        self._candidates[first] = _Candidate(weight, run)
+        if weight >= ENOUGH and first not in self._hot and len(self._hot) < MOST_RUNS:
             self._hot[first] = run
 
     def _fade(self) -> None:
         """Halve all counts. What only some requests have of a hot run is a run of its own, if it is
         hot as well."""
         self._candidates = {
-            first: _Candidate(one.count / 2, one.run)
+            first: _Candidate(one.weight / 2, one.run)
             for first, one in self._candidates.items()
-            if one.count >= 2.0
+            if one.weight >= 2.0
         }
         self._hot = {
             first: one.run
             for first, one in self._candidates.items()
-            if first in self._hot and one.count >= COLD
+            if first in self._hot and one.weight >= COLD
         }
 
 

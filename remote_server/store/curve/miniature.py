@@ -7,9 +7,10 @@ that chose these keys is in both results, and not in their difference.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from remote_server.store.eviction.floor import ITEM_BYTES, Shadow
+from remote_server.store.eviction.floor import Shadow
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.victims import Rule
 
@@ -40,7 +41,7 @@ class Miniature:
     def __init__(self, num_bytes: float, hazards: Hazards, seed: int, limit: int) -> None:
         """Names below `limit` are in it."""
         self._num_bytes = num_bytes
-        self._make = lambda: Shadow(Rule.LEARNED, hazards, seed)
+        self._make = partial(Shadow, Rule.LEARNED, hazards, seed)
         self._by_rule = self._make()
         self._by_lru: OrderedDict[int, int] = OrderedDict()  # to uses, the oldest first
         self.limit = limit

@@ -1,6 +1,6 @@
 """Sums over the requests of one namespace, and the shares of its tokens that they estimate."""
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import add
 
@@ -23,13 +23,13 @@ class Sums:
 
     num_sizes: int
     asked: float = 0.0
-    found: Counter[str] = field(default_factory=Counter)
+    found: dict[str, float] = field(default_factory=dict)
     """Really: in each tier and those above it."""
 
     hot: float = 0.0
     sampled: float = 0.0
     uses: float = 0.0
-    missed: Counter[str] = field(default_factory=Counter)
+    missed: dict[str, float] = field(default_factory=dict)
     """By reason, of the sampled ones."""
 
     def __post_init__(self) -> None:
@@ -41,11 +41,11 @@ class Sums:
 
     def add(self, other: "Sums") -> None:
         self.asked += other.asked
-        self.found.update(other.found)
+        _add(self.found, other.found)
         self.hot += other.hot
         self.sampled += other.sampled
         self.uses += other.uses
-        self.missed.update(other.missed)
+        _add(self.missed, other.missed)
         self.hot_found = [*map(add, self.hot_found, other.hot_found)]
         self.lru_found = [*map(add, self.lru_found, other.lru_found)]
         self.lru_uses = [*map(add, self.lru_uses, other.lru_uses)]
@@ -74,6 +74,11 @@ class Sums:
         return gain
 
 
+def _add(to: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, count in more.items():
+        to[name] = to.get(name, 0.0) + count
+
+
 def _corrected(
     found: Floats, found_uses: Floats, sampled: Floats | float, uses: Floats | float,
     everything: float,
@@ -89,10 +94,13 @@ def _corrected(
     return corrected
 
 
-def anchored(estimate: Floats, now: int, really: float) -> Floats:
-    """`estimate` with its value number `now` replaced by what is found `really`: all others move by
-    as much, stay between 0 and 1, and never fall as the size grows."""
-    moved = np.clip(estimate + (really - estimate[now]), 0.0, 1.0)
+def anchored(lru: Floats, gain: Floats, now: int, really: float) -> Floats:
+    """`lru` and the `gain` of the rule in force, with value number `now` replaced by what is found
+    `really`. If that is less, every gain is so much less, as far as there is any: what is left
+    moves all sizes alike. The shares stay between 0 and 1, and never fall as the size grows."""
+    off = really - lru[now] - gain[now]
+    of_gain = min(-off, gain[now]) if off < 0.0 else 0.0
+    moved = np.clip(lru + np.maximum(0.0, gain - of_gain) + (off + of_gain), 0.0, 1.0)
     larger = np.maximum.accumulate(moved[now:])
     smaller = np.minimum.accumulate(moved[now::-1])[::-1]
     return np.concatenate((smaller[:-1], larger))

@@ -1,0 +1,143 @@
+"""Sentences about what other sizes of a tier would find, for the commands and the page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log
+
+from remote_server.protocol import EngineState, FoundAt, WhatIf
+from remote_server.values import format_bytes
+
+LEAST = 0.01
+"""More is not worth its price when it brings less than this share of the tokens."""
+
+LEAST_TOKENS = 100_000
+"""Of requests, before anything is concluded from them."""
+
+DAY_S = 86_400.0
+
+REASONS = {
+    "never_seen": "never seen before",
+    "evicted": "evicted",
+    "no_pack": "evicted, in no pack",
+    "declined": "put declined",
+    "not_stored": "seen, never put",
+    "late": "still being written",
+    "removed": "cleared or expired",
+    "other_namespace": "in another namespace",
+    "behind": "behind a missing block",
+}
+"""Words for the reasons of misses, in the order of the output."""
+
+AGES = {"60": "a minute", "600": "ten minutes", "3600": "an hour", "86400": "a day"}
+
+TIERS = {"memory": "memory", "disk": "disk", "bucket": "room in the bucket"}
+
+
+def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str]:
+    """What more of `tier` would bring, for a reader who sees nothing else. `tokens_per_s` is how
+    fast engines compute prompts; 0: not known."""
+    found, room = what_if.total, TIERS.get(tier, tier)
+    if found.asked < LEAST_TOKENS:
+        return [f"So far engines looked up {found.asked:,} tokens: too few to conclude from."]
+    now = what_if.times.index(1.0)
+    shares, size = found.rule[tier], what_if.budgets[tier]
+    today = f"{100 * shares[now]:.0f} %"
+    enough = enough_bytes(what_if.times, shares, size)
+    lines = []
+    if enough <= size and shares[-1] - shares[now] < LEAST:
+        lines.append(
+            f"Of the prompt tokens that engines look up, {today} are found today, and more {room} "
+            "would not change that by 1 %."
+        )
+    else:
+        at = _first_gain(shares, now)
+        more = size * (what_if.times[at] - 1.0)
+        beyond = (
+            f"Beyond {format_bytes(int(enough))} in all, more brings less than 1 %."
+            if enough < size * what_if.times[-1] * 0.99
+            else f"Up to {format_bytes(int(size * what_if.times[-1]))} in all, more finds more."
+        )
+        lines.append(
+            f"With {format_bytes(int(more))} more {room}, {100 * shares[at]:.0f} % of the prompt "
+            f"tokens that engines look up would be found; today {today} are. {beyond}"
+        )
+        saved = _saved_s(what_if, shares[at] - shares[now], tokens_per_s)
+        if saved:
+            lines.append(
+                f"That saves {_hours(saved)} of computing a day, at the {tokens_per_s:,.0f} tokens "
+                "a second that engines compute."
+            )
+    half = what_if.times.index(0.5)
+    lines.append(f"Half of today's {room} would find {100 * shares[half]:.0f} %.")
+    if what_if.seen_bytes < size * what_if.times[-1] * 0.9:
+        lines.append(
+            f"The requests so far were for {format_bytes(what_if.seen_bytes)} of different blocks: "
+            "a longer time may show that more is of use."
+        )
+    return lines
+
+
+def enough_bytes(times: Sequence[float], shares: Sequence[float], size: float) -> float:
+    """The size from which on more brings less than `LEAST`, between the known ones by logarithm."""
+    goal = shares[-1] - LEAST
+    if shares[0] >= goal:
+        return size * times[0]
+    at = next(number for number, share in enumerate(shares) if share >= goal)
+    low, high = shares[at - 1], shares[at]
+    part = (goal - low) / (high - low)
+    return size * exp(log(times[at - 1]) + part * (log(times[at]) - log(times[at - 1])))
+
+
+def speed_of(engines: Iterable[EngineState]) -> float:
+    """How fast engines compute prompts, in the mean of those that have measured it; 0: none."""
+    speeds = [one.tokens_per_s for one in engines if one.tokens_per_s]
+    return sum(speeds) / len(speeds) if speeds else 0.0
+
+
+def reasons(found: FoundAt) -> dict[str, float]:
+    """Shares of the asked tokens by why they were not found, in the order of `REASONS`; all
+    evictions are one."""
+    by_reason = dict.fromkeys(REASONS, 0.0)
+    for reason, share in found.missed.items():
+        known = "evicted" if reason.startswith("evicted") else reason
+        by_reason[known] = by_reason.get(known, 0.0) + share
+    return {reason: share for reason, share in by_reason.items() if share > 0.0}
+
+
+def reason_lines(found: FoundAt) -> list[str]:
+    """One line for each reason, the shares of which and the found one are 100 %."""
+    lines = []
+    for reason, share in reasons(found).items():
+        text = f"{100 * share:5.1f} %  {REASONS.get(reason, reason)}"
+        if reason == "evicted":
+            text += _ages(found.missed)
+        lines.append(text)
+    return lines
+
+
+def _ages(missed: Mapping[str, float]) -> str:
+    """How long before the request the evictions were, as sums from the shortest on."""
+    parts, total = [], 0.0
+    for seconds, words in AGES.items():
+        share = missed.get(f"evicted_{seconds}", 0.0)
+        total += share
+        if share:
+            parts.append(f"{100 * total:.1f} % less than {words} before")
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _first_gain(shares: Sequence[float], now: int) -> int:
+    """The least larger size that brings half of what the largest one does."""
+    goal = shares[now] + (shares[-1] - shares[now]) / 2
+    return next(at for at in range(now + 1, len(shares)) if shares[at] >= goal)
+
+
+def _saved_s(what_if: WhatIf, gain: float, tokens_per_s: float) -> float:
+    if not tokens_per_s or what_if.over_s <= 0.0:
+        return 0.0
+    return what_if.total.asked / what_if.over_s * DAY_S * gain / tokens_per_s
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200.0 else f"{seconds / 3600:.1f} h"
