@@ -59,7 +59,7 @@ def test_all_workloads_have_a_figure_at_each_capacity_with_means_over_the_seeds(
     figures = {each["name"]: each["values"] for each in json.loads(record.read_text())["figures"]}
     assert [*figures] == [f"{name}, {room}" for name in few for room in ("1.0 GiB", "2.0 GiB")]
     requests = [MADE["zipf"](36, seed)[:40] for seed in (1, 2)]
-    found = [one_level.replay(each, 36, "lru").found_percent for each in requests]
+    found = [model_cache.replay(each, 36, "lru").found_percent for each in requests]
     assert figures["zipf, 1.0 GiB"]["lru"] == pytest.approx(sum(found) / 2, rel=1e-4)
     printed = capsys.readouterr().out
     assert all(name in printed for name in few)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 from fake_server import eventually
 
-from benchmarks.remote_kv_cache.replay.one_level import OneLevel, key_of
 from benchmarks.remote_kv_cache.replay.room import memory_for
 from remote_server.cli import record
 from remote_server.cli.__main__ import main
@@ -21,6 +20,9 @@ from remote_server.protocol import Stretch
 from remote_server.server import recording
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
+from remote_server.traces import read
+from remote_server.traces.model_cache import OneLevel, key_of
+from remote_server.traces.replay import prompts_of
 
 pytestmark = pytest.mark.real_time
 
@@ -131,12 +133,15 @@ def test_a_recorded_run_replays_to_the_same_found_tokens(policy, tmp_path, monke
     assert sum(line["found"] for line in lookups) == engine.found
     answers = sum(len(line["hash_ids"]) for line in lines if line["type"] == "put")
     assert answers == sum(len(turn.answer) for turn in turns), "of puts only those of answers"
-    level = OneLevel(ROOM.places, policy)
-    found = 0
-    for line in lines:
-        keys = [key_of(one) for one in line["hash_ids"]]
-        there, _ = level.request(line["timestamp"] / 1000, keys)
-        found += there if line["type"] == "lookup" else 0
+    trace = read(path)
+    assert trace.recorded_found == engine.found
+    level, found = OneLevel(ROOM.places, policy, trace.block_tokens), 0
+    for prompt in prompts_of(trace):
+        if prompt.is_put:
+            level.put(prompt.arrival_s, prompt.keys)
+        else:
+            start = prompt.start * BLOCK_TOKENS
+            found += level.request(prompt.arrival_s, prompt.keys, start=start)[0]
     shares = [100 * each / engine.requested for each in (engine.found, found)]
     assert 20 < shares[0] < 95
     assert abs(shares[0] - shares[1]) < MOST_APART

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.remote_kv_cache.replay import mixtures, traffic
 from benchmarks.remote_kv_cache.replay.mixtures import BY_DAY, BY_NIGHT, MADE, MIXTURES, phases
-from benchmarks.remote_kv_cache.replay.one_level import replay
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request, check_tree
+from remote_server.traces import Request, check_tree
+from remote_server.traces.model_cache import replay
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 SEED = 4
 DAY_S = 2000.0

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.remote_kv_cache.replay import traffic
-from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.remote_kv_cache.replay.workloads import PER_SECOND, WORKLOADS, chats
+from remote_server.traces import Request
 
 REQUESTS = 9_000
 DAY_S = 86_400.0

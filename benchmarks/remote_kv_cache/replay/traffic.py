@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.remote_kv_cache.replay.workloads import ANSWER_TOKENS
+from remote_server.traces import Request
+from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 # ── agents ───────────────────────────────────────────────────────────────────────────────
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay.one_level import NAMESPACE, key_of
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.floor import MAX_SHADOW
 from remote_server.store.eviction.learner import Learner
+from remote_server.traces.model_cache import NAMESPACE, key_of
 
 PROMPT = 20
 
