@@ -1,8 +1,8 @@
 """Lines of `kvferry stats` about misses, and of `--what-if` about other sizes."""
 
 from remote_server.cli.output import duration
-from remote_server.curve_text import reason_lines, sentences, speed_of
 from remote_server.protocol import FoundAt, StatsReply, WhatIf
+from remote_server.protocol.what_if_words import reason_lines, sentences, speed_of
 from remote_server.values import format_bytes
 
 MOST_NAMESPACES = 20

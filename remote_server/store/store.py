@@ -67,10 +67,11 @@ class Store:
         self.puts = Puts(self.tier_stack, self.namespaces, self.counters)
         self.read_ahead = ReadAhead(self.tier_stack, self.fetches, self._block_bytes_of)
         self._follower = follower
-        self._presence: Presence | None = None
+        self.presence: Presence | None = None
+        """The news, which nothing reads before `watch`; None without a follower."""
         if follower is not None:
             tiers = [memory, *self.tier_stack.tiers]
-            self._presence = Presence(tiers, follower.left, is_read=False)
+            self.presence = Presence(tiers, follower.left, is_read=False)
         self._clock = clock
         self._started = clock()
 
@@ -82,10 +83,10 @@ class Store:
 
     def watch(self) -> Presence:
         """The news of this store from now on. Call it once, before any block is readable."""
-        if self._presence is None:
+        if self.presence is None:
             return Presence([self.memory, *self.tier_stack.tiers])
-        self._presence.is_read = True
-        return self._presence
+        self.presence.is_read = True
+        return self.presence
 
     @property
     def uptime_s(self) -> float:
@@ -130,9 +131,13 @@ class Store:
         if self._follower is None:
             return
         blocks = [block for key in keys if (block := self.memory.peek(namespace, key)) is not None]
-        pinned = [block.key for block in blocks if block in self.memory.operator_pins]
-        self._follower.pinned(namespace, pinned, self._block_bytes_of(namespace))
-        self._follower.unpinned(namespace, {*keys}.difference(pinned))
+        pinned = {
+            block.key: block.slab.slot_bytes
+            for block in blocks
+            if block in self.memory.operator_pins
+        }
+        self._follower.pinned(namespace, pinned)
+        self._follower.unpinned(namespace, [key for key in keys if key not in pinned])
 
     # ── verifying and removing ───────────────────────────────────────────────────────────
 

@@ -7,7 +7,7 @@ finds at its size today anchors them.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -169,16 +169,17 @@ class Curve:
         for name in names[names < np.uint64(self._limit)].tolist():
             self.departures.left(name, now, Missed.DECLINED)
 
-    def pinned(self, names: Names, block_bytes: int) -> None:
-        """An operator pinned blocks of these names: every size holds them."""
-        for name in names.tolist():
-            self._pinned.setdefault(name, block_bytes)
-        self._pins_changed(names)
+    def pinned(self, sizes: Mapping[int, int]) -> None:
+        """An operator pinned blocks of these names, which take so many bytes: every size holds
+        them."""
+        self._pinned.update(sizes)
+        self._pins_changed(sizes)
 
-    def unpinned(self, names: Names) -> None:
-        for name in names.tolist():
-            self._pinned.pop(name, None)
-        self._pins_changed(names)
+    def unpinned(self, names: Collection[int]) -> None:
+        """The blocks of these names may be evicted, or are gone."""
+        here = [name for name in names if self._pinned.pop(name, None) is not None]
+        if here:
+            self._pins_changed(here)
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""
@@ -191,7 +192,7 @@ class Curve:
             else:
                 one.drop([name for name in names if name < one.limit])
         if namespace is None:
-            self.unpinned(np.fromiter(self._pinned, np.uint64, len(self._pinned)))
+            self.unpinned([*self._pinned])
 
     # ── the answer ───────────────────────────────────────────────────────────────────────
 
@@ -348,12 +349,12 @@ class Curve:
             self._before, self._sums = self._sums, {}
             self._began, self._half_began = self._half_began, now
 
-    def _pins_changed(self, names: Names) -> None:
+    def _pins_changed(self, names: Collection[int]) -> None:
         self._pinned_bytes = sum(self._pinned.values())
-        self._stack.drop(names.tolist())
+        self._stack.drop(names)
         self._stack.keep_free(self._pinned_bytes)
         for one in self._miniatures:
-            one.drop([name for name in names.tolist() if name < one.limit])
+            one.drop([name for name in names if name < one.limit])
 
 
 def _shares(sums: Sums) -> dict[str, float]:

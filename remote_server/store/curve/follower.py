@@ -2,7 +2,7 @@
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
 
@@ -96,12 +96,13 @@ class Follower:
         """What leaves meanwhile does so for another reason than lack of room."""
         return self.curve.departures.removing()
 
-    def pinned(self, namespace: str, keys: Iterable[bytes], block_bytes: int) -> None:
-        """An operator pinned the blocks of `keys`."""
-        self.curve.pinned(self._names(namespace, [*keys]), block_bytes)
+    def pinned(self, namespace: str, sizes: Mapping[bytes, int]) -> None:
+        """An operator pinned blocks of these keys, which take so many bytes."""
+        names = self._names(namespace, [*sizes]).tolist()
+        self.curve.pinned(dict(zip(names, sizes.values(), strict=True)))
 
-    def unpinned(self, namespace: str, keys: Iterable[bytes]) -> None:
-        self.curve.unpinned(self._names(namespace, [*keys]))
+    def unpinned(self, namespace: str, keys: Sequence[bytes]) -> None:
+        self.curve.unpinned(self._names(namespace, keys).tolist())
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""

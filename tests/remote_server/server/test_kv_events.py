@@ -235,7 +235,7 @@ def two_free_ports() -> int:
 
 def test_without_the_setting_nothing_is_watched(server: Server):
     assert server.feed is None
-    assert server.store.memory.journal is None
+    assert server.store.presence is not None and not server.store.presence.is_read
 
 
 @pytest.mark.parametrize(

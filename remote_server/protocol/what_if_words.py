@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 
-from remote_server.protocol import EngineState, FoundAt, WhatIf
+from remote_server.protocol.statistics import EngineState, FoundAt, WhatIf
 from remote_server.values import format_bytes
 
 LEAST = 0.01
