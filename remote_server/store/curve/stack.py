@@ -1,7 +1,7 @@
 """The LRU stack of one tenant's keys, cut where caches of several sizes end.
 
 LRU has the inclusion property: a cache holds all that a smaller one holds (Mattson et al., 1970).
-So one list of keys in the order of their use shows what every size would find: what lies above its
+So one list of keys in the order of their use shows what every size would find: what is above its
 end. Of the keys a share is in the list, chosen by their hashes, and each stands for its like:
 spatial sampling, as in SHARDS (Waldspurger et al., FAST 2015).
 
