@@ -31,12 +31,8 @@ def run(servers: ServerList, flags: argparse.Namespace) -> int:
         else:
             if flags.watch:
                 clear_screen()
-            if flags.what_if:
-                for name, reply in replies.received.items():
-                    print_lines(f"{name}: a server's curve is of its part of the requests",
-                                *what_if_lines(reply), "")  # fmt: skip
-            else:
-                print_lines(*table(servers, replies, total), "", *contents(total, before))
+            lines = what_if_lines(total) if flags.what_if else contents(total, before)
+            print_lines(*table(servers, replies, total), "", *lines)
             print_failed(failed)
         before = total
     return 1 if failed else 0

@@ -8,6 +8,7 @@ from remote_server.cli.blocks_lines import PENDING_S, key_in, origin, report, wh
 from remote_server.cli.output import print_lines
 from remote_server.cli.servers import connected_to_each, print_failed
 from remote_server.cli.sums import sum_of
+from remote_server.cli.what_if_lines import why_lines
 from remote_server.fleet.each import EachServer, Replies
 from remote_server.fleet.placement import homes
 from remote_server.fleet.server_list import ServerList
@@ -39,7 +40,7 @@ def why(servers: ServerList, flags: argparse.Namespace) -> int:
         named = f" that begins with {chosen!r}" if chosen else ""
         print_lines(f"no engine has declared a namespace{named} on {_num(replies)}")
     else:
-        print_lines(*report(total, known, gaps))
+        print_lines(*report(total, known, gaps), *why_lines(total, known))
     print_failed(replies.failed)
     return 1 if gaps or replies.failed or not known else 0
 

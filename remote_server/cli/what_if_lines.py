@@ -1,8 +1,10 @@
 """Lines of `kvferry stats` about misses, and of `--what-if` about other sizes."""
 
+from collections.abc import Collection
+
 from remote_server.cli.output import duration
 from remote_server.protocol import FoundAt, StatsReply, WhatIf
-from remote_server.protocol.what_if_words import reason_lines, sentences, speed_of
+from remote_server.protocol.what_if_words import reason_lines, sentences, sound, speed_of
 from remote_server.values import format_bytes
 
 MOST_NAMESPACES = 20
@@ -11,7 +13,7 @@ MOST_NAMESPACES = 20
 
 def miss_lines(reply: StatsReply) -> list[str]:
     """Why tokens were not found."""
-    what_if = reply.what_if
+    what_if = sound(reply.what_if)
     if what_if is None or not what_if.total.asked or not what_if.total.missed:
         return []
     total = what_if.total
@@ -25,9 +27,9 @@ def miss_lines(reply: StatsReply) -> list[str]:
 
 def what_if_lines(reply: StatsReply) -> list[str]:
     """For each tier a table of sizes and its meaning in words."""
-    what_if = reply.what_if
+    what_if = sound(reply.what_if)
     if what_if is None:
-        return ["this server is older than the command: it has no curve"]
+        return ["no server that answered has a curve: it is older than this command"]
     total = what_if.total
     lines = [f"{total.asked:,} tokens looked up in the last {duration(what_if.over_s)}"]
     for tier in what_if.budgets:
@@ -35,6 +37,18 @@ def what_if_lines(reply: StatsReply) -> list[str]:
         lines += ["", *sentences(what_if, tier, speed_of(reply.engines))]
     if len(what_if.namespaces) > 1:
         lines += ["", *_by_namespace(what_if)]
+    return lines
+
+
+def why_lines(reply: StatsReply, names: Collection[str]) -> list[str]:
+    """Why the tokens of each of these namespaces were not found."""
+    what_if = sound(reply.what_if)
+    lines: list[str] = []
+    for name, one in what_if.namespaces.items() if what_if is not None else ():
+        if name in names and one.asked and one.missed:
+            share = 100 * _found(one)
+            lines += ["", f"{name}: of {one.asked:,} tokens looked up {share:.1f} % were found"]
+            lines += reason_lines(one)
     return lines
 
 
@@ -57,7 +71,7 @@ def _by_namespace(what_if: WhatIf) -> list[str]:
     tier, times = next(iter(what_if.budgets)), what_if.times
     shown = sorted(what_if.namespaces.items(), key=lambda one: one[1].asked, reverse=True)
     width = max(len("namespace"), *(len(name) for name, _ in shown[:MOST_NAMESPACES]))
-    columns = [times.index(one) for one in (0.5, 1.0, 2.0, 8.0)]
+    columns = [times.index(one) for one in (0.5, 1.0, 2.0, 8.0) if one in times]
     titles = "".join(f"  {'today' if times[at] == 1 else f'{times[at]:g} x':>8}" for at in columns)
     lines = [f"{'namespace':<{width}}  {'tokens':>14}{titles}  of {tier}"]
     for name, one in shown[:MOST_NAMESPACES]:

@@ -10,6 +10,7 @@ from remote_server.cli.flags import add_json
 from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import add_servers, servers_of
+from remote_server.cli.what_if_lines import why_lines
 from remote_server.client import RemoteClient
 from remote_server.protocol import UNKNOWN, Found, KeyState
 from remote_server.protocol.codec import ascii_json
@@ -46,7 +47,7 @@ def run(flags: argparse.Namespace) -> int:
         )
         return 1
     else:
-        print_lines(*report(reply, known, gaps))
+        print_lines(*report(reply, known, gaps), *why_lines(reply, known))
     return 1 if gaps or not known else 0
 
 

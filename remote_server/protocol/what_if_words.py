@@ -32,6 +32,20 @@ AGES = {"60": "a minute", "600": "ten minutes", "3600": "an hour", "86400": "a d
 TIERS = {"memory": "memory", "disk": "disk", "bucket": "room in the bucket"}
 
 
+def sound(what_if: WhatIf | None) -> WhatIf | None:
+    """`what_if`; None when its lists do not fit each other, as those of a server may be that does
+    not know what it sends."""
+    if what_if is None or what_if.times.count(1.0) != 1 or what_if.times.count(0.5) != 1:
+        return None
+    fits = all(
+        {*curves} == {*what_if.budgets}
+        and all(len(shares) == len(what_if.times) for shares in curves.values())
+        for found in (what_if.total, *what_if.namespaces.values())
+        for curves in (found.rule, found.lru)
+    )
+    return what_if if fits else None
+
+
 def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str]:
     """What more of `tier` would bring, for a reader who sees nothing else. `tokens_per_s` is how
     fast engines compute prompts; 0: not known."""
@@ -53,7 +67,7 @@ def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str
         more = size * (what_if.times[at] - 1.0)
         beyond = (
             f"Beyond {format_bytes(int(enough))} in all, more brings less than 1 %."
-            if enough < size * what_if.times[-1] * 0.99
+            if shares[-1] - shares[-2] < LEAST
             else f"Up to {format_bytes(int(size * what_if.times[-1]))} in all, more finds more."
         )
         lines.append(

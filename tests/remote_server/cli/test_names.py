@@ -121,7 +121,19 @@ def evil_stats(epoch: str) -> protocol.StatsReply:
             rule=ALL_EVIL, switches=1, found={ALL_EVIL: 0.5}, policy_bytes=1, within_s=[60.0],
             returns={ALL_EVIL: [0.5]},
         ),
+        what_if=protocol.WhatIf(
+            over_s=1.0, times=[0.5, 1.0, 2.0], budgets={ALL_EVIL: 1}, rule=ALL_EVIL, seen_bytes=1,
+            model_bytes=1, total=evil_found(),
+            namespaces={ALL_EVIL: evil_found(), "m": evil_found()},
+        ),
     )  # fmt: skip
+
+
+def evil_found() -> protocol.FoundAt:
+    curve = {ALL_EVIL: [0.1, 0.2, 0.3]}
+    return protocol.FoundAt(
+        asked=1_000_000, found={ALL_EVIL: 1}, rule=curve, lru=curve, missed={ALL_EVIL: 0.5}
+    )
 
 
 @pytest.fixture
@@ -144,7 +156,7 @@ def evil_server():
         yield fake
 
 
-RUNS = ["stats", "stats --json", "why", "why --json", "doctor", "doctor --json",
+RUNS = ["stats", "stats --json", "stats --what-if", "why", "why --json", "doctor", "doctor --json",
         "clear --all --yes",
         "clear --namespace nobody", "pin m", "unpin m", "watch", "watch --json",
         "top --once"]  # fmt: skip
