@@ -6,6 +6,7 @@ The models have all tenants' requests but not their accidents: the share that th
 finds at its size today anchors them.
 """
 
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -106,7 +107,6 @@ class Curve:
         self.departures = Departures()
         self._pinned: dict[int, int] = {}
         self._pinned_bytes = 0
-        self._groups: dict[str, int] = {}
         self._began = self._half_began = clock()
         self._sums: dict[str, Sums] = {}
         self._before: dict[str, Sums] = {}
@@ -160,6 +160,8 @@ class Curve:
 
     def left(self, name: int) -> None:
         """The block of this name has left all tiers."""
+        if name in self._pinned:
+            self.unpinned((name,))
         if name < self._limit:
             self.departures.left(name, self._clock())
 
@@ -172,19 +174,21 @@ class Curve:
     def pinned(self, sizes: Mapping[int, int]) -> None:
         """An operator pinned blocks of these names, which take so many bytes: every size holds
         them."""
-        self._pinned.update(sizes)
+        for name, num_bytes in sizes.items():
+            self._pinned_bytes += num_bytes - self._pinned.get(name, 0)
+            self._pinned[name] = num_bytes
         self._pins_changed(sizes)
 
     def unpinned(self, names: Collection[int]) -> None:
         """The blocks of these names may be evicted, or are gone."""
-        here = [name for name in names if self._pinned.pop(name, None) is not None]
-        if here:
-            self._pins_changed(here)
+        freed = sum(self._pinned.pop(name, 0) for name in names)
+        if freed:
+            self._pinned_bytes -= freed
+            self._pins_changed(())
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""
-        group = None if namespace is None else self._groups.get(namespace, -1)
-        names = self._stack.names(group)
+        names = self._stack.names(None if namespace is None else _group_of(namespace))
         self._stack.drop(names)
         for one in self._miniatures:
             if namespace is None:
@@ -269,7 +273,7 @@ class Curve:
 
     def _use_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int]) -> None:
         stack, pinned = self._stack, self._pinned
-        group = self._groups.setdefault(prompt.namespace, len(self._groups))
+        group = _group_of(prompt.namespace)
         hot = prompt.names[:num_hot].tolist()
         if pinned:
             sampled = [name for name in sampled if name not in pinned]
@@ -350,11 +354,15 @@ class Curve:
             self._began, self._half_began = self._half_began, now
 
     def _pins_changed(self, names: Collection[int]) -> None:
-        self._pinned_bytes = sum(self._pinned.values())
+        """Those of `names` are in no model from now on."""
         self._stack.drop(names)
         self._stack.keep_free(self._pinned_bytes)
         for one in self._miniatures:
             one.drop([name for name in names if name < one.limit])
+
+
+def _group_of(namespace: str) -> int:
+    return zlib.crc32(namespace.encode())
 
 
 def _shares(sums: Sums) -> dict[str, float]:

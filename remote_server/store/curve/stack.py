@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
     uses: int
     group: int
-    """The number of its namespace."""
+    """A number of its namespace, which few others have."""
 
 
 class Stack:
