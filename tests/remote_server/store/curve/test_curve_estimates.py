@@ -1,4 +1,4 @@
-"""The curve beside full replays: what it says other sizes would find, they find."""
+"""The curve beside full replays: other sizes find what it promises."""
 
 import pytest
 from curve_helpers import TOKENS, Followed
