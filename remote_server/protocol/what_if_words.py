@@ -31,6 +31,9 @@ AGES = {"60": "a minute", "600": "ten minutes", "3600": "an hour", "86400": "a d
 
 TIERS = {"memory": "memory", "disk": "disk", "bucket": "room in the bucket"}
 
+PLACES = {"memory": " in memory", "disk": " in memory or on disk"}
+"""Where the shares of a tier are found, on servers that have more than one."""
+
 
 def sound(what_if: WhatIf | None) -> WhatIf | None:
     """`what_if`; None when its lists do not fit each other, as those of a server may be that does
@@ -50,6 +53,7 @@ def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str
     """What more of `tier` would bring, for a reader who sees nothing else. `tokens_per_s` is how
     fast engines compute prompts; 0: not known."""
     found, room = what_if.total, TIERS.get(tier, tier)
+    place = PLACES.get(tier, "") if len(what_if.budgets) > 1 else ""
     if found.asked < LEAST_TOKENS:
         return [f"So far engines looked up {found.asked:,} tokens: too few to conclude from."]
     now = what_if.times.index(1.0)
@@ -59,8 +63,8 @@ def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str
     lines = []
     if enough <= size and shares[-1] - shares[now] < LEAST:
         lines.append(
-            f"Of the prompt tokens that engines look up, {today} are found today, and more {room} "
-            "would not change that by 1 %."
+            f"Of the prompt tokens that engines look up, {today} are found{place} today, and more "
+            f"{room} would not change that by 1 %."
         )
     else:
         at = _first_gain(shares, now)
@@ -72,7 +76,7 @@ def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str
         )
         lines.append(
             f"With {format_bytes(int(more))} more {room}, {100 * shares[at]:.0f} % of the prompt "
-            f"tokens that engines look up would be found; today {today} are. {beyond}"
+            f"tokens that engines look up would be found{place}; today {today} are. {beyond}"
         )
         saved = _saved_s(what_if, shares[at] - shares[now], tokens_per_s)
         if saved:

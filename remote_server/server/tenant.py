@@ -190,7 +190,7 @@ class Tenant:
         budgets = {memory.name: self.config.memory}
         budgets |= {each.tier.name: each.tier.stats().budget_bytes for each in below}
         hazards = self.learner.hazards if self.learner is not None else None
-        curve = Curve(self._clock, budgets, hazards, self._has_elsewhere)
+        curve = Curve(self._clock, budgets, hazards, self._has_elsewhere, self.config.ttl_s)
         return Follower(curve, self._clock, self.learner)
 
     def _has_elsewhere(self, namespace: str, key: bytes) -> bool:

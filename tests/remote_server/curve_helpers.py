@@ -16,13 +16,16 @@ TOKENS = 512
 class Followed:
     """A cache of `capacity` blocks with the curve of what happens in it."""
 
-    def __init__(self, capacity: int, policy: str = "learned", **budgets: int) -> None:
+    def __init__(
+        self, capacity: int, policy: str = "learned", ttl_s: float = 0.0, **budgets: int
+    ) -> None:
         self.level = OneLevel(capacity, policy)
         self.now = 0.0
         learner = self.level.learner
         self.curve = Curve(
-            lambda: self.now, {"memory": capacity * BLOCK, **budgets}, learner and learner.hazards
-        )
+            lambda: self.now, {"memory": capacity * BLOCK, **budgets},
+            learner and learner.hazards, ttl_s=ttl_s,
+        )  # fmt: skip
         self.follower = Follower(self.curve, lambda: self.now, learner)
 
     def ask(

@@ -88,15 +88,18 @@ class Curve:
         budgets: Mapping[str, int],
         hazards: Hazards | None = None,
         has: Callable[[str, bytes], bool] = lambda *_: False,
+        ttl_s: float = 0.0,
     ) -> None:
         """`budgets` are the sizes of the tiers in bytes, the fastest first, without those that have
         no limit. `hazards` are those of the learned rule, None where LRU is in force. `has` is
-        whether another namespace has a key."""
+        whether another namespace has a key. Blocks older than `ttl_s` are found at no size; with 0
+        all are."""
         self._clock = clock
         self._budgets = {tier: size for tier, size in budgets.items() if size > 0}
         self._ends = sorted({size * one for size in self._budgets.values() for one in TIMES})
         self._hazards = hazards
         self._has = has
+        self._ttl_s = ttl_s
         self._stack = Stack(self._ends)
         self._limit = ALL_NAMES // PER_NAME
         self._miniatures = [
@@ -132,6 +135,9 @@ class Curve:
         num_hot = self._hot.length(prompt.names)
         self._hot_bytes = self._hot.num_keys * prompt.block_bytes
         places, sampled = self._sampled(prompt.names)
+        if self._ttl_s:
+            hot = prompt.names[:num_hot].tolist()
+            self._drop(self._stack.older((*hot, *sampled), now - self._ttl_s))
         sums = self._sums_of(prompt.namespace, now)
         sums.asked += prompt.tokens * len(prompt.names)
         for tier, number in answer.found.items():
@@ -139,7 +145,7 @@ class Curve:
         self._count_misses(prompt, answer, [*zip(places, sampled, strict=True)], sums, now)
         behind = sampled[bisect_left(places, num_hot) :]
         self._count_in_stack(prompt, num_hot, behind, sums)
-        self._use_in_stack(prompt, num_hot, behind)
+        self._use_in_stack(prompt, num_hot, behind, now)
         if learned is not None:
             names = [name for name in behind if name not in self._pinned]
             yield from self._through_miniatures(prompt, learned, names, sums, now)
@@ -147,7 +153,7 @@ class Curve:
     def stored(self, prompt: Prompt, learned: Learned | None, now: float) -> None:
         """A put brought blocks. Those that no request asked for are in the models from now on."""
         new = [name for name in self._sampled(prompt.names)[1] if name not in self._stack]
-        self._use_in_stack(prompt, 0, new)
+        self._use_in_stack(prompt, 0, new, now)
         if new and learned is not None:
             to_end(self._through_miniatures(prompt, learned, new, None, now))
 
@@ -188,14 +194,10 @@ class Curve:
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""
-        names = self._stack.names(None if namespace is None else _group_of(namespace))
-        self._stack.drop(names)
-        for one in self._miniatures:
-            if namespace is None:
-                one.clear()
-            else:
-                one.drop([name for name in names if name < one.limit])
+        self._drop(self._stack.names(None if namespace is None else _group_of(namespace)))
         if namespace is None:
+            for one in self._miniatures:
+                one.clear()
             self.unpinned([*self._pinned])
 
     # ── the answer ───────────────────────────────────────────────────────────────────────
@@ -271,16 +273,16 @@ class Curve:
                 sums.lru_found[worst] += tokens
                 sums.lru_uses[worst] += tokens * (uses + 1)
 
-    def _use_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int]) -> None:
+    def _use_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int], now: float) -> None:
         stack, pinned = self._stack, self._pinned
         group = _group_of(prompt.namespace)
         hot = prompt.names[:num_hot].tolist()
         if pinned:
             sampled = [name for name in sampled if name not in pinned]
             hot = [name for name in hot if name not in pinned]
-        stack.use(sampled, prompt.block_bytes * (ALL_NAMES / self._limit), group)
+        stack.use(sampled, prompt.block_bytes * (ALL_NAMES / self._limit), group, now)
         if hot:
-            stack.use(hot, float(prompt.block_bytes), group)
+            stack.use(hot, float(prompt.block_bytes), group, now)
         while len(stack) > MOST_NAMES:
             self._limit //= 2
             stack.thin(self._limit)
@@ -354,9 +356,12 @@ class Curve:
             self._began, self._half_began = self._half_began, now
 
     def _pins_changed(self, names: Collection[int]) -> None:
-        """Those of `names` are in no model from now on."""
-        self._stack.drop(names)
+        self._drop(names)
         self._stack.keep_free(self._pinned_bytes)
+
+    def _drop(self, names: Collection[int]) -> None:
+        """`names` are in no model from now on."""
+        self._stack.drop(names)
         for one in self._miniatures:
             one.drop([name for name in names if name < one.limit])
 

@@ -48,6 +48,9 @@ class Row(NamedTuple):
     group: int
     """A number of its namespace, which few others have."""
 
+    since: float
+    """When it came."""
+
 
 class Stack:
     """Names in the order of their use. Zone 0 is what the least size holds, zone 1 what the next
@@ -88,7 +91,12 @@ class Stack:
         row = self._rows.get(name)
         return (self.outside, 0) if row is None else (row.moment.zone, row.uses)
 
-    def use(self, names: Sequence[int], num_bytes: float, group: int) -> None:
+    def older(self, names: Iterable[int], than: float) -> list[int]:
+        """Those of `names` that are here and came before `than`."""
+        rows = [(name, self._rows.get(name)) for name in names]
+        return [name for name, row in rows if row is not None and row.since < than]
+
+    def use(self, names: Sequence[int], num_bytes: float, group: int, now: float) -> None:
         """The most recently used ones from now on, the first of them last. Each stands for so many
         bytes."""
         rows = self._rows
@@ -98,11 +106,12 @@ class Stack:
             moment = Moment()
             for name in part:
                 row = rows.get(name)
-                uses = 1
+                uses, since = 1, now
                 if row is not None:
                     uses = row.uses + 1
-                    self._leave(row)
-                rows[name] = Row(moment, num_bytes, uses, group)
+                    if self._leave(row):
+                        since = row.since
+                rows[name] = Row(moment, num_bytes, uses, group, since)
             self._arrive(moment, len(part), num_bytes * len(part))
         self._overflow()
 

@@ -86,6 +86,17 @@ def test_where_more_always_finds_more_no_end_is_named():
     )
 
 
+def test_of_several_tiers_the_sentence_names_where_tokens_are_found():
+    one = found(SHARES)
+    both = msgspec.structs.replace(
+        one, rule={"memory": SHARES, "disk": SHARES}, lru={"memory": SHARES, "disk": SHARES}
+    )
+    two = msgspec.structs.replace(what_if(both), budgets={"memory": 32 * GiB, "disk": 64 * GiB})
+    assert "would be found in memory; today 29 % are." in sentences(two, "memory")[0]
+    assert sentences(two, "disk")[0].startswith("With 192.0 GiB more disk, 41 %")
+    assert "would be found in memory or on disk; today" in sentences(two, "disk")[0]
+
+
 def test_few_tokens_allow_no_conclusion():
     few = found(SHARES, asked=LEAST_TOKENS - 1)
     assert sentences(what_if(few), "memory") == [

@@ -114,6 +114,22 @@ def test_a_clear_of_one_namespace_leaves_the_others_in_the_models():
     assert cache.curve.report().total.lru["memory"][NOW] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("policy", ["lru", "learned"])
+def test_what_is_too_old_is_found_at_no_size(policy):
+    cache = Followed(10_000, policy, ttl_s=60.0)
+    for _ in range(2):
+        cache.now += 50.0
+        cache.ask(prompt(1, 200))
+    cache.now += 20.0
+    keys = [key_of(block) for block in prompt(1, 200)]
+    if cache.level.learner is not None:
+        cache.level.learner.looked_up("trace", keys, [Stretch(200, 0, 0, TOKENS)], 0)
+    cache.look_up(keys, bytes(200), {"memory": 0})
+    total = cache.curve.report().total
+    assert total.lru["memory"][-1] == pytest.approx(1 / 3)
+    assert total.rule["memory"][-1] == pytest.approx(1 / 3)
+
+
 def test_every_tier_has_its_sizes_and_what_it_finds_with_those_above():
     cache = Followed(400, "lru", disk=4000 * BLOCK)
     for at in range(400):

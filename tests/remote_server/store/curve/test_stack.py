@@ -11,7 +11,7 @@ ENDS = (100.0, 200.0, 400.0)
 
 def use(stack: Stack, *names: int, num_bytes: float = 10.0, group: int = 0) -> None:
     for name in names:
-        stack.use([name], num_bytes, group)
+        stack.use([name], num_bytes, group, 0.0)
 
 
 def zones(stack: Stack, names: range) -> list[int]:
@@ -40,7 +40,7 @@ def test_zones_are_those_of_caches_of_each_size_under_lru():
 
 def test_the_first_of_a_prompt_is_the_last_to_leave():
     stack = Stack(ENDS)
-    stack.use([*range(20)], 10.0, 0)
+    stack.use([*range(20)], 10.0, 0, 0.0)
     assert stack.find(0)[0] == 0 and stack.find(19)[0] == 1
     assert zones(stack, range(20)) == sorted(zones(stack, range(20)))
 
@@ -98,3 +98,14 @@ def test_what_is_outside_takes_no_more_memory_than_what_is_in_it(names: range):
     assert stack.num_bytes < 400 * (2 * 40 + SPARE + 2)
     assert len(stack) <= 40
     stack.check()
+
+
+def test_a_name_that_stays_came_when_it_came_first():
+    stack = Stack(ENDS)
+    for now in (1.0, 5.0):
+        stack.use([1, 2], 10.0, 0, now)
+    stack.use([3], 10.0, 0, 5.0)
+    assert stack.older([1, 2, 3, 4], 2.0) == [1, 2]
+    use(stack, *range(10, 60))
+    stack.use([1], 10.0, 0, 9.0)
+    assert stack.older([1], 9.0) == [], "it was outside"
