@@ -266,6 +266,10 @@ class Handlers:
                 "lookup", request.namespace, request.keys, request.chain, found.states
             )
         self._found(client, request, found)
+        if not request.explain:
+            yield from self._store.gets.answered(
+                request.namespace, request.keys, request.chain, found
+            )
 
     def _found(self, client: bytes, request: protocol.Lookup, found: KeyStates) -> None:
         reply = protocol.Found(

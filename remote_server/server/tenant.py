@@ -169,7 +169,7 @@ class Tenant:
             "namespaces": self.store.namespaces.text_bytes,
             "puts": self.handlers.uncopied.total,
             "eviction": self.learner.num_bytes if self.learner is not None else 0,
-            "what-if": self.follower.curve.num_bytes,
+            "what-if": self.follower.num_bytes,
             "recording": self.handlers.recorder.num_bytes,
         }
         for way in self.store.tier_stack.below:
@@ -222,6 +222,7 @@ class Tenant:
         replies, streams = self.send_queues.num_waiting()
         traffic, namespaces = self._meters.traffic(), store.namespaces.stats()
         learned = eviction_stats(self.learner)
+        what_if = self.follower.what_if(by_namespace=False)
         return Part(
             regions=store.counters["regions_attached"] - store.counters["regions_gone"],
             leases=len(self.leases),
@@ -252,7 +253,7 @@ class Tenant:
             ],
             bucket=self._bucket_stats(),
             eviction={self.config.name: learned} if learned is not None else {},
-            what_if={self.config.name: self.follower.curve.report(by_namespace=False)},
+            what_if={self.config.name: what_if} if what_if is not None else {},
         )
 
     def _bucket_stats(self) -> BucketStats | None:

@@ -68,8 +68,10 @@ class Gets:
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch] = (),
         hint: Hint | None = None,
     ) -> KeyStates:  # fmt: skip
-        """`lookup_in_steps`, at once."""
-        return to_end(self.lookup_in_steps(namespace, keys, chain, hint))
+        """`lookup_in_steps` and `answered`, at once."""
+        found = to_end(self.lookup_in_steps(namespace, keys, chain, hint))
+        to_end(self.answered(namespace, keys, chain, found))
+        return found
 
     def _look_up(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         self._tier_stack.expire(namespace, keys)
@@ -111,12 +113,16 @@ class Gets:
         if is_long or explain:
             yield  # the answer takes a step of its own
         if not explain:
-            num_near = remote[0] if remote else None
-            yield from self._tier_stack.looked_up(
-                namespace, keys, chain, packs, states, hint, num_near
-            )
+            yield from self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
+
+    def answered(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], found: KeyStates
+    ) -> Steps[None]:
+        """A lookup of `keys` was answered with `found`: what need not be done before."""
+        num_near = found.remote[0] if found.remote else len(keys)
+        yield from self._tier_stack.answered(namespace, keys, chain, found.states, num_near)
 
     def locate_in_steps(self, namespace: str, keys: Sequence[bytes]) -> Steps[bytes]:
         """`locate`, for many keys."""

@@ -203,7 +203,7 @@ class Store:
         """What other sizes of the tiers would find; None without a follower."""
         if self._follower is None:
             return None
-        return self._follower.curve.report(by_namespace=by_namespace)
+        return self._follower.what_if(by_namespace=by_namespace)
 
     # ── statistics ───────────────────────────────────────────────────────────────────────
 

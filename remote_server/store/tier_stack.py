@@ -136,28 +136,35 @@ class TierStack:
 
     def looked_up(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], packs: Packs,
-        states: bytes, hint: Hint | None = None, num_near: int | None = None,
+        states: bytes, hint: Hint | None = None,
     ) -> Steps[None]:  # fmt: skip
-        """The lookup of `keys` found `states`: puts may bring those that are not readable. The
-        first `num_near` are on this server; None for all that are readable."""
-        prefix = num_held = len(states) - len(states.lstrip(_READABLE))
-        if self.tiers:
-            num_held = yield from self._num_held(namespace, keys)
+        """The lookup of `keys` found `states`: puts may bring those that are not readable."""
         if (learner := self.memory.learner) is not None:
-            yield from learner.looked_up_in_steps(namespace, keys, chain, num_held, hint)
-        if self.follower is not None:
-            near = prefix if num_near is None else min(prefix, num_near)
-            found = {self.memory.name: num_held}
-            found |= {tier.name: prefix if tier.is_remote else near for tier in self.tiers}
-            block_bytes = self.declared.get(namespace, 0)
-            if block_bytes:
-                yield from self.follower.looked_up(
-                    namespace, keys, chain, block_bytes, states, found
-                )
+            prefix = len(states) - len(states.lstrip(_READABLE))
+            if self.tiers:
+                prefix = yield from self._num_held(namespace, keys)
+            yield from learner.looked_up_in_steps(namespace, keys, chain, prefix, hint)
         for each, groups in packs:
             if groups:
                 yield from each.looked_up(namespace, groups, states)
             yield from each.missed(namespace, keys, chain, states)
+
+    def answered(
+        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes,
+        num_near: int,
+    ) -> Steps[None]:  # fmt: skip
+        """The answer to that lookup has gone: models of other sizes are shown it. The first
+        `num_near` keys are on this server."""
+        block_bytes = self.declared.get(namespace, 0)
+        if self.follower is None or not block_bytes:
+            return
+        prefix = num_held = len(states) - len(states.lstrip(_READABLE))
+        if self.tiers:
+            num_held = yield from self._num_held(namespace, keys)
+        found = {self.memory.name: num_held}
+        for tier in self.tiers:
+            found[tier.name] = prefix if tier.is_remote else min(prefix, num_near)
+        yield from self.follower.looked_up(namespace, keys, chain, block_bytes, states, found)
 
     def _num_held(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """How many of `keys`, from the first on, memory has."""

@@ -1,20 +1,23 @@
 """The follower of a tenant's requests: shows lookups, puts, pins and removals to its curve."""
 
+import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import repeat
 
 import numpy as np
 import xxhash
 
-from remote_server.protocol import SELF_TESTS, Stretch
+from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
 from remote_server.store.bucket.packs import joined
 from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
 from remote_server.store.curve.hot import Names
 from remote_server.store.eviction.learner import AGAIN_S, BY_USES, Learner
 from remote_server.turns import Steps, to_end
+
+log = logging.getLogger(__name__)
 
 MOST_ENDS = 4096
 """Ends of prompts that are remembered, to recognise the same request."""
@@ -25,13 +28,17 @@ MAX_SALTS = 4096
 
 
 class Follower:
-    """Of one tenant. One thread."""
+    """Of one tenant. One thread.
+
+    Requests do not depend on models: a failure in one is logged, and ends the following.
+    """
 
     def __init__(
         self, curve: Curve, clock: Callable[[], float], learner: Learner | None = None
     ) -> None:
         """`learner` is the one that the tenant's tiers follow."""
-        self.curve = curve
+        self.curve: Curve | None = curve
+        """None after a failure."""
         self._clock = clock
         self._learner = learner
         self._ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
@@ -51,64 +58,99 @@ class Follower:
     ) -> Steps[None]:
         """A lookup of `keys` was answered with `states`, after the learner learned of it. Each tier
         has the first `found` keys, together with those above it."""
-        if namespace.startswith(SELF_TESTS):
+        curve = self.curve
+        if curve is None or namespace.startswith(SELF_TESTS):
             return
-        now, begin = self._clock(), 0
-        for stretch in _stretches(chain, len(keys)):
-            end = begin + stretch.rows
-            part, of_part = keys[begin:end], states[begin:end]
-            first = {tier: max(0, min(number - begin, len(part))) for tier, number in found.items()}
-            if stretch.backwards:
-                part, of_part, first = part[::-1], of_part[::-1], dict.fromkeys(found, 0)
-            learned = self._learned(namespace, part)
-            if not self._is_again(namespace, part, learned, now):
-                prompt = yield from self._prompt(namespace, part, stretch, block_bytes)
-                yield from self.curve.request(prompt, Answer(of_part, first), learned, now)
-            begin = end
+        with self._ends_following():
+            now, begin = self._clock(), 0
+            for stretch in _stretches(chain, len(keys)):
+                end = begin + stretch.rows
+                part, of_part = keys[begin:end], states[begin:end]
+                first = {tier: min(max(0, n - begin), len(part)) for tier, n in found.items()}
+                if stretch.backwards:
+                    part, of_part, first = part[::-1], of_part[::-1], dict.fromkeys(found, 0)
+                learned = self._learned(namespace, part)
+                if not self._is_again(namespace, part, learned, now):
+                    prompt = yield from self._prompt(namespace, part, stretch, block_bytes)
+                    yield from curve.request(prompt, Answer(of_part, first), learned, now)
+                begin = end
 
     def arriving(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], block_bytes: int
     ) -> None:
         """A put brings `keys`, after the learner learned of it."""
-        if namespace.startswith(SELF_TESTS):
+        if self.curve is None or namespace.startswith(SELF_TESTS):
             return
-        now, begin = self._clock(), 0
-        for stretch in _stretches(chain, len(keys)):
-            end = begin + stretch.rows
-            part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
-            prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
-            self.curve.stored(prompt, self._learned(namespace, part), now)
-            begin = end
+        with self._ends_following():
+            now, begin = self._clock(), 0
+            for stretch in _stretches(chain, len(keys)):
+                end = begin + stretch.rows
+                part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
+                prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
+                self.curve.stored(prompt, self._learned(namespace, part), now)
+                begin = end
 
     def declined(self, namespace: str, keys: Sequence[bytes]) -> None:
         """Puts of `keys` were declined."""
-        self.curve.declined(self._names(namespace, keys))
+        if self.curve is not None:
+            with self._ends_following():
+                self.curve.declined(self._names(namespace, keys))
 
     def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
         """A level above used `keys`, the last of a prompt first."""
-        self.curve.touch(self._names(namespace, keys), BY_USES, self._clock())
+        if self.curve is not None:
+            with self._ends_following():
+                self.curve.touch(self._names(namespace, keys), BY_USES, self._clock())
 
     def left(self, namespace: str, key: bytes) -> None:
         """The block of `key` has left all tiers."""
-        self.curve.left(xxhash.xxh3_64_intdigest(key, self._salt(namespace)))
+        if self.curve is not None:
+            with self._ends_following():
+                self.curve.left(xxhash.xxh3_64_intdigest(key, self._salt(namespace)))
 
     def removing(self) -> AbstractContextManager[None]:
         """What leaves meanwhile does so for another reason than lack of room."""
-        return self.curve.departures.removing()
+        return nullcontext() if self.curve is None else self.curve.departures.removing()
 
     def pinned(self, namespace: str, sizes: Mapping[bytes, int]) -> None:
         """An operator pinned blocks of these keys, which take so many bytes."""
-        names = self._names(namespace, [*sizes]).tolist()
-        self.curve.pinned(dict(zip(names, sizes.values(), strict=True)))
+        if self.curve is not None:
+            with self._ends_following():
+                names = self._names(namespace, [*sizes]).tolist()
+                self.curve.pinned(dict(zip(names, sizes.values(), strict=True)))
 
     def unpinned(self, namespace: str, keys: Sequence[bytes]) -> None:
-        self.curve.unpinned(self._names(namespace, keys).tolist())
+        if self.curve is not None:
+            with self._ends_following():
+                self.curve.unpinned(self._names(namespace, keys).tolist())
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""
-        self.curve.cleared(namespace)
+        if self.curve is not None:
+            with self._ends_following():
+                self.curve.cleared(namespace)
+
+    # ── the answer ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the models take, about."""
+        return 0 if self.curve is None else self.curve.num_bytes
+
+    def what_if(self, *, by_namespace: bool) -> WhatIf | None:
+        """What other sizes of the tiers would find; None after a failure."""
+        return None if self.curve is None else self.curve.report(by_namespace=by_namespace)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _ends_following(self) -> Iterator[None]:
+        """An exception within ends the following, and nothing else."""
+        try:
+            yield
+        except Exception:  # of models, whatever it is: no request may fail of it
+            self.curve = None
+            log.exception("what other sizes would find is not known until the next start")
 
     def _prompt(
         self, namespace: str, keys: Sequence[bytes], stretch: Stretch, block_bytes: int

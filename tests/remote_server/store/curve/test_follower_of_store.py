@@ -122,3 +122,16 @@ def test_a_clear_of_one_namespace_ends_its_pins_in_the_curve(scene):
 def test_without_a_follower_there_is_no_curve():
     with_none = Store(MemoryTier(Arena(MiB)))
     assert with_none.what_if(by_namespace=True) is None
+
+
+def test_a_failure_of_the_models_costs_no_request_and_is_logged_once(scene, caplog):
+    scene.curve.request = scene.curve.stored = None  # calling it fails
+    scene.put(0, 100)
+    assert scene.ask(0, 100) == 100
+    scene.put(1000, 200)
+    scene.put(2000, 200)
+    scene.store.clear(None)
+    assert scene.ask(0, 100) == 0
+    assert scene.store.what_if(by_namespace=True) is None
+    (record,) = caplog.records
+    assert record.message == "what other sizes would find is not known until the next start"
