@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from remote_server.admin.bucket_families import DECLINES as BUCKET_DECLINES
 from remote_server.admin.bucket_families import bucket_families
 from remote_server.admin.eviction_families import eviction_families
+from remote_server.admin.what_if_families import what_if_families
 from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.server.metrics import MAX_NAMESPACES, OTHER, Traffic
 from remote_server.server.snapshot import Snapshot
@@ -81,6 +82,7 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
     yield from _tiers(snapshot)
     yield from bucket_families(snapshot.bucket, snapshot.counters)
     yield from eviction_families(snapshot.eviction)
+    yield from what_if_families(snapshot.what_if)
     yield from _queues(snapshot)
     yield from _namespaces(snapshot)
     yield _events(snapshot)
@@ -356,7 +358,6 @@ def _counter(name: str, text: str, label: str) -> CounterMetricFamily:
 def _namespace_family(
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, label: str
 ) -> GaugeMetricFamily | CounterMetricFamily:
-    text = f"{text} The largest and busiest are named, the rest is `{OTHER}`."
     return kind(f"{_P}namespace_{name}", text, labels=["namespace", label])
 
 

@@ -21,6 +21,7 @@ from aiohttp import web
 from remote_server.admin import locate
 from remote_server.admin.engines import described
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
+from remote_server.admin.what_if import explained
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.protocol.codec import ascii_json
@@ -129,7 +130,8 @@ class Site:
 
     async def _stats(self, _: web.Request) -> web.Response:
         snapshot = await self._snapshot()
-        return _json(summary(snapshot) | {"engines": described(snapshot)})
+        added = {"engines": described(snapshot), "what_if": explained(snapshot)}
+        return _json(summary(snapshot) | added)
 
     async def _settings(self, _: web.Request) -> web.Response:
         return _json(shown(self._server.config))

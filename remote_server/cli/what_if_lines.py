@@ -3,8 +3,14 @@
 from collections.abc import Collection
 
 from remote_server.cli.output import duration
-from remote_server.protocol import FoundAt, StatsReply, WhatIf
-from remote_server.protocol.what_if_words import reason_lines, sentences, sound, speed_of
+from remote_server.protocol import StatsReply, WhatIf
+from remote_server.protocol.what_if_words import (
+    found_share,
+    reason_lines,
+    sentences,
+    sound,
+    speed_of,
+)
 from remote_server.values import format_bytes
 
 MOST_NAMESPACES = 20
@@ -18,7 +24,7 @@ def miss_lines(reply: StatsReply) -> list[str]:
         return []
     total = what_if.total
     head = f"{'tokens':<10} {total.asked:>14,} looked up in {duration(what_if.over_s)}"
-    rows = [f"{100 * _found(total):5.1f} %  found", *reason_lines(total)]
+    rows = [f"{100 * found_share(total):5.1f} %  found", *reason_lines(total)]
     given_up = sum(one.given_up for one in reply.engines)
     if given_up:
         rows.append(f"beside these, engines computed {given_up:,} blocks that came too late")
@@ -46,7 +52,7 @@ def why_lines(reply: StatsReply, names: Collection[str]) -> list[str]:
     lines: list[str] = []
     for name, one in what_if.namespaces.items() if what_if is not None else ():
         if name in names and one.asked and one.missed:
-            share = 100 * _found(one)
+            share = 100 * found_share(one)
             lines += ["", f"{name}: of {one.asked:,} tokens looked up {share:.1f} % were found"]
             lines += reason_lines(one)
     return lines
@@ -80,7 +86,3 @@ def _by_namespace(what_if: WhatIf) -> list[str]:
     if len(shown) > MOST_NAMESPACES:
         lines.append(f"and {len(shown) - MOST_NAMESPACES:,} more")
     return lines
-
-
-def _found(found: FoundAt) -> float:
-    return max(found.found.values(), default=0) / found.asked

@@ -71,7 +71,7 @@ def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str
         more = size * (what_if.times[at] - 1.0)
         beyond = (
             f"Beyond {format_bytes(int(enough))} in all, more brings less than 1 %."
-            if shares[-1] - shares[-2] < LEAST
+            if levels_off(shares)
             else f"Up to {format_bytes(int(size * what_if.times[-1]))} in all, more finds more."
         )
         lines.append(
@@ -105,6 +105,16 @@ def enough_bytes(times: Sequence[float], shares: Sequence[float], size: float) -
     return size * exp(log(times[at - 1]) + part * (log(times[at]) - log(times[at - 1])))
 
 
+def levels_off(shares: Sequence[float]) -> bool:
+    """Whether the largest size brings less than `LEAST` more than the one before it."""
+    return shares[-1] - shares[-2] < LEAST
+
+
+def found_share(found: FoundAt) -> float:
+    """The share of the asked tokens that some tier had."""
+    return max(found.found.values(), default=0) / max(found.asked, 1)
+
+
 def speed_of(engines: Iterable[EngineState]) -> float:
     """How fast engines compute prompts, in the mean of those that have measured it; 0: none."""
     speeds = [one.tokens_per_s for one in engines if one.tokens_per_s]
@@ -121,15 +131,17 @@ def reasons(found: FoundAt) -> dict[str, float]:
     return {reason: share for reason, share in by_reason.items() if share > 0.0}
 
 
+def reason_words(found: FoundAt) -> list[tuple[float, str]]:
+    """The share of each reason and its words. The shares and the found one are 1."""
+    return [
+        (share, REASONS.get(reason, reason) + (_ages(found.missed) if reason == "evicted" else ""))
+        for reason, share in reasons(found).items()
+    ]
+
+
 def reason_lines(found: FoundAt) -> list[str]:
     """One line for each reason, the shares of which and the found one are 100 %."""
-    lines = []
-    for reason, share in reasons(found).items():
-        text = f"{100 * share:5.1f} %  {REASONS.get(reason, reason)}"
-        if reason == "evicted":
-            text += _ages(found.missed)
-        lines.append(text)
-    return lines
+    return [f"{100 * share:5.1f} %  {words}" for share, words in reason_words(found)]
 
 
 def _ages(missed: Mapping[str, float]) -> str:

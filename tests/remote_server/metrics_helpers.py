@@ -5,9 +5,11 @@ from remote_server.protocol import (
     BucketCalls,
     BucketStats,
     EvictionStats,
+    FoundAt,
     NamespaceStats,
     TierShare,
     TierStats,
+    WhatIf,
 )
 from remote_server.server.bucket_calls import KINDS
 from remote_server.server.metrics import Traffic
@@ -26,6 +28,21 @@ TIER = TierStats(
 LEARNED = EvictionStats(
     rule="learned", switches=3, found={"lru": 0.25, "learned": 0.375}, policy_bytes=3 << 20,
     within_s=[60.0, 300.0], returns={"turn 1": [0.125, 0.25], "alone": [0.0, 0.5]},
+)  # fmt: skip
+WHAT_IF = WhatIf(
+    over_s=3600.0,
+    times=[0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0],
+    budgets={"memory": 1 << 30, "disk": 8 << 30},
+    rule="learned", seen_bytes=5 << 30, model_bytes=2 << 20,
+    total=FoundAt(
+        asked=1_000_000,
+        found={"memory": 250_000, "disk": 500_000},
+        rule={"memory": [0.0, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.5],
+              "disk": [0.25, 0.375, 0.5, 0.5, 0.5, 0.5, 0.5]},
+        lru={"memory": [0.0, 0.0, 0.0625, 0.125, 0.25, 0.4375, 0.5],
+             "disk": [0.125, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5]},
+        missed={"never_seen": 0.25, "evicted_60": 0.125, "evicted_longer": 0.0625, "late": 0.0625},
+    ),
 )  # fmt: skip
 BUCKETS = len(BOUNDS_S) + 1
 OPERATIONS = ("hello", "lookup", "locate", "record", "put", "get", "stream", "touch", "verify",
@@ -97,6 +114,7 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk | bucket,
         "bucket": a_bucket(),
         "eviction": {"": LEARNED},
+        "what_if": {"": WHAT_IF},
         "name": "kvferry-0",
         "mover": "native, avx512",
         "fleets": {"ab": ["engine"]},

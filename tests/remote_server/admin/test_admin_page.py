@@ -10,7 +10,7 @@ from browser import Browser, find_chromium
 from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer
 
-from remote_server.protocol import EngineReport
+from remote_server.protocol import EngineReport, Stretch
 from remote_server.store.bucket.objects import Failure
 from remote_server.store.eviction import hazard
 
@@ -131,20 +131,74 @@ async def test_the_page_shows_the_rule_of_eviction_and_the_chances_that_it_learn
         await assert_readable(browser)
 
 
+@needs_browser
+async def test_the_page_draws_what_other_sizes_would_find_and_why_tokens_were_not_found(
+    browser, context
+):
+    with served() as (server, admin):
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        await browser.open(admin.url + "/")
+        await browser.until("!document.getElementById('sizes-part').hidden")
+        few = await browser.value("document.getElementById('sizes-part').innerText")
+        assert few.split("\n", 1)[1].strip() == (
+            "So far engines looked up 0 tokens: too few to conclude from."
+        )
+        assert await browser.value("document.getElementById('missed-part').hidden")
+        peer.put(range(200), chain=[Stretch(200, 0, 0, 512)])
+        peer.lookup(range(400), chain=[Stretch(400, 0, 0, 512)])
+        await browser.until("document.querySelectorAll('#sizes figure').length === 1")
+        figure = await browser.value("document.querySelector('#sizes figure').innerText")
+        assert figure.startswith("memory") and "learned, the rule in force" in figure
+        assert "50\u00a0% are found today, and more memory would not change that" in figure
+        name = await browser.value("document.querySelector('svg.curve').getAttribute('aria-label')")
+        assert name.startswith("memory, tokens found by size: ") and "in 16.0 MiB, today" in name
+        texts = await browser.value(
+            "[...document.querySelectorAll('svg.curve text')].map((n) => n.textContent)"
+        )
+        assert texts[3:10] == ["2", "4", "8", "16", "32", "64", "128"]
+        assert "MiB of memory" in texts and "today: 50.0 %" in texts
+        lines = "[...document.querySelectorAll('svg.curve polyline')].map((n) => n.classList[0])"
+        assert await browser.value(lines) == ["lru", "rule"]
+        await browser.value("document.querySelector('#sizes details').open = true")
+        await browser.value("look()")
+        assert await browser.value("document.querySelector('#sizes details').open"), "as it was"
+        table = await browser.value("document.querySelector('#sizes tbody').innerText")
+        assert len(table.splitlines()) == 7 and "16.0 MiB, today\t50.0 %\t" in table
+        cells = "[...document.querySelectorAll('#missed tr')].map((n) => [...n.cells].map("
+        cells += "(cell) => cell.textContent))"
+        assert await browser.value(cells) == [
+            ["found", "", "50.0 %", "102,400"],
+            ["never seen before", "", "50.0 %", "102,400"],
+        ]
+        await assert_readable(browser)
+        await browser.value("look()")
+        assert await browser.value(CUT) == []
+
+
+CUT = """[...document.querySelectorAll("svg.curve text")].filter((n) => {
+  const [a, b] = [n, n.ownerSVGElement].map((one) => one.getBoundingClientRect());
+  return a.left < b.left - 1 || a.right > b.right + 1
+    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+}).map((n) => n.textContent)"""
+"""Texts of a curve that are not wholly inside it."""
+
 UNREADABLE = """(() => {
   const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).slice(0, 3).map((v) => { v /= 255;
     return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
     return .2126 * r + .7152 * g + .0722 * b; };
   const behind = (n) => { for (; n; n = n.parentElement) {
     const c = getComputedStyle(n).backgroundColor; if (c !== "rgba(0, 0, 0, 0)") return c; } };
-  return [...document.querySelectorAll("h1,h2,th,td,dt,dd,p,a,.figure,#state")].filter((n) => {
+  const texts = "h1,h2,th,td,dt,dd,p,a,summary,text,figcaption,.figure,#state";
+  return [...document.querySelectorAll(texts)].filter((n) => {
     const [a, b] = [light(getComputedStyle(n).color), light(behind(n))].sort((x, y) => y - x);
-    return n.textContent.trim() && n.offsetParent && (a + .05) / (b + .05) < 4.5;
+    return n.textContent.trim() && n.getClientRects().length && (a + .05) / (b + .05) < 4.5;
   }).map((n) => n.outerHTML);
 })()"""
 """Text whose contrast to what is behind it is below 4.5 to 1."""
 
-UNNAMED = """[...document.querySelectorAll("progress,input,[role=region],th")].filter(
+UNNAMED = """[...document.querySelectorAll(
+  "progress,input,summary,[role=region],[role=img],th")].filter(
   (n) => !(n.getAttribute("aria-label") || n.getAttribute("aria-labelledby") || n.labels?.length
     || n.textContent.trim())).map((n) => n.outerHTML)"""
 """What a screen reader would have no name for."""
