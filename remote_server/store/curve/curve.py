@@ -18,7 +18,7 @@ from remote_server.store.curve.hot import HotRuns, Names
 from remote_server.store.curve.miniature import ALL_NAMES, MOST_ITEMS, Miniature
 from remote_server.store.curve.misses import Departures, Missed, evicted_label
 from remote_server.store.curve.stack import MOST_NAMES, Stack
-from remote_server.store.curve.sums import Floats, Sums, anchored
+from remote_server.store.curve.sums import Sums, anchored
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.paths import FEW
 from remote_server.turns import Steps, to_end
@@ -227,11 +227,13 @@ class Curve:
         gain = np.zeros(len(lru))
         if self._hazards is not None:
             gain = sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
-        rule = {tier: self._by_rule(tier, lru, gain, sums) for tier in self._budgets}
-        by_lru = {
-            tier: [float(share) for share in np.maximum.accumulate(lru[self._places(tier)])]
-            for tier in self._budgets
-        }
+        rule: dict[str, list[float]] = {}
+        by_lru: dict[str, list[float]] = {}
+        for tier, size in self._budgets.items():
+            at = [bisect_left(self._ends, size * one) for one in TIMES]
+            found = sums.found.get(tier, 0.0) / max(sums.asked, 1.0)
+            curves = anchored(lru[at], gain[at], NOW, found)
+            rule[tier], by_lru[tier] = ([float(share) for share in one] for one in curves)
         return FoundAt(
             asked=round(sums.asked),
             found={tier: round(count) for tier, count in sums.found.items()},
@@ -239,16 +241,6 @@ class Curve:
             lru=rule if self._hazards is None else by_lru,
             missed=_shares(sums),
         )
-
-    def _by_rule(self, tier: str, lru: Floats, gain: Floats, sums: Sums) -> list[float]:
-        """The shares at the sizes of `tier`."""
-        at = self._places(tier)
-        found = sums.found.get(tier, 0.0) / max(sums.asked, 1.0)
-        return [float(share) for share in anchored(lru[at], gain[at], NOW, found)]
-
-    def _places(self, tier: str) -> list[int]:
-        """Those of its sizes among all."""
-        return [bisect_left(self._ends, self._budgets[tier] * one) for one in TIMES]
 
     # ── models ───────────────────────────────────────────────────────────────────────────
 

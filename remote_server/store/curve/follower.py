@@ -41,7 +41,7 @@ class Follower:
         """None after a failure."""
         self._clock = clock
         self._learner = learner
-        self._ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
+        self._prompt_ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
         """To the time, the number of keys, and the learner's number of the request."""
         self._salts: dict[str, int] = {}
 
@@ -187,10 +187,10 @@ class Follower:
         """Whether this is another lookup of the same request, as the learner decides, or without
         one if it comes soon and is of a part of the prompt."""
         end, number = (namespace, keys[-1]), 0 if learned is None else learned.number
-        before = self._ends.pop(end, None)
-        self._ends[end] = now, len(keys), number
-        if len(self._ends) > MOST_ENDS:
-            self._ends.popitem(last=False)
+        before = self._prompt_ends.pop(end, None)
+        self._prompt_ends[end] = now, len(keys), number
+        if len(self._prompt_ends) > MOST_ENDS:
+            self._prompt_ends.popitem(last=False)
         if before is None:
             return False
         at, length, of_request = before

@@ -94,13 +94,23 @@ def _corrected(
     return corrected
 
 
-def anchored(lru: Floats, gain: Floats, now: int, really: float) -> Floats:
-    """`lru` and the `gain` of the rule in force, with value number `now` replaced by what is found
-    `really`. If that is less, every gain is so much less, as far as there is any: what is left
-    moves all sizes alike. The shares stay between 0 and 1, and never fall as the size grows."""
+def anchored(lru: Floats, gain: Floats, now: int, really: float) -> tuple[Floats, Floats]:
+    """`lru` plus the `gain` of the rule in force, and `lru`, where value number `now` of the sum is
+    what is found `really`.
+
+    If that is less, every gain is so much less, as far as there is any. What is left moves all
+    sizes alike: misses that no size mends, which LRU would have as well. The shares stay between 0
+    and 1, and never fall as the size grows."""
     off = really - lru[now] - gain[now]
     of_gain = min(-off, gain[now]) if off < 0.0 else 0.0
-    moved = np.clip(lru + np.maximum(0.0, gain - of_gain) + (off + of_gain), 0.0, 1.0)
-    larger = np.maximum.accumulate(moved[now:])
-    smaller = np.minimum.accumulate(moved[now::-1])[::-1]
+    rest = off + of_gain
+    rule = lru + np.maximum(0.0, gain - of_gain) + rest
+    return _rising(rule, now), _rising(lru + min(0.0, rest), now)
+
+
+def _rising(shares: Floats, now: int) -> Floats:
+    """`shares` as a curve that never falls and keeps its value number `now`."""
+    kept = np.clip(shares, 0.0, 1.0)
+    larger = np.maximum.accumulate(kept[now:])
+    smaller = np.minimum.accumulate(kept[now::-1])[::-1]
     return np.concatenate((smaller[:-1], larger))

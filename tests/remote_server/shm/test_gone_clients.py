@@ -18,8 +18,8 @@ pytestmark = pytest.mark.real_time
 NUM_FIRST, NUM_MORE = 12, 25
 """A key remembers ten of the connections that get it."""
 
-BY_TIME = ("_use_times",)
-"""Tables of moments, not of clients."""
+BY_TIME = ("_use_times", "curve", "_prompt_ends")
+"""Tables of moments and of prompts, not of clients."""
 
 EMPTIED_LATER = ("server.tenants[].local._leaving", "server.tenants[].send_queues._queues")
 """With an entry until a thread has unmapped a region, or a message has left: none at rest."""
