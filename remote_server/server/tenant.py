@@ -191,7 +191,16 @@ class Tenant:
         budgets |= {each.tier.name: each.tier.stats().budget_bytes for each in below}
         hazards = self.learner.hazards if self.learner is not None else None
         curve = Curve(self._clock, budgets, hazards, self._has_elsewhere, self.config.ttl_s)
-        return Follower(curve, self._clock, self.learner)
+
+        def rooms(block_bytes: int) -> dict[str, float]:
+            places = {memory.name: memory.slabs.num_places(block_bytes)}
+            places |= {each.tier.name: each.tier.num_places(block_bytes) for each in below}
+            return {
+                tier: float(number * block_bytes if number > 0 else budgets[tier])
+                for tier, number in places.items()
+            }
+
+        return Follower(curve, self._clock, self.learner, rooms)
 
     def _has_elsewhere(self, namespace: str, key: bytes) -> bool:
         """Whether another namespace of this tenant has the block of `key`."""

@@ -96,15 +96,11 @@ class Curve:
         all are."""
         self._clock = clock
         self._budgets = {tier: size for tier, size in budgets.items() if size > 0}
-        self._ends = sorted({size * one for size in self._budgets.values() for one in TIMES})
         self._hazards = hazards
         self._has = has
         self._ttl_s = ttl_s
-        self._stack = Stack(self._ends)
         self._limit = ALL_NAMES // PER_NAME
-        self._miniatures = [
-            Miniature(end, hazards, SEED, self._limit) for end in self._ends if hazards is not None
-        ]
+        self.fit(self._budgets)
         self._hot = HotRuns()
         self._hot_bytes = 0
         self.departures = Departures()
@@ -113,6 +109,18 @@ class Curve:
         self._began = self._half_began = clock()
         self._sums: dict[str, Sums] = {}
         self._before: dict[str, Sums] = {}
+
+    def fit(self, rooms: Mapping[str, float]) -> None:
+        """Each tier has room for so many bytes of blocks: less than its budget where its slots are
+        larger than they are. To be called before the first request."""
+        self._rooms = {tier: rooms[tier] for tier in self._budgets}
+        self._ends = sorted({room * one for room in self._rooms.values() for one in TIMES})
+        self._stack = Stack(self._ends)
+        self._miniatures = [
+            Miniature(end, self._hazards, SEED, self._limit)
+            for end in self._ends
+            if self._hazards is not None
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -229,8 +237,8 @@ class Curve:
             gain = sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
         rule: dict[str, list[float]] = {}
         by_lru: dict[str, list[float]] = {}
-        for tier, size in self._budgets.items():
-            at = [bisect_left(self._ends, size * one) for one in TIMES]
+        for tier, room in self._rooms.items():
+            at = [bisect_left(self._ends, room * one) for one in TIMES]
             found = sums.found.get(tier, 0.0) / max(sums.asked, 1.0)
             curves = anchored(lru[at], gain[at], NOW, found)
             rule[tier], by_lru[tier] = ([float(share) for share in one] for one in curves)

@@ -34,13 +34,16 @@ class Follower:
     """
 
     def __init__(
-        self, curve: Curve, clock: Callable[[], float], learner: Learner | None = None
-    ) -> None:
-        """`learner` is the one that the tenant's tiers follow."""
+        self, curve: Curve, clock: Callable[[], float], learner: Learner | None = None,
+        rooms: Callable[[int], Mapping[str, float]] | None = None,
+    ) -> None:  # fmt: skip
+        """`learner` is the one that the tenant's tiers follow. `rooms` has how many bytes of blocks
+        of a size each tier has room for; None: its budget."""
         self.curve: Curve | None = curve
         """None after a failure."""
         self._clock = clock
         self._learner = learner
+        self._rooms = rooms
         self._prompt_ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
         """To the time, the number of keys, and the learner's number of the request."""
         self._salts: dict[str, int] = {}
@@ -155,6 +158,10 @@ class Follower:
     def _prompt(
         self, namespace: str, keys: Sequence[bytes], stretch: Stretch, block_bytes: int
     ) -> Steps[Prompt]:
+        if self._rooms is not None and self.curve is not None:
+            # The first size of blocks decides: few servers hold several that differ by much.
+            self.curve.fit(self._rooms(block_bytes))
+            self._rooms = None
         names = [self._names(namespace, keys[:HASHED_PER_STEP])]
         for begin in range(HASHED_PER_STEP, len(keys), HASHED_PER_STEP):
             yield
