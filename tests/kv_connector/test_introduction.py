@@ -9,6 +9,7 @@ from kv_connector import introduction as introduction_module
 from kv_connector import metrics
 from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
 from kv_connector.self_test import Outcome, Report
+from kv_connector.speeds import Chunk
 from kv_connector.vllm_support import software
 from remote_server.protocol import EngineReport
 
@@ -69,6 +70,16 @@ def test_servers_learn_with_the_namespace_what_the_engine_runs_and_then_what_it_
     tier.settle_epoch("another")
     last = EngineReport(software(), 1000, {"engine": 200, "server": 300})
     assert client.reports[1:] == [last, last], "new weights keep the counts"
+
+
+def test_servers_learn_how_fast_the_engine_computes_prompts(ours: Introduced):
+    ours.hear(heard(0, isa="amx"), heard(1, isa="amx"))
+    tier, client = ours.engine.tier, ours.engine.client
+    for step in range(50):
+        tier.break_even.engine.step_began([Chunk(500)], float(step))
+        tier.break_even.engine.step_ended(step + 0.25)
+    tier.report(1000, {})
+    assert client.reports[-1].tokens_per_s == pytest.approx(2000.0)
 
 
 def test_nothing_is_declared_before_the_last_worker_was_heard(ours: Introduced):
