@@ -417,7 +417,7 @@ class LearningMachine(StoreMachine):
 
     @rule(which=st.sampled_from(Rule))
     def change_the_rule(self, which):
-        self.learner.floor.reigning = which
+        self.learner.floor.reign.rule = which
 
 
 @pytest.mark.parametrize(("machine", "examples"), [(StoreMachine, 60), (LearningMachine, 25)])
