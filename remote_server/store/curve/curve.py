@@ -41,9 +41,6 @@ OTHERS = "(others)"
 
 SEED = 45
 
-ROOM_FOR_HOT = 4
-"""The learned rule keeps hot keys in caches of so many times their size."""
-
 NAMESPACE_BYTES = 4000
 """Memory of the sums of a namespace, about."""
 
@@ -102,7 +99,6 @@ class Curve:
         self._limit = ALL_NAMES // PER_NAME
         self.fit(self._budgets)
         self._hot = HotRuns()
-        self._hot_bytes = 0
         self.departures = Departures()
         self._pinned: dict[int, int] = {}
         self._pinned_bytes = 0
@@ -141,7 +137,6 @@ class Curve:
         """A request looked a prompt up. `learned` is given where that rule is in force. Each model
         is a step where the keys are many."""
         num_hot = self._hot.length(prompt.names)
-        self._hot_bytes = self._hot.num_keys * prompt.block_bytes
         places, sampled = self._sampled(prompt.names)
         if self._ttl_s:
             hot = prompt.names[:num_hot].tolist()
@@ -151,19 +146,21 @@ class Curve:
         for tier, number in answer.found.items():
             sums.found[tier] = sums.found.get(tier, 0.0) + prompt.tokens * number
         self._count_misses(prompt, answer, [*zip(places, sampled, strict=True)], sums, now)
-        behind = sampled[bisect_left(places, num_hot) :]
+        num_sampled_hot = bisect_left(places, num_hot)
+        behind = sampled[num_sampled_hot:]
         self._count_in_stack(prompt, num_hot, behind, sums)
         self._use_in_stack(prompt, num_hot, behind, now)
         if learned is not None:
-            names = [name for name in behind if name not in self._pinned]
-            yield from self._through_miniatures(prompt, learned, names, sums, now)
+            yield from self._through_miniatures(
+                prompt, learned, sampled[:num_sampled_hot], behind, sums, now
+            )
 
     def stored(self, prompt: Prompt, learned: Learned | None, now: float) -> None:
         """A put brought blocks. Those that no request asked for are in the models from now on."""
         new = [name for name in self._sampled(prompt.names)[1] if name not in self._stack]
         self._use_in_stack(prompt, 0, new, now)
         if new and learned is not None:
-            to_end(self._through_miniatures(prompt, learned, new, None, now))
+            to_end(self._through_miniatures(prompt, learned, [], new, None, now))
 
     def touch(self, names: Names, kinds: Sequence[int], now: float) -> None:
         """A level above used keys with these names, the last of a prompt first."""
@@ -234,7 +231,7 @@ class Curve:
         lru = sums.lru()
         gain = np.zeros(len(lru))
         if self._hazards is not None:
-            gain = sums.gain(np.array(self._ends) >= ROOM_FOR_HOT * self._hot_bytes)
+            gain = sums.gain()
         rule: dict[str, list[float]] = {}
         by_lru: dict[str, list[float]] = {}
         for tier, room in self._rooms.items():
@@ -288,9 +285,13 @@ class Curve:
             stack.thin(self._limit)
 
     def _through_miniatures(
-        self, prompt: Prompt, learned: Learned, names: list[int], sums: Sums | None, now: float
-    ) -> Steps[None]:
-        """Counted in `sums`, if given."""
+        self, prompt: Prompt, learned: Learned, hot: list[int], behind: list[int],
+        sums: Sums | None, now: float,
+    ) -> Steps[None]:  # fmt: skip
+        """The sampled keys, the hot ones first. Counted in `sums`, if given."""
+        pinned = self._pinned
+        names = [name for name in (*hot, *behind) if name not in pinned]
+        num_hot = sum(name not in pinned for name in hot)
         for number, one in enumerate(self._miniatures):
             capacity = one.capacity(self._pinned_bytes, prompt.block_bytes)
             while capacity > MOST_ITEMS or one.limit > self._limit:
@@ -299,7 +300,8 @@ class Curve:
             here = [name for name in names if name < one.limit]
             if not here:
                 continue
-            found = one.request(here, learned.kinds, learned.number, now, capacity)
+            hot_here = sum(name < one.limit for name in names[:num_hot])
+            found = one.request(here, hot_here, learned.kinds, learned.number, now, capacity)
             if sums is not None:
                 sums.miniatures[number] += np.array(found) * (prompt.tokens * ALL_NAMES / one.limit)
             if len(here) > FEW:

@@ -2,7 +2,9 @@
 
 Miniature simulation (Waldspurger et al., USENIX ATC 2017): what a rule that is no stack algorithm
 finds at a size is what it finds in such a small cache. Beside it LRU runs on the same keys: chance
-that chose these keys is in both results, and not in their difference.
+that chose these keys is in both results, and not in their difference. As in a real cache the
+learned rule reigns only while it finds more, judged by the same counts; what a change of the rule
+costs is not in it.
 """
 
 from collections import OrderedDict
@@ -11,11 +13,16 @@ from functools import partial
 from typing import NamedTuple
 
 from remote_server.store.eviction.floor import Shadow
-from remote_server.store.eviction.hazard import Hazards
+from remote_server.store.eviction.hazard import Hazards, is_hinted
+from remote_server.store.eviction.reign import Reign
 from remote_server.store.eviction.victims import Rule
 
 MOST_ITEMS = 1024
 """Places of a miniature; a larger cache has smaller shares of its keys in it."""
+
+LEAST_KEYS = 125.0
+"""Keys, as they count, before the rule may change: as many to its places as in the shadows of a
+cache."""
 
 ALL_NAMES = 1 << 64
 """Names are below it."""
@@ -25,7 +32,7 @@ NAME_BYTES = 160
 
 
 class Finds(NamedTuple):
-    """What one request found: keys, and these keys' uses up to now."""
+    """What one request found: keys behind hot ones, these keys' uses up to now, and hot keys."""
 
     keys: int
     uses: int
@@ -33,10 +40,13 @@ class Finds(NamedTuple):
     uses_by_lru: int
     by_rule: int
     uses_by_rule: int
+    hot: int
+    hot_by_lru: int
+    hot_by_rule: int
 
 
 class Miniature:
-    """A cache of `num_bytes` under the learned rule, and one under LRU."""
+    """A cache of `num_bytes` under the rule that would reign in it, and one under LRU."""
 
     def __init__(self, num_bytes: float, hazards: Hazards, seed: int, limit: int) -> None:
         """Names below `limit` are in it."""
@@ -44,6 +54,7 @@ class Miniature:
         self._make = partial(Shadow, Rule.LEARNED, hazards, seed)
         self._by_rule = self._make()
         self._by_lru: OrderedDict[int, int] = OrderedDict()  # to uses, the oldest first
+        self._reign = Reign(LEAST_KEYS)
         self.limit = limit
 
     @property
@@ -56,9 +67,11 @@ class Miniature:
         return int(max(0.0, self._num_bytes - pinned) / block_bytes * (self.limit / ALL_NAMES))
 
     def request(
-        self, names: Sequence[int], kinds: Sequence[int], number: int, now: float, capacity: int
-    ) -> Finds:
-        """A request for a prompt of these names, which are below the limit."""
+        self, names: Sequence[int], num_hot: int, kinds: Sequence[int], number: int, now: float,
+        capacity: int,
+    ) -> Finds:  # fmt: skip
+        """A request for a prompt of these names, which are below the limit; the first `num_hot` are
+        hot."""
         by_lru = self._by_lru
         uses = [by_lru.get(name, 0) + 1 for name in names]
         found = uses.index(1) if 1 in uses else len(uses)
@@ -67,9 +80,16 @@ class Miniature:
             by_lru.move_to_end(name)
         while len(by_lru) > capacity:
             by_lru.popitem(last=False)
-        by_rule = self._by_rule.request(names, kinds, number, now, capacity)
+        learned = self._by_rule.request(names, kinds, number, now, capacity)
+        by_rule = learned if self._reign.rule is Rule.LEARNED else found
+        self._reign.judge(
+            len(names), (found, learned, by_rule), now, capacity, is_hinted=is_hinted(kinds[0])
+        )
         return Finds(
-            len(uses), sum(uses), found, sum(uses[:found]), by_rule, sum(uses[:by_rule])
+            len(uses) - num_hot, sum(uses[num_hot:]),
+            max(0, found - num_hot), sum(uses[num_hot:found]),
+            max(0, by_rule - num_hot), sum(uses[num_hot:by_rule]),
+            num_hot, min(found, num_hot), min(by_rule, num_hot),
         )  # fmt: skip
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:

@@ -60,17 +60,19 @@ class Sums:
         shares: Floats = (hot + _corrected(found, uses, self.sampled, self.uses, rest)) / self.asked
         return shares
 
-    def gain(self, keeps_hot: npt.NDArray[np.bool_]) -> Floats:
-        """How much more the learned rule finds at each size, and all hot keys at those that
-        `keeps_hot`. It never finds less than LRU, which would reign then."""
+    def gain(self) -> Floats:
+        """How much more the learned rule finds at each size. It never finds less than LRU, which
+        would reign then."""
         if not self.asked:
             return np.zeros(self.num_sizes)
         rest = self.asked - self.hot
-        keys, uses, by_lru, uses_by_lru, by_rule, uses_by_rule = self.miniatures.T
+        keys, uses, by_lru, uses_by_lru, by_rule, uses_by_rule, hot, hot_lru, hot_rule = (
+            self.miniatures.T
+        )
         lru = _corrected(by_lru, uses_by_lru, keys, uses, rest)
         rule = _corrected(by_rule, uses_by_rule, keys, uses, rest)
-        hot = (self.hot - np.cumsum(self.hot_found)) * keeps_hot
-        gain: Floats = np.maximum(0.0, rule - lru + hot) / self.asked
+        of_hot = self.hot * (hot_rule - hot_lru) / np.maximum(hot, 1.0)
+        gain: Floats = np.maximum(0.0, rule - lru + of_hot) / self.asked
         return gain
 
 
