@@ -101,12 +101,16 @@ def anchored(lru: Floats, gain: Floats, now: int, really: float) -> tuple[Floats
     what is found `really`.
 
     If that is less, every gain is so much less, as far as there is any. What is left moves all
-    sizes alike: misses that no size mends, which LRU would have as well. The shares stay between 0
-    and 1, and never fall as the size grows."""
+    sizes alike: misses that no size mends, which LRU would have as well. If it is more, that moves
+    smaller sizes alike; of larger ones it scales what is missed, which is less there. The shares
+    stay between 0 and 1, and never fall as the size grows."""
     off = really - lru[now] - gain[now]
     of_gain = min(-off, gain[now]) if off < 0.0 else 0.0
     rest = off + of_gain
-    rule = lru + np.maximum(0.0, gain - of_gain) + rest
+    shares = lru + np.maximum(0.0, gain - of_gain)
+    rule = shares + rest
+    if really > shares[now]:
+        rule[now:] = 1.0 - (1.0 - shares[now:]) * ((1.0 - really) / (1.0 - shares[now]))
     return _rising(rule, now), _rising(lru + min(0.0, rest), now)
 
 
