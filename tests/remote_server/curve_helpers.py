@@ -26,7 +26,7 @@ class Followed:
             lambda: self.now, {"memory": capacity * BLOCK, **budgets},
             learner and learner.hazards, ttl_s=ttl_s,
         )  # fmt: skip
-        self.follower = Follower(self.curve, lambda: self.now, learner)
+        self.follower = Follower(self.curve, lambda: self.now, learner, seed=1)
 
     def ask(
         self, blocks: Sequence[int], namespace: str = "trace", states: bytes | None = None

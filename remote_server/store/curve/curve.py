@@ -21,7 +21,7 @@ from remote_server.store.curve.stack import MOST_NAMES, Stack
 from remote_server.store.curve.sums import Sums, anchored
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.paths import FEW
-from remote_server.turns import Steps, to_end
+from remote_server.turns import Steps, parts, to_end
 
 TIMES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Sizes, as multiples of a tier's size today."""
@@ -40,6 +40,15 @@ MOST_NAMESPACES = 64
 OTHERS = "(others)"
 
 SEED = 45
+
+NAMES_PER_STEP = 512
+"""Sampled names that one step of a request shows to a model: half a millisecond."""
+
+LOOK_AROUND = 16
+"""A look into other namespaces takes as long as so many names do."""
+
+MOST_TOKENS = (1 << 63) - 1
+"""That a reply can count."""
 
 NAMESPACE_BYTES = 4000
 """Memory of the sums of a namespace, about."""
@@ -134,22 +143,21 @@ class Curve:
     def request(
         self, prompt: Prompt, answer: Answer, learned: Learned | None, now: float
     ) -> Steps[None]:
-        """A request looked a prompt up. `learned` is given where that rule is in force. Each model
-        is a step where the keys are many."""
+        """A request looked a prompt up. `learned` is given where that rule is in force. Where the
+        keys are many it takes steps, of `NAMES_PER_STEP`."""
         num_hot = self._hot.length(prompt.names)
         places, sampled = self._sampled(prompt.names)
         if self._ttl_s:
-            hot = prompt.names[:num_hot].tolist()
-            self._drop(self._stack.older((*hot, *sampled), now - self._ttl_s))
+            yield from self._drop_older([*prompt.names[:num_hot].tolist(), *sampled], now)
         sums = self._sums_of(prompt.namespace, now)
         sums.asked += prompt.tokens * len(prompt.names)
         for tier, number in answer.found.items():
             sums.found[tier] = sums.found.get(tier, 0.0) + prompt.tokens * number
-        self._count_misses(prompt, answer, [*zip(places, sampled, strict=True)], sums, now)
+        yield from self._count_misses(prompt, answer, places, sampled, sums, now)
         num_sampled_hot = bisect_left(places, num_hot)
         behind = sampled[num_sampled_hot:]
-        self._count_in_stack(prompt, num_hot, behind, sums)
-        self._use_in_stack(prompt, num_hot, behind, now)
+        yield from self._count_in_stack(prompt, num_hot, behind, sums)
+        yield from self._use_in_stack(prompt, num_hot, behind, now)
         if learned is not None:
             yield from self._through_miniatures(
                 prompt, learned, sampled[:num_sampled_hot], behind, sums, now
@@ -158,7 +166,7 @@ class Curve:
     def stored(self, prompt: Prompt, learned: Learned | None, now: float) -> None:
         """A put brought blocks. Those that no request asked for are in the models from now on."""
         new = [name for name in self._sampled(prompt.names)[1] if name not in self._stack]
-        self._use_in_stack(prompt, 0, new, now)
+        to_end(self._use_in_stack(prompt, 0, new, now))
         if new and learned is not None:
             to_end(self._through_miniatures(prompt, learned, [], new, None, now))
 
@@ -240,8 +248,8 @@ class Curve:
             curves = anchored(lru[at], gain[at], NOW, found)
             rule[tier], by_lru[tier] = ([float(share) for share in one] for one in curves)
         return FoundAt(
-            asked=round(sums.asked),
-            found={tier: round(count) for tier, count in sums.found.items()},
+            asked=min(MOST_TOKENS, round(sums.asked)),
+            found={tier: min(MOST_TOKENS, round(n)) for tier, n in sums.found.items()},
             rule=rule,
             lru=rule if self._hazards is None else by_lru,
             missed=_shares(sums),
@@ -249,40 +257,58 @@ class Curve:
 
     # ── models ───────────────────────────────────────────────────────────────────────────
 
-    def _count_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums) -> None:
+    def _drop_older(self, names: list[int], now: float) -> Steps[None]:
+        for some in parts(names, NAMES_PER_STEP):
+            self._drop(self._stack.older(some, now - self._ttl_s))
+            if len(names) > NAMES_PER_STEP:
+                yield
+
+    def _count_in_stack(
+        self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums
+    ) -> Steps[None]:
         """Hot keys are all in the stack and stand for themselves, each sampled one for its like."""
         find, outside, pinned = self._stack.find, self._stack.outside, self._pinned
         tokens = float(prompt.tokens)
+        like = tokens * (ALL_NAMES / self._limit)
         worst = 0
         sums.hot += tokens * num_hot
-        for name in prompt.names[:num_hot].tolist():
-            worst = max(worst, 0 if name in pinned else find(name)[0])
-            if worst == outside:
-                break
-            sums.hot_found[worst] += tokens
-        tokens *= ALL_NAMES / self._limit
-        for name in sampled:
-            zone, uses = (0, 1) if name in pinned else find(name)
-            worst = max(worst, zone)
-            sums.sampled += tokens
-            sums.uses += tokens * (uses + 1)
-            if worst < outside:
-                sums.lru_found[worst] += tokens
-                sums.lru_uses[worst] += tokens * (uses + 1)
+        for some in parts(prompt.names[:num_hot].tolist(), NAMES_PER_STEP):
+            for name in some if worst < outside else ():
+                worst = max(worst, 0 if name in pinned else find(name)[0])
+                if worst == outside:
+                    break
+                sums.hot_found[worst] += tokens
+            if num_hot > NAMES_PER_STEP:
+                yield
+        for some in parts(sampled, NAMES_PER_STEP):
+            for name in some:
+                zone, uses = (0, 1) if name in pinned else find(name)
+                worst = max(worst, zone)
+                sums.sampled += like
+                sums.uses += like * (uses + 1)
+                if worst < outside:
+                    sums.lru_found[worst] += like
+                    sums.lru_uses[worst] += like * (uses + 1)
+            if len(sampled) > NAMES_PER_STEP:
+                yield
 
-    def _use_in_stack(self, prompt: Prompt, num_hot: int, sampled: list[int], now: float) -> None:
-        stack, pinned = self._stack, self._pinned
-        group = _group_of(prompt.namespace)
+    def _use_in_stack(
+        self, prompt: Prompt, num_hot: int, sampled: list[int], now: float
+    ) -> Steps[None]:
+        """The last names first, so that the first ones are the most recently used."""
+        num_bytes, group = float(prompt.block_bytes), _group_of(prompt.namespace)
         hot = prompt.names[:num_hot].tolist()
-        if pinned:
-            sampled = [name for name in sampled if name not in pinned]
-            hot = [name for name in hot if name not in pinned]
-        stack.use(sampled, prompt.block_bytes * (ALL_NAMES / self._limit), group, now)
-        if hot:
-            stack.use(hot, float(prompt.block_bytes), group, now)
-        while len(stack) > MOST_NAMES:
-            self._limit //= 2
-            stack.thin(self._limit)
+        for names, is_sample in ((sampled, True), (hot, False)):
+            for some in reversed([*parts(names, NAMES_PER_STEP)]):
+                # Meanwhile names may have been pinned, or the sample may be smaller.
+                limit = self._limit if is_sample else ALL_NAMES
+                here = [name for name in some if name < limit and name not in self._pinned]
+                self._stack.use(here, num_bytes * (ALL_NAMES / limit), group, now)
+                while len(self._stack) > MOST_NAMES:
+                    self._limit //= 2
+                    self._stack.thin(self._limit)
+                if len(names) > NAMES_PER_STEP:
+                    yield
 
     def _through_miniatures(
         self, prompt: Prompt, learned: Learned, hot: list[int], behind: list[int],
@@ -313,14 +339,19 @@ class Curve:
         return places.tolist(), names[places].tolist()
 
     def _count_misses(
-        self, prompt: Prompt, answer: Answer, sampled: list[tuple[int, int]], sums: Sums, now: float
-    ) -> None:
+        self, prompt: Prompt, answer: Answer, places: list[int], sampled: list[int], sums: Sums,
+        now: float,
+    ) -> Steps[None]:  # fmt: skip
         weight = prompt.tokens * ALL_NAMES / self._limit
-        num_found = max(answer.found.values(), default=0)
-        for place, name in sampled:
-            if place >= num_found:
-                why = self._why(prompt, answer, place, name, now)
-                sums.missed[why] = sums.missed.get(why, 0.0) + weight
+        first = bisect_left(places, max(answer.found.values(), default=0))
+        in_step = 0
+        for place, name in zip(places[first:], sampled[first:], strict=True):
+            why = self._why(prompt, answer, place, name, now)
+            sums.missed[why] = sums.missed.get(why, 0.0) + weight
+            in_step += LOOK_AROUND if why in (Missed.OTHER_NAMESPACE, Missed.NEVER_SEEN) else 1
+            if in_step >= NAMES_PER_STEP:
+                in_step = 0
+                yield
 
     def _why(self, prompt: Prompt, answer: Answer, place: int, name: int, now: float) -> str:
         state = answer.states[place]

@@ -1,7 +1,7 @@
 """The follower of a tenant's requests: shows lookups, puts, pins and removals to its curve."""
 
 import logging
-import zlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,6 +24,9 @@ MOST_ENDS = 4096
 
 HASHED_PER_STEP = 4096
 
+ROWS_PER_STEP, ROWS_OF_A_STRETCH = 2048, 32
+"""Short stretches are one step, of so many keys; each costs as much as so many more keys do."""
+
 MAX_SALTS = 4096
 
 
@@ -35,10 +38,11 @@ class Follower:
 
     def __init__(
         self, curve: Curve, clock: Callable[[], float], learner: Learner | None = None,
-        rooms: Callable[[int], Mapping[str, float]] | None = None,
+        rooms: Callable[[int], Mapping[str, float]] | None = None, seed: int | None = None,
     ) -> None:  # fmt: skip
         """`learner` is the one that the tenant's tiers follow. `rooms` has how many bytes of blocks
-        of a size each tier has room for; None: its budget."""
+        of a size each tier has room for; None: its budget. `seed` decides which keys are in the
+        sample; None: a number that no client knows, so that none can choose the sampled keys."""
         self.curve: Curve | None = curve
         """None after a failure."""
         self._clock = clock
@@ -46,6 +50,7 @@ class Follower:
         self._rooms = rooms
         self._prompt_ends: OrderedDict[tuple[str, bytes], tuple[float, int, int]] = OrderedDict()
         """To the time, the number of keys, and the learner's number of the request."""
+        self._seed = secrets.randbits(64) if seed is None else seed
         self._salts: dict[str, int] = {}
 
     # ── events ───────────────────────────────────────────────────────────────────────────
@@ -65,15 +70,19 @@ class Follower:
         if curve is None or namespace.startswith(SELF_TESTS):
             return
         with self._ends_following():
-            now, begin = self._clock(), 0
+            now, begin, in_step = self._clock(), 0, 0
             for stretch in _stretches(chain, len(keys)):
+                in_step += stretch.rows + ROWS_OF_A_STRETCH
+                if begin and in_step > ROWS_PER_STEP:
+                    yield
+                    in_step = stretch.rows + ROWS_OF_A_STRETCH
                 end = begin + stretch.rows
                 part, of_part = keys[begin:end], states[begin:end]
                 first = {tier: min(max(0, n - begin), len(part)) for tier, n in found.items()}
                 if stretch.backwards:
                     part, of_part, first = part[::-1], of_part[::-1], dict.fromkeys(found, 0)
                 learned = self._learned(namespace, part)
-                if not self._is_again(namespace, part, learned, now):
+                if not _repeats(part) and not self._is_again(namespace, part, learned, now):
                     prompt = yield from self._prompt(namespace, part, stretch, block_bytes)
                     yield from curve.request(prompt, Answer(of_part, first), learned, now)
                 begin = end
@@ -89,8 +98,9 @@ class Follower:
             for stretch in _stretches(chain, len(keys)):
                 end = begin + stretch.rows
                 part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
-                prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
-                self.curve.stored(prompt, self._learned(namespace, part), now)
+                if not _repeats(part):
+                    prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
+                    self.curve.stored(prompt, self._learned(namespace, part), now)
                 begin = end
 
     def declined(self, namespace: str, keys: Sequence[bytes]) -> None:
@@ -178,7 +188,8 @@ class Follower:
         if salt is None:
             if len(self._salts) >= MAX_SALTS:
                 self._salts.clear()
-            salt = self._salts[namespace] = zlib.crc32(namespace.encode())
+            salt = xxhash.xxh3_64_intdigest(namespace.encode(), self._seed)
+            self._salts[namespace] = salt
         return salt
 
     def _learned(self, namespace: str, keys: Sequence[bytes]) -> Learned | None:
@@ -220,3 +231,8 @@ def _stretches(chain: Sequence[Stretch], number: int) -> list[Stretch]:
     if begin < number:
         found.append(Stretch(number - begin, 0, 0, 0))
     return found
+
+
+def _repeats(keys: Sequence[bytes]) -> bool:
+    """Whether a key comes twice, as in no prompt."""
+    return len({*keys}) < len(keys)

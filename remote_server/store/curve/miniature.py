@@ -71,7 +71,9 @@ class Miniature:
         capacity: int,
     ) -> Finds:  # fmt: skip
         """A request for a prompt of these names, which are below the limit; the first `num_hot` are
-        hot."""
+        hot. Those behind the capacity are found and kept by neither rule."""
+        num_cold = len(names) - num_hot
+        names = names[:capacity]
         by_lru = self._by_lru
         uses = [by_lru.get(name, 0) + 1 for name in names]
         found = uses.index(1) if 1 in uses else len(uses)
@@ -85,8 +87,9 @@ class Miniature:
         self._reign.judge(
             len(names), (found, learned, by_rule), now, capacity, is_hinted=is_hinted(kinds[0])
         )
+        cold = uses[num_hot:]
         return Finds(
-            len(uses) - num_hot, sum(uses[num_hot:]),
+            num_cold, sum(cold) + num_cold - len(cold),
             max(0, found - num_hot), sum(uses[num_hot:found]),
             max(0, by_rule - num_hot), sum(uses[num_hot:by_rule]),
             num_hot, min(found, num_hot), min(by_rule, num_hot),

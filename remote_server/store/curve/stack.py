@@ -22,8 +22,9 @@ NAME_BYTES = 400
 FINENESS = 8
 """A moment has at most this part of the least size: a longer prompt is several."""
 
-SPARE = 1024
-"""Rows and moments without use that may be kept, beside as many as are in use."""
+SPARE, OUTSIDE = 1024, 0.5
+"""Moments without names that may be kept, beside as many as have some. Of names that are outside
+so many are known, beside this share of those that are not."""
 
 
 class Moment:
@@ -213,7 +214,7 @@ class Stack:
                 else:
                     zones[number + 1].append(moment)
                     filled[number + 1] += moment.num_bytes
-        if len(self._rows) > 2 * self._num_names + SPARE:
+        if len(self._rows) > self._num_names * (1 + OUTSIDE) + SPARE:
             self._rows = {n: row for n, row in self._rows.items() if row.moment.zone < outside}
         if sum(map(len, zones)) > 2 * self._num_names + SPARE:
             for number, zone in enumerate(zones):

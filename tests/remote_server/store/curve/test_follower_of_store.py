@@ -27,7 +27,7 @@ class Scene:
         self.arena = Arena(MiB)
         memory = MemoryTier(self.arena, clock=lambda: self.now)
         self.curve = Curve(lambda: self.now, {"memory": MiB})
-        self.follower = Follower(self.curve, lambda: self.now)
+        self.follower = Follower(self.curve, lambda: self.now, seed=1)
         self.store = Store(memory, lambda: self.now, ttl_s=ttl_s, follower=self.follower)
         self.store.namespaces.declare(NAMESPACE, NamespaceInfo(block_bytes=BLOCK))
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from remote_server.store.curve.stack import SPARE, Stack
+from remote_server.store.curve.stack import OUTSIDE, SPARE, Stack
 
 ENDS = (100.0, 200.0, 400.0)
 
@@ -95,7 +95,7 @@ def test_what_is_outside_takes_no_more_memory_than_what_is_in_it(names: range):
     chance, stack = random.Random(1), Stack(ENDS)
     for _ in range(5 * SPARE):
         use(stack, chance.choice(names))
-    assert stack.num_bytes < 400 * (2 * 40 + SPARE + 2)
+    assert stack.num_bytes < 400 * ((1 + OUTSIDE) * 40 + SPARE + 2)
     assert len(stack) <= 40
     stack.check()
 
