@@ -37,6 +37,8 @@ def what_if_lines(reply: StatsReply) -> list[str]:
     if what_if is None:
         return ["no server that answered has a curve: it is older than this command"]
     total = what_if.total
+    if not total.asked:
+        return [f"no engine has looked a prompt up in the last {duration(what_if.over_s)}"]
     lines = [f"{total.asked:,} tokens looked up in the last {duration(what_if.over_s)}"]
     for tier in what_if.budgets:
         lines += ["", *_table(what_if, tier)]

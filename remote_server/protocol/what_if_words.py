@@ -1,13 +1,19 @@
 """Sentences about what other sizes of a tier would find, for the commands and the page."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log
+from itertools import pairwise
+from math import exp, inf, isfinite, log
 
 from remote_server.protocol.statistics import EngineState, FoundAt, WhatIf
 from remote_server.values import format_bytes
 
 LEAST = 0.01
 """More is not worth its price when it brings less than this share of the tokens."""
+
+_OFF = 1e-6
+"""So far a share may be off by rounding."""
+
+_MOST_BYTES, _MOST_TIMES = 1 << 63, 1e6
 
 LEAST_TOKENS = 100_000
 """Of requests, before anything is concluded from them."""
@@ -36,17 +42,41 @@ PLACES = {"memory": " in memory", "disk": " in memory or on disk"}
 
 
 def sound(what_if: WhatIf | None) -> WhatIf | None:
-    """`what_if`; None when its lists do not fit each other, as those of a server may be that does
-    not know what it sends."""
-    if what_if is None or what_if.times.count(1.0) != 1 or what_if.times.count(0.5) != 1:
+    """`what_if`; None when its lists do not fit each other or have numbers without a meaning, as
+    those of a server may be that does not know what it sends."""
+    if what_if is None or not what_if.budgets or what_if.over_s < 0.0:
         return None
-    fits = all(
-        {*curves} == {*what_if.budgets}
-        and all(len(shares) == len(what_if.times) for shares in curves.values())
-        for found in (what_if.total, *what_if.namespaces.values())
-        for curves in (found.rule, found.lru)
+    times, sizes = what_if.times, [*what_if.budgets.values()]
+    fits = (
+        times.count(1.0) == times.count(0.5) == 1
+        and isfinite(what_if.over_s)
+        and 0.0 < times[0] <= times[-1] <= _MOST_TIMES
+        and all(less < more for less, more in pairwise(times))
+        and 0 < min(sizes) <= max(sizes) < _MOST_BYTES
+        and all(
+            _is_sound(found, what_if) for found in (what_if.total, *what_if.namespaces.values())
+        )
     )
     return what_if if fits else None
+
+
+def _is_sound(found: FoundAt, what_if: WhatIf) -> bool:
+    return (
+        all(
+            {*curves} == {*what_if.budgets}
+            and all(len(shares) == len(what_if.times) for shares in curves.values())
+            and all(map(_rises, curves.values()))
+            for curves in (found.rule, found.lru)
+        )
+        and all(0.0 <= share <= 1.0 + _OFF for share in found.missed.values())
+        and all(0 <= count <= found.asked for count in found.found.values())
+    )
+
+
+def _rises(shares: Sequence[float]) -> bool:
+    return all(-_OFF <= one <= 1.0 + _OFF for one in shares) and all(
+        less <= more + _OFF for less, more in pairwise(shares)
+    )
 
 
 def sentences(what_if: WhatIf, tier: str, tokens_per_s: float = 0.0) -> list[str]:
@@ -117,7 +147,7 @@ def found_share(found: FoundAt) -> float:
 
 def speed_of(engines: Iterable[EngineState]) -> float:
     """How fast engines compute prompts, in the mean of those that have measured it; 0: none."""
-    speeds = [one.tokens_per_s for one in engines if one.tokens_per_s]
+    speeds = [one.tokens_per_s for one in engines if 0.0 < one.tokens_per_s < inf]
     return sum(speeds) / len(speeds) if speeds else 0.0
 
 
@@ -162,9 +192,11 @@ def _first_gain(shares: Sequence[float], now: int) -> int:
 
 
 def _saved_s(what_if: WhatIf, gain: float, tokens_per_s: float) -> float:
+    """A day; 0: not known."""
     if not tokens_per_s or what_if.over_s <= 0.0:
         return 0.0
-    return what_if.total.asked / what_if.over_s * DAY_S * gain / tokens_per_s
+    saved = what_if.total.asked / what_if.over_s * DAY_S * gain / tokens_per_s
+    return saved if isfinite(saved) else 0.0
 
 
 def _hours(seconds: float) -> str:
