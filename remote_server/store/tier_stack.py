@@ -343,11 +343,15 @@ class TierStack:
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], block_bytes: int
     ) -> None:
         """A put brings `keys`, with these chain fields, or none."""
+        is_asked_for = False
         if (learner := self.memory.learner) is not None:
             places = [tier.num_places(block_bytes) for tier in self.tiers]
             learner.num_blocks = max(self.memory.slabs.num_places(block_bytes), *places, 0)
+            if keys:
+                of = learner.paths.of
+                is_asked_for = all(of(namespace, key) is not None for key in (keys[0], keys[-1]))
             learner.arriving(namespace, keys, chain)
-        if self.follower is not None:
+        if self.follower is not None and not is_asked_for:
             self.follower.arriving(namespace, keys, chain, block_bytes)
 
     def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:

@@ -115,11 +115,15 @@ class Curve:
         self._sums: dict[str, Sums] = {}
         self._before: dict[str, Sums] = {}
 
-    def fit(self, rooms: Mapping[str, float]) -> None:
+    def fit(self, rooms: Mapping[str, float], block_bytes: int = 0) -> None:
         """Each tier has room for so many bytes of blocks: less than its budget where its slots are
-        larger than they are. To be called before the first request."""
+        larger than they are. With blocks of `block_bytes` the sample is as small from the start as
+        the largest size needs. To be called before the first request."""
         self._rooms = {tier: rooms[tier] for tier in self._budgets}
         self._ends = sorted({room * one for room in self._rooms.values() for one in TIMES})
+        if block_bytes:
+            while self._ends[-1] / block_bytes * (self._limit / ALL_NAMES) > MOST_NAMES:
+                self._limit //= 2
         self._stack = Stack(self._ends)
         self._miniatures = [
             Miniature(end, self._hazards, SEED, self._limit)
@@ -176,6 +180,10 @@ class Curve:
         self._stack.touch(sampled)
         for one in self._miniatures:
             one.touch([name for name in sampled if name < one.limit], kinds, now)
+
+    def follows(self, name: int) -> bool:
+        """Whether it matters that the block of this name leaves."""
+        return name < self._limit or name in self._pinned
 
     def left(self, name: int) -> None:
         """The block of this name has left all tiers."""

@@ -117,9 +117,13 @@ class Follower:
 
     def left(self, namespace: str, key: bytes) -> None:
         """The block of `key` has left all tiers."""
-        if self.curve is not None:
+        curve = self.curve
+        if curve is None:
+            return
+        name = xxhash.xxh3_64_intdigest(key, self._salt(namespace))
+        if curve.follows(name):  # most names are left out, in half a microsecond
             with self._ends_following():
-                self.curve.left(xxhash.xxh3_64_intdigest(key, self._salt(namespace)))
+                curve.left(name)
 
     def removing(self) -> AbstractContextManager[None]:
         """What leaves meanwhile does so for another reason than lack of room."""
@@ -170,7 +174,7 @@ class Follower:
     ) -> Steps[Prompt]:
         if self._rooms is not None and self.curve is not None:
             # The first size of blocks decides: few servers hold several that differ by much.
-            self.curve.fit(self._rooms(block_bytes))
+            self.curve.fit(self._rooms(block_bytes), block_bytes)
             self._rooms = None
         names = [self._names(namespace, keys[:HASHED_PER_STEP])]
         for begin in range(HASHED_PER_STEP, len(keys), HASHED_PER_STEP):
