@@ -1,11 +1,11 @@
-"""Write which names of `kv_connector.vllm_names` this Python's vLLM has to
+"""Write which names of `kv_connector.vllm.names` this Python's vLLM has to
 `tests/kv_connector/vllm_0.33.json`, or whatever its release line is: `python .ci/names_of_vllm.py`.
 """
 
 import json
 from pathlib import Path
 
-from kv_connector.vllm_names import NAMES
+from kv_connector.vllm.names import NAMES
 from kv_connector.vllm_support import installed, missing_names
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -151,7 +151,7 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "secondary_tiers": [],
         }
         if self.server is not None:
-            tier = {"type": TIER_CLASS, "module_path": "kv_connector.remote_tier"}
+            tier = {"type": TIER_CLASS, "module_path": "kv_connector.tier.remote_tier"}
             extra["secondary_tiers"] = [tier | self.tier_settings() | {"sees_everything": True}]
         return extra
 

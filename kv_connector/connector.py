@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 
-from kv_connector import guarded, namespace, never_raises
+from kv_connector import guarded, never_raises
 from kv_connector.config import (
     ConnectorConfig,
     apply_request_options,
@@ -35,8 +35,7 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
-from kv_connector.fleet_self_test import run_self_tests
-from kv_connector.introduction import (
+from kv_connector.hooks.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
     Introduction,
@@ -46,19 +45,14 @@ from kv_connector.introduction import (
     with_received,
     with_report,
 )
-from kv_connector.metrics import (
-    LEVELS,
-    REUSED_TOKENS,
-    Traffic,
-    tokens_before_windows,
-    without_what_was_not_sent,
-)
-from kv_connector.pool import sweep_dead_pools
-from kv_connector.pool_rows import windows_of
-from kv_connector.prefills import Prefills
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
-from kv_connector.self_test import Outcome, Report
+from kv_connector.hooks.prefills import Prefills
+from kv_connector.hooks.resets import Resets, drop_unwanted_tails, shut_out
+from kv_connector.identity import namespace
+from kv_connector.identity.fleet_self_test import run_self_tests
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.weight_watch import WeightWatch, watch_of_caller
+from kv_connector.pool.pool_file import sweep_dead_pools
+from kv_connector.pool.rows import windows_of
 from kv_connector.spec import (
     POOL_NAME_KEY,
     FerrySpec,
@@ -70,8 +64,15 @@ from kv_connector.spec import (
     refuse_whole_prompts,
     refuse_without_shared_pool,
 )
-from kv_connector.vllm_features import COUNTS_LEVELS, Sources, sources_by_keys
-from kv_connector.weight_watch import WeightWatch, watch_of_caller
+from kv_connector.tier.metrics import (
+    LEVELS,
+    REUSED_TOKENS,
+    Traffic,
+    tokens_before_windows,
+    without_what_was_not_sent,
+)
+from kv_connector.tier.remote_tier import RemoteTier
+from kv_connector.vllm.features import COUNTS_LEVELS, Sources, sources_by_keys
 from remote_server.errors import ConfigError
 from remote_server.prompt_keys import recipe_text
 

@@ -24,10 +24,10 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kv_connector.config_facts import NotKnown
-from kv_connector.host_worker import ClearingWorker, HostWorker
-from kv_connector.introduction import WorkerReport
-from kv_connector.pool import (
+from kv_connector.hooks.introduction import WorkerReport
+from kv_connector.identity.config_facts import NotKnown
+from kv_connector.identity.self_test import Fixture, Part
+from kv_connector.pool.pool_file import (
     Piece,
     Pieces,
     Place,
@@ -45,8 +45,8 @@ from kv_connector.pool import (
     pool_path,
     take_marks,
 )
-from kv_connector.pool_rows import owned_bytes
-from kv_connector.self_test import Fixture, Part
+from kv_connector.pool.rows import owned_bytes
+from kv_connector.pool.worker import ClearingWorker, HostWorker
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kv_connector
-from kv_connector.vllm_names import NAMES, OPTIONAL
+from kv_connector.vllm.names import NAMES, OPTIONAL
 from remote_server.errors import ConfigError
 
 logger = logging.getLogger("vllm.kvferry")

@@ -18,7 +18,7 @@
         └── Stalled               nothing came at all: wait for nothing until something comes
 
 The loss of the cache never fails a request: the last three become misses where the engine meets the
-cache (`kv_connector/remote_tier.py`) and are counted there by reason.
+cache (`kv_connector/tier/remote_tier.py`) and are counted there by reason.
 """
 
 from remote_server.plain_text import plain

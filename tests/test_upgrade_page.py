@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import kv_connector
-from kv_connector.namespace import ROW_FORMAT
+from kv_connector.identity.namespace import ROW_FORMAT
 from remote_server import protocol
 from remote_server.client.session import OTHER_PROTOCOL_RETRY_S
 from remote_server.protocol import EngineReport, Hello, StatsReply

@@ -143,7 +143,7 @@ class VllmInThisProcess:
         self._engine.engine_core.get_output = watched
 
     def _watch_connector(self) -> None:
-        from kv_connector.remote_tier import RemoteTier
+        from kv_connector.tier.remote_tier import RemoteTier
 
         connector = self._scheduler.connector
         tiers = connector.connector_scheduler.manager.secondary_tiers
@@ -243,7 +243,7 @@ class VllmInThisProcess:
         totals: dict[tuple[str, str], int] = (
             {} if self._tier is None else self._tier.counters.totals()
         )
-        from kv_connector.metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
+        from kv_connector.tier.metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
 
         def total(metric: str) -> int:
             return sum(count for (name, _), count in totals.items() if name == metric)

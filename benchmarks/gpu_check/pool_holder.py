@@ -30,7 +30,7 @@ class Pool(NamedTuple):
 def make_pool(num_bytes: int) -> Pool:
     """A sealed file in memory. By the connector's own function where its packages are installed."""
     try:
-        from kv_connector.pool import offer_sealed_file, pool_name, pool_path
+        from kv_connector.pool.pool_file import offer_sealed_file, pool_name, pool_path
     except ImportError:
         return make_like_connector(num_bytes)
     name = pool_name(os.getpid(), "gpu-check")

@@ -212,8 +212,8 @@ def _former_limits(tier: Any) -> None:
     2 s for a load."""
     from dataclasses import dataclass
 
-    from kv_connector.patience import Patience
-    from kv_connector.tier_transfers import LoadLimits
+    from kv_connector.tier.patience import Patience
+    from kv_connector.tier.transfers import LoadLimits
 
     @dataclass(frozen=True)
     class Former(Patience):

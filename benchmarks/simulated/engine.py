@@ -31,9 +31,9 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.simulated.calibration import fetch_s_per_byte, ratio_of
 from benchmarks.simulated.sequences import PrefixCache, Running
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
-from kv_connector import metrics as tier_metrics
 from kv_connector.config import ConnectorConfig, read_config
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.tier import metrics as tier_metrics
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.values import parse_bytes
 

@@ -25,8 +25,8 @@ from vllm.v1.kv_offload.tiering.manager import (
     TieringOffloadingManager,
 )
 
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.vllm_features import CacheHitSource
+from kv_connector.tier.remote_tier import RemoteTier
+from kv_connector.vllm.features import CacheHitSource
 from remote_server.client import SharedRegion
 
 MakeTier = Callable[[Any, memoryview], SecondaryTierManager]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated.modelled_client import Link, ModelledClient
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.speeds import Chunk, work_of
+from kv_connector.tier.remote_tier import RemoteTier
+from kv_connector.tier.speeds import Chunk, work_of
 from remote_server.client import CacheClient
 
 BLOCK_TOKENS = 32
@@ -33,7 +33,7 @@ class Compute(NamedTuple):
 
     seconds: float
     even_at: float = inf
-    """See `kv_connector.speeds.work_of`."""
+    """See `kv_connector.tier.speeds.work_of`."""
     prior: float = 1.0
     """The prior of the engine's speed, relative to its speed."""
     answers_s: float = 0.0

@@ -15,7 +15,7 @@ from benchmarks.remote_kv_cache.baseline import test_engine_cost as engine_cost
 from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step
 from benchmarks.remote_kv_cache.baseline.test_engine_cost import NUM_REQUESTS, OF_THE_MACHINE
 from examples import tiny_model
-from kv_connector.lookup_state import Missed
+from kv_connector.tier.lookup_state import Missed
 
 BLOCKS_OF_A_PROMPT = engine_cost.PROMPT_TOKENS // BLOCK_TOKENS
 

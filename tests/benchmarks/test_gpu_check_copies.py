@@ -14,7 +14,7 @@ from benchmarks.gpu_check.layouts import APART, CROSS_LAYER, TOGETHER, Cache, Sh
 from benchmarks.gpu_check.mapped_pool import MappedPool
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Runner
-from kv_connector.pool import offer_sealed_file, pool_path
+from kv_connector.pool.pool_file import offer_sealed_file, pool_path
 
 SMALL = [Shape(96 << 10, 6)]
 WAYS = len(layouts.LAYOUTS) * 2

@@ -15,7 +15,7 @@ from benchmarks.remote_kv_cache.replay.points import Found
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.workloads import loop, scan
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
-from kv_connector.backfill import REST_S
+from kv_connector.tier.backfill import REST_S
 from remote_server.store.policies import LRU
 from remote_server.traces import Request, distinct
 

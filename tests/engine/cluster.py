@@ -314,7 +314,7 @@ def bare_tier(server: str, namespace: str, **settings: Any) -> dict[str, Any]:
     the CPU platform."""
     tier = {
         "type": "RemoteTier",
-        "module_path": "kv_connector.remote_tier",
+        "module_path": "kv_connector.tier.remote_tier",
         "server": server,
         "namespace": namespace,
         **ALWAYS_LOAD,

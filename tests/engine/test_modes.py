@@ -184,7 +184,7 @@ def test_no_line_of_ours_is_logged_again_and_again(moded: Engine):
     """After everything above. Numbers and names may differ from line to line."""
     ours = re.compile(r"(WARNING|ERROR) .*?\[(\w+\.py):\d+\] (.*)")
     lines = [found for line in moded.log.read_text().splitlines() if (found := ours.search(line))]
-    modules = {file.name for file in Path("kv_connector").glob("*.py")}
+    modules = {file.name for file in Path("kv_connector").rglob("*.py")}
     said = Counter(
         (level, file, re.sub(r"[0-9a-f]{6,}|\d+", "N", text))
         for level, file, text in (found.groups() for found in lines)

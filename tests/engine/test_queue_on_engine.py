@@ -20,7 +20,7 @@ from cluster import BLOCK, by_reason
 from benchmarks.engine.slow_engine import SlowEngine
 from examples.engine import Completion
 from kv_connector.config import RemoteConfig
-from kv_connector.patience import MOST_FLOOR_S
+from kv_connector.tier.patience import MOST_FLOOR_S
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
 

@@ -8,10 +8,10 @@ import torch
 from tiered_engine import serve
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from kv_connector import self_test
-from kv_connector.host_worker import HostWorker
-from kv_connector.pool import Place
-from kv_connector.self_test import Fixture, Part
+from kv_connector.identity import self_test
+from kv_connector.identity.self_test import Fixture, Part
+from kv_connector.pool.pool_file import Place
+from kv_connector.pool.worker import HostWorker
 from remote_server.client import SharedRegion
 from remote_server.server.server import Server
 from remote_server.store.gets import Found, Pinned

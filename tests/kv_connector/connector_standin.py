@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.introduction import (
+from kv_connector.hooks.introduction import (
     FerryWorkerMetadata,
     Introduction,
     Reporter,
@@ -22,10 +22,10 @@ from kv_connector.introduction import (
     WorkerReport,
     with_received,
 )
-from kv_connector.metrics import Traffic
-from kv_connector.prefills import Prefills
-from kv_connector.resets import Resets
-from kv_connector.self_test import Outcome, Report
+from kv_connector.hooks.prefills import Prefills
+from kv_connector.hooks.resets import Resets
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.tier.metrics import Traffic
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
 

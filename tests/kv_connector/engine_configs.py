@@ -24,8 +24,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from kv_connector import config_facts, namespace
-from kv_connector.config_facts import SETTINGS
+from kv_connector.identity import config_facts, namespace
+from kv_connector.identity.config_facts import SETTINGS
 
 LAYER = "model.layers.0.self_attn.attn"
 

@@ -7,9 +7,9 @@ from vllm.v1.kv_offload.base import OffloadingSpec, OffloadingWorker
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.host_worker import HostWorker
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.pool.worker import HostWorker
 from kv_connector.spec import FerrySpec
+from kv_connector.tier.remote_tier import RemoteTier
 
 START = "start-up: an operator must be told of a wrong setting, or of a host it cannot work on"
 COPY = "a failed copy between engine and pool would be announced as good bytes"

@@ -32,9 +32,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_connector import connector as connector_module
 from kv_connector.connector import KVFerryConnector
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.self_test import Outcome, Report
-from kv_connector.weight_watch import models_of_caller
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.weight_watch import models_of_caller
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.protocol import KeyState
 
 
@@ -232,7 +232,7 @@ def modelless_engines(
         whether steps are scheduled `ahead` (vLLM's asynchronous scheduling), and whether for its
         second model runner."""
         finds = models_of_caller if watched else lambda: None
-        patch.setattr("kv_connector.weight_watch.models_of_caller", finds)
+        patch.setattr("kv_connector.identity.weight_watch.models_of_caller", finds)
         own = folder / f"model-{len(made)}"
         shutil.copytree(model, own)
         extra = {"cpu_pool": "1MiB", "server": server, "break_even": False, **settings}

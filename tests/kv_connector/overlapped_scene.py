@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.request import Request
 
-from kv_connector import metrics
+from kv_connector.tier import metrics
 
 MOST_CALLS = 1000
 

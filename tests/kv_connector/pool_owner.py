@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from kv_connector.pool import engine_core_pid
+from kv_connector.pool.pool_file import engine_core_pid
 
 
 def report_owner(backend: str, answer: "multiprocessing.Queue[int]") -> None:

@@ -11,9 +11,9 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, 
 from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
-from kv_connector import metrics
-from kv_connector.pool_rows import PoolRows
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.pool.rows import PoolRows
+from kv_connector.tier import metrics
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult, PutResult
 from remote_server.protocol import EngineReport, Found, Hint, KeyState, PutOutcome, Stretch
 

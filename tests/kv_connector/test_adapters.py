@@ -10,8 +10,8 @@ from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from vllm.lora.request import LoRARequest
 
-from kv_connector import weight_watch
-from kv_connector.weight_watch import Adapters, AdapterState
+from kv_connector.identity import weight_watch
+from kv_connector.identity.weight_watch import Adapters, AdapterState
 
 SAME, CHANGED, UNKNOWN = AdapterState.SAME, AdapterState.CHANGED, AdapterState.UNKNOWN
 

@@ -11,16 +11,16 @@ from tiered_engine import TieredEngine, block_of, key_of
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
-from kv_connector import metrics
-from kv_connector.backfill import (
+from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.tier import metrics
+from kv_connector.tier.backfill import (
     LONGEST_HELD_BACK_S,
     MOST_ATTEMPTS,
     REST_AFTER_FAILURE_S,
     Backfill,
     Backlog,
 )
-from kv_connector.config import BYPASS_KEY, Bypass
-from kv_connector.metrics import TierCounters
+from kv_connector.tier.metrics import TierCounters
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 

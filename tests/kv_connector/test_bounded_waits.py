@@ -4,11 +4,11 @@ import pytest
 from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
-from kv_connector import metrics
 from kv_connector.config import PREFETCH_KEY
-from kv_connector.lookup_state import UNTIL_A_QUERY_ENDS_S
-from kv_connector.patience import PRIOR_COMPUTE_S
-from kv_connector.tier_transfers import OVERDUE_AFTER_CHECKS, OVERDUE_AFTER_S
+from kv_connector.tier import metrics
+from kv_connector.tier.lookup_state import UNTIL_A_QUERY_ENDS_S
+from kv_connector.tier.patience import PRIOR_COMPUTE_S
+from kv_connector.tier.transfers import OVERDUE_AFTER_CHECKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState

@@ -7,10 +7,10 @@ from unittest.mock import MagicMock
 import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
-from kv_connector import metrics
-from kv_connector.break_even import PROBE_COSTS, BreakEven, costs_of
 from kv_connector.config import PREFETCH_KEY
-from kv_connector.speeds import (
+from kv_connector.tier import metrics
+from kv_connector.tier.break_even import PROBE_COSTS, BreakEven, costs_of
+from kv_connector.tier.speeds import (
     KEPT_SAMPLES,
     LEAST_SAMPLES,
     Chunk,

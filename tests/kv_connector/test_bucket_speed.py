@@ -8,11 +8,11 @@ from scripted_client import BLOCK_BYTES, Engine
 from test_break_even import measured
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector import metrics
-from kv_connector.break_even import PROBE_COSTS
 from kv_connector.config import PREFETCH_KEY
-from kv_connector.speeds import LEAST_SAMPLES, Chunk
-from kv_connector.tier_transfers import BUCKET_PRIOR_S
+from kv_connector.tier import metrics
+from kv_connector.tier.break_even import PROBE_COSTS
+from kv_connector.tier.speeds import LEAST_SAMPLES, Chunk
+from kv_connector.tier.transfers import BUCKET_PRIOR_S
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState

@@ -5,8 +5,8 @@ from scripted_client import Engine
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector import metrics, queries
-from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
+from kv_connector.tier import metrics, queries
+from kv_connector.tier.lookup_state import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
 

@@ -8,7 +8,7 @@ from scripted_client import TOKENS_PER_BLOCK, Asked, Engine, rows_of
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool.rows import PoolRows
 from remote_server.client import PutResult
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, KeyState, Stretch, check_chain

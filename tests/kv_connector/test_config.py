@@ -12,7 +12,7 @@ from kv_connector.config import (
     read_config,
     refuse_weak_hashes,
 )
-from kv_connector.config_facts import digest_of, text_of
+from kv_connector.identity.config_facts import digest_of, text_of
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.fleet.fleet import Fleet

@@ -6,8 +6,8 @@ import pytest
 from scripted_client import Engine
 
 from kv_connector.config import RemoteConfig
-from kv_connector.config_info import LABELS, config_info
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.tier.config_info import LABELS, config_info
+from kv_connector.tier.remote_tier import RemoteTier
 
 
 def servers(setting: Any) -> Any:

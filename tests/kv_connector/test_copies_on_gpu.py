@@ -10,7 +10,7 @@ from laid_out_worker import HYBRIDS, MakeWorker, Worker
 from real_connector import FULL, Layers, group_of
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
-from kv_connector.self_test import Outcome, Report, run_self_test
+from kv_connector.identity.self_test import Outcome, Report, run_self_test
 from remote_server.client import ClientConfig
 from remote_server.server.server import Server
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from scripted_client import Clock
 
-from kv_connector import metrics
-from kv_connector.metrics import TierCounters, Traffic
+from kv_connector.tier import metrics
+from kv_connector.tier.metrics import TierCounters, Traffic
 
 
 def grown(counters: TierCounters) -> dict[str, Any]:

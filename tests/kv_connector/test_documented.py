@@ -9,8 +9,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from benchmarks import commands_page
 from benchmarks.settings_page import TABLES, rewritten
 from kv_connector.config import ConnectorConfig
-from kv_connector.metrics import METRICS
-from kv_connector.namespace import ADVISORY, ENGINE_FACTS
+from kv_connector.identity.namespace import ADVISORY, ENGINE_FACTS
+from kv_connector.tier.metrics import METRICS
 from remote_server.protocol.namespace_diff import FOR_PEOPLE
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from engine_configs import (
 )
 from vllm.platforms import current_platform
 
-from kv_connector.namespace import (
+from kv_connector.identity.namespace import (
     ADVISORY,
     ENGINE_FACTS,
     MOST_SETTINGS,

@@ -6,9 +6,9 @@ import pytest
 from scripted_client import Engine
 from scripted_fleet import fleet_engine, landed, pool_with
 
-from kv_connector import metrics
-from kv_connector.lookup_state import ASK_AGAIN_S
-from kv_connector.speeds import Chunk
+from kv_connector.tier import metrics
+from kv_connector.tier.lookup_state import ASK_AGAIN_S
+from kv_connector.tier.speeds import Chunk
 from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE, GetPart, PutResult
 from remote_server.protocol import KeyState
 

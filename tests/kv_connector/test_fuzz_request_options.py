@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from real_connector import BLOCK, empty_step, request_of
 from scripted_client import ScriptedClient
 
-from kv_connector import metrics
 from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
 from kv_connector.hints import HINT_NAMES, BadHint
-from kv_connector.lookup_state import Missed
-from kv_connector.resets import OLD_KV
-from kv_connector.weight_watch import AdapterState
+from kv_connector.hooks.resets import OLD_KV
+from kv_connector.identity.weight_watch import AdapterState
+from kv_connector.tier import metrics
+from kv_connector.tier.lookup_state import Missed
 
 pytest_plugins = ["fuzzing"]
 

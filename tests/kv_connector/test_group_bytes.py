@@ -19,8 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool import Piece, rest_of_rows
-from kv_connector.vllm_features import COUNTS_LEVELS
+from kv_connector.pool.pool_file import Piece, rest_of_rows
+from kv_connector.vllm.features import COUNTS_LEVELS
 from remote_server.errors import ConfigError
 
 STRANGER, OWN = 0x11, 0x22

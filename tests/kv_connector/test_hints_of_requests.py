@@ -7,8 +7,9 @@ import pytest
 from scripted_client import Engine
 from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector import hints, metrics
+from kv_connector import hints
 from kv_connector.hints import OPTIONS_KEY, BadHint, hint_in, hint_of
+from kv_connector.tier import metrics
 from remote_server.protocol import MAX_WITHIN_S, Hint
 
 

@@ -18,9 +18,9 @@ from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.host_worker import HostWorker, _Job
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.pool.worker import HostWorker, _Job
 from kv_connector.spec import FerrySpec
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.protocol import KeyState
 
 # ── the tier ─────────────────────────────────────────────────────────────────────────────

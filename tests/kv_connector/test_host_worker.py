@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.host_worker import ClearingWorker, HostWorker, Run, plan_copy
+from kv_connector.pool.worker import ClearingWorker, HostWorker, Run, plan_copy
 
 NUM_BLOCKS = 24
 NUM_ROWS = 16

@@ -6,10 +6,10 @@ import pytest
 from scripted_client import TOKENS_PER_BLOCK, Clock, Engine
 from scripted_fleet import fleet_engine, landed, pool_with
 
-from kv_connector import metrics
-from kv_connector.hot_copies import MOST_DUE, REST_S, HotCopies
-from kv_connector.metrics import TierCounters
-from kv_connector.transfer_ends import Ended, failed
+from kv_connector.tier import metrics
+from kv_connector.tier.hot_copies import MOST_DUE, REST_S, HotCopies
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.transfer_ends import Ended, failed
 from remote_server.client import PutResult
 from remote_server.protocol import KeyState, PutOutcome
 

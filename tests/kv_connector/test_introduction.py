@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from scripted_client import Engine
 
-from kv_connector import introduction as introduction_module
-from kv_connector import metrics
-from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
-from kv_connector.self_test import Outcome, Report
-from kv_connector.speeds import Chunk
+from kv_connector.hooks import introduction as introduction_module
+from kv_connector.hooks.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.tier import metrics
+from kv_connector.tier.speeds import Chunk
 from kv_connector.vllm_support import software
 from remote_server.protocol import EngineReport
 
@@ -26,7 +26,10 @@ class Introduced:
             self.engine.tier, self.reports, "label", {"dtype": "half", "user": ""}, not_known
         )
         self.said: list[str] = []
-        for logger in ("kv_connector.remote_tier.logger", "kv_connector.introduction.logger"):
+        for logger in (
+            "kv_connector.tier.remote_tier.logger",
+            "kv_connector.hooks.introduction.logger",
+        ):
             monkeypatch.setattr(f"{logger}.error", lambda m, *a: self.said.append(m % a))
 
     def hear(self, *reports: WorkerReport) -> None:

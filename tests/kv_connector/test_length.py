@@ -9,7 +9,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from kv_connector.model_facts import LENGTH_FREE_MODELS, LENGTH_FREE_ROPE
+from kv_connector.identity.model_facts import LENGTH_FREE_MODELS, LENGTH_FREE_ROPE
 
 EXTRA = {
     "linear": {"factor": 2.0},

@@ -9,8 +9,8 @@ import pytest
 from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 
-from kv_connector import weight_watch
-from kv_connector.weight_epochs import MOST_STEPS_FOR_A_SAMPLE
+from kv_connector.identity import weight_watch
+from kv_connector.identity.weight_epochs import MOST_STEPS_FOR_A_SAMPLE
 from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))

@@ -4,8 +4,8 @@ time for them."""
 import pytest
 from scripted_client import Clock, Engine
 
-from kv_connector import metrics
-from kv_connector.patience import PRIOR_COMPUTE_S
+from kv_connector.tier import metrics
+from kv_connector.tier.patience import PRIOR_COMPUTE_S
 from remote_server.client import GetOutcome, GetResult
 from remote_server.client.lookup_breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable, Stalled

@@ -1,6 +1,6 @@
 """One request asks once, waits within its budget, and is charged only what the server owed."""
 
-from kv_connector.lookup_state import LookupState, Missed
+from kv_connector.tier.lookup_state import LookupState, Missed
 from remote_server.protocol import KeyState
 
 A, B, C = b"a", b"b", b"c"

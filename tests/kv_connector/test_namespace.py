@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kv_connector.namespace import bare_facts, namespace_of
+from kv_connector.identity.namespace import bare_facts, namespace_of
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_NAMESPACE_CHARS
 

@@ -9,9 +9,10 @@ from test_break_even import steps
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 from examples.tiny_model import PRESETS
-from kv_connector import lookups
 from kv_connector.config import RemoteConfig
-from kv_connector.patience import (
+from kv_connector.hooks.prefills import Prefills
+from kv_connector.tier import lookups
+from kv_connector.tier.patience import (
     LEAST_FLOOR_S,
     LONGEST_STEP_S,
     MOST_FLOOR_S,
@@ -19,8 +20,7 @@ from kv_connector.patience import (
     ROUND_TRIPS,
     Patience,
 )
-from kv_connector.prefills import Prefills
-from kv_connector.speeds import KEPT_SAMPLES, LEAST_SAMPLES, Chunk, EngineSpeed, LinkSpeed
+from kv_connector.tier.speeds import KEPT_SAMPLES, LEAST_SAMPLES, Chunk, EngineSpeed, LinkSpeed
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
 

@@ -12,7 +12,7 @@ import pytest
 from pool_owner import report_owner_from_a_child
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.pool import (
+from kv_connector.pool.pool_file import (
     check_pool_is_there,
     offer_sealed_file,
     pool_name,

@@ -2,7 +2,7 @@
 
 from unittest.mock import MagicMock
 
-from kv_connector.pool_room import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
+from kv_connector.pool.room import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
 
 GRANTED, WAIT, NEVER = Room
 

@@ -6,9 +6,9 @@ from modelless_runner import TOKENS
 from scripted_client import BLOCK_BYTES, Clock, Engine
 from tiered_engine import ready, real_engine, serve
 
-from kv_connector import backfill, metrics
-from kv_connector.backfill import BATCH_S, REST_S, Recency
 from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.tier import backfill, metrics
+from kv_connector.tier.backfill import BATCH_S, REST_S, Recency
 from remote_server.protocol import KeyState
 from remote_server.values import MiB
 

@@ -7,8 +7,8 @@ import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector import lookups, metrics
 from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.tier import lookups, metrics
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable

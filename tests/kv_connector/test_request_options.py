@@ -7,10 +7,10 @@ import pytest
 from real_connector import BLOCK, HYBRID, empty_step, request_of
 from scripted_client import Engine, ScriptedClient
 
-from kv_connector import metrics
 from kv_connector.config import BYPASS_KEY, PREFETCH_KEY, Bypass, apply_request_options, prefetches
 from kv_connector.connector import KVFerryConnector
 from kv_connector.hints import OPTIONS_KEY
+from kv_connector.tier import metrics
 
 
 def request(params: Any = None, *, adapter: bool = False) -> Any:

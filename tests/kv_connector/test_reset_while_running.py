@@ -10,9 +10,9 @@ from modelless_runner import TOKENS, right
 from scripted_client import Clock
 from tiered_engine import TieredEngine
 
-from kv_connector import remote_tier
-from kv_connector.resets import ResetFlush
-from kv_connector.vllm_features import let_promotions_go_on
+from kv_connector.hooks.resets import ResetFlush
+from kv_connector.tier import remote_tier
+from kv_connector.vllm.features import let_promotions_go_on
 from remote_server.protocol import KeyState
 
 PROMPT = list(range(1, 4 * TOKENS + 2))

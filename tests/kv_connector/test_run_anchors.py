@@ -7,8 +7,8 @@ from scripted_client import TOKENS_PER_BLOCK, Engine, rows_of
 from scripted_fleet import fleet_engine
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 
-from kv_connector import run_anchors as module
-from kv_connector.run_anchors import RunAnchors, run_anchors
+from kv_connector.pool import anchors as module
+from kv_connector.pool.anchors import RunAnchors, run_anchors
 from remote_server.protocol import KeyState
 from remote_server.runs import run_of
 

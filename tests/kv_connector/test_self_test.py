@@ -13,11 +13,11 @@ from canary_host import ROWS, STRIDE, Host, MakeHost, be_patient, damage
 from gates import copies_held
 
 from examples.processes import free_port
-from kv_connector import self_test
-from kv_connector.host_worker import HostWorker, Region
-from kv_connector.namespace import namespace_of
-from kv_connector.pool import Place
-from kv_connector.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
+from kv_connector.identity import self_test
+from kv_connector.identity.namespace import namespace_of
+from kv_connector.identity.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
+from kv_connector.pool.pool_file import Place
+from kv_connector.pool.worker import HostWorker, Region
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

@@ -10,7 +10,7 @@ from scripted_client import Asked
 from tiered_engine import TieredEngine, key_of
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, OffloadKey
 
-from kv_connector.server_events import ServerEvents
+from kv_connector.vllm.server_events import ServerEvents
 from remote_server.client import GetOutcome, GetResult
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState

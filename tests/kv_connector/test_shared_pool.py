@@ -20,10 +20,10 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 
-from kv_connector import pool as at_pool
 from kv_connector.connector import KVFerryConnector
-from kv_connector.introduction import WorkerReport
-from kv_connector.pool import (
+from kv_connector.hooks.introduction import WorkerReport
+from kv_connector.pool import pool_file as at_pool
+from kv_connector.pool.pool_file import (
     MARK_BYTES,
     PoolFile,
     engine_core_pid,

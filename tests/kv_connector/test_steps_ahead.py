@@ -14,7 +14,7 @@ from overlapped_engine import LATE, PROMPT, ModelServer
 from overlapped_scene import Scene
 from scripted_client import Clock
 
-from kv_connector import weight_watch
+from kv_connector.identity import weight_watch
 
 MakeScene = Callable[..., Scene]
 

@@ -20,8 +20,8 @@ from vllm_fields import (
     VARIABLES_OF_SOME_VERSIONS,
 )
 
-from kv_connector.config_facts import ENVIRONMENT, SETTINGS
-from kv_connector.namespace import ENGINE_FACTS, engine_facts, label_of, namespace_of
+from kv_connector.identity.config_facts import ENVIRONMENT, SETTINGS
+from kv_connector.identity.namespace import ENGINE_FACTS, engine_facts, label_of, namespace_of
 
 WORKER_FACTS = ("attention", "device")
 

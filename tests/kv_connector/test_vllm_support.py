@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from kv_connector import TESTED_VLLM, vllm_support
-from kv_connector.vllm_names import NAMES, OPTIONAL
+from kv_connector.vllm.names import NAMES, OPTIONAL
 from kv_connector.vllm_support import judge, missing_names
 from remote_server.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "kv_connector").glob("*.py"))
+SOURCES = sorted((ROOT / "kv_connector").rglob("*.py"))
 LISTS = {
     file.stem.partition("_")[2]: json.loads(file.read_text())
     for file in Path(__file__).parent.glob("vllm_*.json")
@@ -301,7 +301,7 @@ def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("module", "version"), [("connector", "0.30.0"), ("remote_tier", "0.99.0")]
+    ("module", "version"), [("connector", "0.30.0"), ("tier.remote_tier", "0.99.0")]
 )
 def test_what_vllm_loads_by_path_refuses_in_one_sentence(module: str, version: str, tmp_path: Path):
     ran = python(fake_vllm(tmp_path, version), f"import kv_connector.{module}")

@@ -9,8 +9,13 @@ import pytest
 import torch
 from scripted_client import Clock
 
-from kv_connector import weight_watch
-from kv_connector.weight_watch import PERIOD_S, WeightSampler, WeightWatch, models_of_caller
+from kv_connector.identity import weight_watch
+from kv_connector.identity.weight_watch import (
+    PERIOD_S,
+    WeightSampler,
+    WeightWatch,
+    models_of_caller,
+)
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Parameter:

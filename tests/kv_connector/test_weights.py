@@ -20,8 +20,8 @@ from vllm.model_executor.model_loader import (
     register_model_loader,
 )
 
-from kv_connector.config_facts import NotKnown
-from kv_connector.model_facts import digest_of_files, loader_of, weights_of
+from kv_connector.identity.config_facts import NotKnown
+from kv_connector.identity.model_facts import digest_of_files, loader_of, weights_of
 
 MATRICES = 12
 

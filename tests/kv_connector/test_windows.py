@@ -25,9 +25,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.metrics import REUSED_TOKENS
-from kv_connector.pool_rows import windows_of
-from kv_connector.vllm_features import COUNTS_LEVELS, CacheHitSource, sources_by_keys
+from kv_connector.pool.rows import windows_of
+from kv_connector.tier.metrics import REUSED_TOKENS
+from kv_connector.vllm.features import COUNTS_LEVELS, CacheHitSource, sources_by_keys
 from remote_server.protocol import MAX_WINDOW, KeyState, Stretch
 from remote_server.store.bucket.packs import packs_in
 
@@ -188,7 +188,7 @@ def test_only_what_was_loaded_counts_as_the_servers(
 def test_where_vllm_does_not_know_the_level_of_a_hit_the_tier_does(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[Layers]
 ):
-    for module in ("connector", "remote_tier"):
+    for module in ("connector", "tier.remote_tier"):
         monkeypatch.setattr(f"kv_connector.{module}.COUNTS_LEVELS", False)
     with real_connector(model, tmp_path / "e", monkeypatch, groups, break_even=False) as made:
         found = sources_of(made, groups)

@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.manager import (
     TieringOffloadingManager,
 )
 
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.client import RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

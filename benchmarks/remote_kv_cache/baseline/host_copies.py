@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline.blocks import BLOCK_SIZE, Pool, Work
-from kv_connector.host_worker import HostWorker
+from kv_connector.pool.worker import HostWorker
 
 
 class HostWorkerCopies:

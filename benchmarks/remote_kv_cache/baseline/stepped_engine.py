@@ -151,7 +151,7 @@ class SteppedEngine:
         self.wait_for_server()
 
     def _find_hooks(self, clock: Callable[[], int]) -> None:
-        from kv_connector.remote_tier import RemoteTier
+        from kv_connector.tier.remote_tier import RemoteTier
 
         connector = self._core.scheduler.connector
         tiers = connector.connector_scheduler.manager.secondary_tiers
@@ -275,20 +275,20 @@ class SteppedEngine:
 
     def blocks_from_server(self) -> int:
         """Blocks that this engine has received from the server since its start."""
-        from kv_connector.metrics import LOADED_BLOCKS
+        from kv_connector.tier.metrics import LOADED_BLOCKS
 
         return int(self._tier.counters.totals().get((LOADED_BLOCKS, "hit"), 0))
 
     def misses(self) -> dict[str, int]:
         """Misses since the start, by reason."""
-        from kv_connector.metrics import MISSED_BLOCKS
+        from kv_connector.tier.metrics import MISSED_BLOCKS
 
         totals = self._tier.counters.totals().items()
         return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
         """Our exceptions that the engine did not see: there must be none."""
-        from kv_connector.metrics import HOOK_ERRORS
+        from kv_connector.tier.metrics import HOOK_ERRORS
 
         return sum(
             count

@@ -22,7 +22,7 @@ from benchmarks.remote_kv_cache.replay.replays import PATIENT, OnProgress, remar
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.fleet.placement import homes
 from remote_server.store.policies import LRU
 from remote_server.traces import Request, distinct

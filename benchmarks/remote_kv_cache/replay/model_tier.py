@@ -13,8 +13,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from benchmarks.simulated.tiered_pool import MakeTier
-from kv_connector.pool_rows import PoolRows
-from kv_connector.vllm_features import CacheHitSource
+from kv_connector.pool.rows import PoolRows
+from kv_connector.vllm.features import CacheHitSource
 
 
 class Model(Protocol):

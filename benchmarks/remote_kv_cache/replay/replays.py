@@ -22,9 +22,9 @@ from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from examples.processes import RemoteServer
-from kv_connector import metrics as tier_metrics
-from kv_connector.lookup_state import Missed
-from kv_connector.remote_tier import RemoteTier
+from kv_connector.tier import metrics as tier_metrics
+from kv_connector.tier.lookup_state import Missed
+from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import Admit

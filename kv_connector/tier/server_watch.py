@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from vllm.v1.kv_offload.base import OffloadKey
 
-from kv_connector import metrics
-from kv_connector.break_even import BreakEven
-from kv_connector.transfer_ends import NO_SERVERS, Ended, Servers
+from kv_connector.tier import metrics
+from kv_connector.tier.break_even import BreakEven
+from kv_connector.tier.transfer_ends import NO_SERVERS, Ended, Servers
 from remote_server.client import CacheClient
 
 

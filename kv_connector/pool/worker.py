@@ -31,7 +31,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.pool import (
+from kv_connector.pool.pool_file import (
     Pieces,
     Places,
     RestOfRows,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult
 
-from kv_connector.pool_rows import NO_PLACES, Places
+from kv_connector.pool.rows import NO_PLACES, Places
 from remote_server.client import GetPart
 from remote_server.protocol import Stretch
 

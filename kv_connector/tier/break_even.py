@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
+from kv_connector.tier.speeds import Chunk, EngineSpeed, LinkSpeed
 
 # While prefixes are declined, one is fetched all the same after a pause of so many times of what
 # that costs: probes cost 1 % at most. Five of them can turn the median around. A load that falls

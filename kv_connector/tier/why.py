@@ -3,7 +3,7 @@ became of that."""
 
 from collections import Counter
 
-from kv_connector.lookup_state import LookupState, Missed
+from kv_connector.tier.lookup_state import LookupState, Missed
 from remote_server.protocol import KeyState
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from vllm.v1.kv_offload.base import OffloadingSpec
 
-    from kv_connector.run_anchors import RunAnchors
+    from kv_connector.pool.anchors import RunAnchors
 
 Place = tuple[int | None, int, bytes | None]
 """Where the tokens of a key end in its prompt, the class of the request that put it (see

@@ -20,15 +20,16 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kv_connector import guarded, kept_from_engine, metrics
+from kv_connector import guarded, kept_from_engine
 from kv_connector.config import RemoteConfig, prefetches
 from kv_connector.hints import hint_in
-from kv_connector.metrics import TierCounters
-from kv_connector.patience import LEAST_FLOOR_S, Patience
-from kv_connector.pool_rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
-from kv_connector.speeds import LinkSpeed
-from kv_connector.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
-from kv_connector.weight_epochs import MOST_STEPS_FOR_A_SAMPLE, WeightEpochs
+from kv_connector.identity.weight_epochs import MOST_STEPS_FOR_A_SAMPLE, WeightEpochs
+from kv_connector.pool.rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
+from kv_connector.tier import metrics
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.patience import LEAST_FLOOR_S, Patience
+from kv_connector.tier.speeds import LinkSpeed
+from kv_connector.tier.transfer_ends import BucketLoads, Ended, PartTimes, PutJob, Servers, failed
 from remote_server.client import CacheClient, GetOutcome, GetResult, PutResult
 from remote_server.errors import Stalled
 from remote_server.protocol import Declined, Found, Hint, KeyState, PutOutcome, select

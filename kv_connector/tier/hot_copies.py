@@ -11,11 +11,11 @@ from itertools import islice
 
 from vllm.v1.kv_offload.base import OffloadKey
 
-from kv_connector import metrics
-from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import NOWHERE, Place
-from kv_connector.run_anchors import RunAnchors
-from kv_connector.transfer_ends import Ended
+from kv_connector.pool.anchors import RunAnchors
+from kv_connector.pool.rows import NOWHERE, Place
+from kv_connector.tier import metrics
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.transfer_ends import Ended
 
 # A run is not offered again for so long. A server counts the clients of a run over the same time.
 REST_S = 60.0

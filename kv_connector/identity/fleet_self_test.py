@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from vllm.logger import init_logger
 
-from kv_connector.self_test import (
+from kv_connector.identity.self_test import (
     LOOK_AGAIN_S,
     TIDYING_S,
     Differs,

@@ -17,8 +17,8 @@ from remote_server.client import ABSENT_SO_FAR, UNANSWERED, UNANSWERED_LATE
 from remote_server.protocol import Hint, KeyState, Stretch, lowest_start
 
 if TYPE_CHECKING:
-    from kv_connector.pool_rows import PoolRows
-    from kv_connector.run_anchors import RunAnchors
+    from kv_connector.pool.anchors import RunAnchors
+    from kv_connector.pool.rows import PoolRows
 
 
 class Missed(StrEnum):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool.rows import PoolRows
 
 # Of these rows, those that slow loads may hold: the server's bucket answers in tenths of a second,
 # a slow link takes seconds, and prompts that wait for them would keep out those that load at once.

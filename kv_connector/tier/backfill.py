@@ -16,12 +16,12 @@ from typing import NamedTuple
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFilter
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
-from kv_connector import metrics
-from kv_connector.hot_copies import HotCopies
-from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places, PoolRows
-from kv_connector.tier_transfers import Transfers
-from kv_connector.transfer_ends import Ended
+from kv_connector.pool.rows import NO_PLACES, NOWHERE, Place, Places, PoolRows
+from kv_connector.tier import metrics
+from kv_connector.tier.hot_copies import HotCopies
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.transfer_ends import Ended
+from kv_connector.tier.transfers import Transfers
 from remote_server.protocol import KeyState
 
 # About 250 bytes each: at most 32 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.

@@ -25,14 +25,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.logger import init_logger
 
-from kv_connector.metrics import CANARIES
-from kv_connector.namespace import Facts
-from kv_connector.pool import PoolFile
-from kv_connector.self_test import Outcome, Report
+from kv_connector.identity.namespace import Facts
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.pool.pool_file import PoolFile
+from kv_connector.tier.metrics import CANARIES
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kv_connector.remote_tier import RemoteTier
+    from kv_connector.tier.remote_tier import RemoteTier
 
 logger = init_logger("vllm.kvferry.introduction")
 

@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
-from kv_connector import metrics
-from kv_connector.break_even import BreakEven
 from kv_connector.config import bypass_of, prefetches
 from kv_connector.hints import hint_in
-from kv_connector.judge import Judge
-from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
-from kv_connector.metrics import TierCounters
-from kv_connector.patience import Patience
-from kv_connector.pool_room import PoolRoom, Room
-from kv_connector.pool_rows import PoolRows
-from kv_connector.queries import Queries
-from kv_connector.run_anchors import RunAnchors, run_anchors
-from kv_connector.why import why
+from kv_connector.pool.anchors import RunAnchors, run_anchors
+from kv_connector.pool.room import PoolRoom, Room
+from kv_connector.pool.rows import PoolRows
+from kv_connector.tier import metrics
+from kv_connector.tier.break_even import BreakEven
+from kv_connector.tier.judge import Judge
+from kv_connector.tier.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.patience import Patience
+from kv_connector.tier.queries import Queries
+from kv_connector.tier.why import why
 from remote_server.client import CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState

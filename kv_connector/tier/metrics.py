@@ -21,8 +21,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from kv_connector.lookup_state import Missed
-from kv_connector.vllm_features import CacheHitSource, Sources
+from kv_connector.tier.lookup_state import Missed
+from kv_connector.vllm.features import CacheHitSource, Sources
 from remote_server.client import BreakerState
 
 HIT_BLOCKS = "kvferry_hit_blocks"

@@ -6,12 +6,13 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from kv_connector import guarded, metrics
-from kv_connector.lookup_state import Answer, Kind, LookupState, Missed, Query
-from kv_connector.metrics import TierCounters
-from kv_connector.patience import Patience
-from kv_connector.pool_rows import PoolRows
-from kv_connector.speeds import LinkSpeed
+from kv_connector import guarded
+from kv_connector.pool.rows import PoolRows
+from kv_connector.tier import metrics
+from kv_connector.tier.lookup_state import Answer, Kind, LookupState, Missed, Query
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.patience import Patience
+from kv_connector.tier.speeds import LinkSpeed
 from remote_server.client import Anchors, CacheClient
 from remote_server.client.lookup_breaker import LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable

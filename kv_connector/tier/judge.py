@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import NamedTuple
 
-from kv_connector.break_even import BreakEven, Costs
-from kv_connector.lookup_state import LookupState, Missed
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool.rows import PoolRows
+from kv_connector.tier.break_even import BreakEven, Costs
+from kv_connector.tier.lookup_state import LookupState, Missed
 from remote_server.client import CacheClient
 from remote_server.protocol import KeyState
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kv_connector.speeds import Chunk
+from kv_connector.tier.speeds import Chunk
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

@@ -16,7 +16,7 @@ left for its load.
 from dataclasses import dataclass
 
 from kv_connector.config import RemoteConfig
-from kv_connector.speeds import Chunk, EngineSpeed, LinkSpeed
+from kv_connector.tier.speeds import Chunk, EngineSpeed, LinkSpeed
 
 PRIOR_COMPUTE_S = 3.0
 """Taken for the time to compute a prompt where neither the engine's speed nor its model is known.

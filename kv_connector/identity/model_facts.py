@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.config_facts import NotKnown, digest_of, text_of
+from kv_connector.identity.config_facts import NotKnown, digest_of, text_of
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig

@@ -34,9 +34,7 @@ from vllm.v1.kv_offload.tiering.base import (
     TransferJob,
 )
 
-from kv_connector import guarded, kept_from_engine, metrics, never_raises
-from kv_connector.backfill import Backfill, Recency
-from kv_connector.break_even import BreakEven
+from kv_connector import guarded, kept_from_engine, never_raises
 from kv_connector.config import (
     RemoteConfig,
     bypass_of,
@@ -44,18 +42,27 @@ from kv_connector.config import (
     read_config,
     refuse_unpublished_events,
 )
-from kv_connector.config_info import LABELS, config_info
-from kv_connector.lookups import Lookups
-from kv_connector.metrics import TierCounters
-from kv_connector.namespace import Facts, bare_facts, look_for_gaps, namespace_of, new_weight_epoch
-from kv_connector.patience import Patience
-from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
-from kv_connector.server_events import ServerEvents
-from kv_connector.server_watch import ServerWatch
-from kv_connector.tier_transfers import UNAVAILABLE, Transfers
-from kv_connector.transfer_ends import Ended
-from kv_connector.vllm_features import COUNTS_LEVELS, CacheHitSource
-from kv_connector.weight_epochs import WeightEpochs
+from kv_connector.identity.namespace import (
+    Facts,
+    bare_facts,
+    look_for_gaps,
+    namespace_of,
+    new_weight_epoch,
+)
+from kv_connector.identity.weight_epochs import WeightEpochs
+from kv_connector.pool.rows import NO_PLACES, Places, PoolRows, places_of
+from kv_connector.tier import metrics
+from kv_connector.tier.backfill import Backfill, Recency
+from kv_connector.tier.break_even import BreakEven
+from kv_connector.tier.config_info import LABELS, config_info
+from kv_connector.tier.lookups import Lookups
+from kv_connector.tier.metrics import TierCounters
+from kv_connector.tier.patience import Patience
+from kv_connector.tier.server_watch import ServerWatch
+from kv_connector.tier.transfer_ends import Ended
+from kv_connector.tier.transfers import UNAVAILABLE, Transfers
+from kv_connector.vllm.features import COUNTS_LEVELS, CacheHitSource
+from kv_connector.vllm.server_events import ServerEvents
 from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES, EngineReport

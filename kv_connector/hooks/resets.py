@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from kv_connector import metrics
-from kv_connector.introduction import WorkerReport
-from kv_connector.vllm_features import let_promotions_go_on
-from kv_connector.weight_epochs import WeightEpochs
-from kv_connector.weight_watch import Adapters, AdapterState
+from kv_connector.hooks.introduction import WorkerReport
+from kv_connector.identity.weight_epochs import WeightEpochs
+from kv_connector.identity.weight_watch import Adapters, AdapterState
+from kv_connector.tier import metrics
+from kv_connector.vllm.features import let_promotions_go_on
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-    from kv_connector.remote_tier import RemoteTier
+    from kv_connector.tier.remote_tier import RemoteTier
 
 
 logger = init_logger("vllm.kvferry.resets")

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from vllm.logger import init_logger
 
-from kv_connector.config_facts import NotKnown
-from kv_connector.model_facts import model_folder
+from kv_connector.identity.config_facts import NotKnown
+from kv_connector.identity.model_facts import model_folder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

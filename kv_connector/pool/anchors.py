@@ -7,7 +7,7 @@ from itertools import islice
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
 
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool.rows import PoolRows
 from remote_server.protocol import MAX_TOKENS
 from remote_server.runs import begins_run, end_of, run_of
 

@@ -1,0 +1,1 @@
+"""The remote tier: lookups and transfers between the pool and the servers."""
