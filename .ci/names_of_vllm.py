@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from kv_connector.vllm.names import NAMES
-from kv_connector.vllm_support import installed, missing_names
+from kv_connector.vllm.support import installed, missing_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -8,7 +8,7 @@ the options of single requests.
 import time
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import log_versions, refuse_unsupported
+from kv_connector.vllm.support import log_versions, refuse_unsupported
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
@@ -35,22 +35,22 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
-from kv_connector.hooks.introduction import (
-    FerryMetadata,
-    FerryWorkerMetadata,
-    Introduction,
-    Reporter,
-    Reports,
-    reports_in,
-    with_received,
-    with_report,
-)
+from kv_connector.hooks.introduction import Introduction
 from kv_connector.hooks.prefills import Prefills
 from kv_connector.hooks.resets import Resets, drop_unwanted_tails, shut_out
 from kv_connector.identity import namespace
 from kv_connector.identity.fleet_self_test import run_self_tests
 from kv_connector.identity.self_test import Outcome, Report
 from kv_connector.identity.weight_watch import WeightWatch, watch_of_caller
+from kv_connector.identity.worker_reports import (
+    FerryMetadata,
+    FerryWorkerMetadata,
+    Reporter,
+    Reports,
+    reports_in,
+    with_received,
+    with_report,
+)
 from kv_connector.pool.pool_file import sweep_dead_pools
 from kv_connector.pool.rows import windows_of
 from kv_connector.spec import (

@@ -24,9 +24,9 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kv_connector.hooks.introduction import WorkerReport
 from kv_connector.identity.config_facts import NotKnown
 from kv_connector.identity.self_test import Fixture, Part
+from kv_connector.identity.worker_reports import WorkerReport
 from kv_connector.pool.pool_file import (
     Piece,
     Pieces,

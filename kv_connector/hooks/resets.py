@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from kv_connector.hooks.introduction import WorkerReport
 from kv_connector.identity.weight_epochs import WeightEpochs
 from kv_connector.identity.weight_watch import Adapters, AdapterState
+from kv_connector.identity.worker_reports import WorkerReport
 from kv_connector.tier import metrics
 from kv_connector.vllm.features import let_promotions_go_on
 

@@ -9,8 +9,8 @@ sampled their weights after it was computed: other engines get no KV of the new 
 name.
 """
 
-from kv_connector.hooks.introduction import WorkerReport
 from kv_connector.identity.weight_watch import Known
+from kv_connector.identity.worker_reports import WorkerReport
 
 # Besides the weights at start.
 MOST_REMEMBERED = 64

@@ -6,8 +6,9 @@ from itertools import islice
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
+from vllm.v1.kv_offload.tiering.base import TransferJob
 
-from kv_connector.pool.rows import PoolRows
+from kv_connector.pool.rows import Places, PoolRows
 from remote_server.protocol import MAX_TOKENS
 from remote_server.runs import begins_run, end_of, run_of
 
@@ -123,3 +124,14 @@ def _log_unknown() -> None:
         "this vLLM does not record the keys of a request: blocks are placed one by one on the "
         "servers, and the loss of one server ends almost every prefix"
     )
+
+
+def places_of(job: TransferJob, known: int = -1, anchors: RunAnchors | None = None) -> Places:
+    """The places of the job's keys in its prompt, for a request of the class `known`."""
+    position = job.req_context.get_offload_key_position
+    if anchors is None:
+        return {key: (position(key), known, None) for key in job.keys}
+    keys = [*job.keys]
+    ends = [*map(position, keys)]
+    found = zip(keys, ends, anchors.of(keys, ends), strict=True)
+    return {key: (end, known, anchor) for key, end, anchor in found}

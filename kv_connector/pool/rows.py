@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
-from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, MAX_WINDOW, Stretch
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     )
     from vllm.v1.kv_offload.base import OffloadingSpec
 
-    from kv_connector.pool.anchors import RunAnchors
 
 Place = tuple[int | None, int, bytes | None]
 """Where the tokens of a key end in its prompt, the class of the request that put it (see
@@ -27,17 +25,6 @@ NOWHERE: Place = (None, -1, None)
 Places = Mapping[OffloadKey, Place]
 
 NO_PLACES: Places = MappingProxyType({})
-
-
-def places_of(job: TransferJob, known: int = -1, anchors: "RunAnchors | None" = None) -> Places:
-    """The places of the job's keys in its prompt, for a request of the class `known`."""
-    position = job.req_context.get_offload_key_position
-    if anchors is None:
-        return {key: (position(key), known, None) for key in job.keys}
-    keys = [*job.keys]
-    ends = [*map(position, keys)]
-    found = zip(keys, ends, anchors.of(keys, ends), strict=True)
-    return {key: (end, known, anchor) for key, end, anchor in found}
 
 
 def anchors_at(keys: Iterable[OffloadKey], places: Places) -> list[bytes | None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import log_through_vllm, refuse_unsupported, software
+from kv_connector.vllm.support import log_through_vllm, refuse_unsupported, software
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
@@ -50,7 +50,8 @@ from kv_connector.identity.namespace import (
     new_weight_epoch,
 )
 from kv_connector.identity.weight_epochs import WeightEpochs
-from kv_connector.pool.rows import NO_PLACES, Places, PoolRows, places_of
+from kv_connector.pool.anchors import places_of
+from kv_connector.pool.rows import NO_PLACES, Places, PoolRows
 from kv_connector.tier import metrics
 from kv_connector.tier.backfill import Backfill, Recency
 from kv_connector.tier.break_even import BreakEven

@@ -58,6 +58,19 @@ BELOW = {
 but for `__main__`, which runs a command."""
 
 
+ROOMS = {
+    "vllm": set(),
+    "pool": {"vllm"},
+    "identity": {"vllm", "pool"},
+    "tier": {"vllm", "pool", "identity"},
+    "hooks": {"vllm", "pool", "identity", "tier"},
+}
+"""The same of `kv_connector`; of the files beside them, those that a room may import are `COMMON`,
+which import none."""
+
+COMMON = {"__init__", "config", "hints"}
+
+
 def packages_of(file: Path, root: Path) -> set[str]:
     """Those that `file` imports."""
     found = (name.split(".") for name in imports_of(file))
@@ -87,3 +100,42 @@ def test_the_server_and_its_client_import_neither_torch_nor_vllm():
     files = (REPOSITORY / "remote_server").rglob("*.py")
     heavy = {name.split(".")[0] for file in files for name in imports_of(file)}
     assert not heavy & {"torch", "vllm"}
+
+
+def test_every_room_of_the_connector_has_its_place():
+    root = REPOSITORY / "kv_connector"
+    assert {file.parent.name for file in root.glob("*/__init__.py")} == ROOMS.keys()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_connector_import_those_below_them_and_what_is_common(room: str):
+    """By names for types only as well."""
+    root = REPOSITORY / "kv_connector"
+    beside = {file.stem for file in root.glob("*.py")} - COMMON
+    for file in (root / room).rglob("*.py"):
+        assert packages_of(file, root) <= ROOMS[room] | {room}, file
+        ours = (name.split(".") for name in imports_of(file))
+        assert not {one[1] for one in ours if one[0] == root.name and one[1:]} & beside, file
+
+
+@pytest.mark.parametrize("name", sorted(COMMON))
+def test_what_is_common_to_the_rooms_imports_none_of_them(name: str):
+    root = REPOSITORY / "kv_connector"
+    assert packages_of(root / f"{name}.py", root) == set()
+
+
+def test_no_two_files_of_the_connector_need_each_other():
+    root = REPOSITORY / "kv_connector"
+    imports = {
+        ".".join(file.relative_to(REPOSITORY).with_suffix("").parts): {
+            each for name in imports_of(file) for each in (name, name.rpartition(".")[0])
+        }
+        for file in root.rglob("*.py")
+    }
+    pairs = {
+        (one, other)
+        for one, found in imports.items()
+        for other in found & imports.keys()
+        if one in imports[other] and one != other
+    }
+    assert pairs == set()

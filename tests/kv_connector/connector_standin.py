@@ -14,17 +14,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hooks.introduction import (
+from kv_connector.hooks.introduction import Introduction
+from kv_connector.hooks.prefills import Prefills
+from kv_connector.hooks.resets import Resets
+from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.worker_reports import (
     FerryWorkerMetadata,
-    Introduction,
     Reporter,
     Reports,
     WorkerReport,
     with_received,
 )
-from kv_connector.hooks.prefills import Prefills
-from kv_connector.hooks.resets import Resets
-from kv_connector.identity.self_test import Outcome, Report
 from kv_connector.tier.metrics import Traffic
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hooks.introduction import WorkerReport
+from kv_connector.identity.worker_reports import WorkerReport
 from kv_connector.tier import remote_tier
 from remote_server.protocol import KeyState
 

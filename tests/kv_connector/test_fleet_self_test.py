@@ -14,10 +14,11 @@ from scripted_fleet import fleet_engine
 from tiered_engine import serve
 
 from examples.processes import free_port
-from kv_connector.hooks.introduction import Introduction, Reports, WorkerReport
+from kv_connector.hooks.introduction import Introduction
 from kv_connector.identity import fleet_self_test, self_test
 from kv_connector.identity.fleet_self_test import run_self_tests
 from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.worker_reports import Reports, WorkerReport
 from kv_connector.tier import metrics
 from remote_server.client import ClientConfig
 from remote_server.server.server import Server

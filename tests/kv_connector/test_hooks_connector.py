@@ -12,8 +12,8 @@ from hook_list import Broken, hooks_of
 from kv_connector import connector as connector_module
 from kv_connector.config import BYPASS_KEY
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hooks.introduction import WorkerReport
 from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.worker_reports import WorkerReport
 
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),

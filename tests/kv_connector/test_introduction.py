@@ -6,11 +6,12 @@ import pytest
 from scripted_client import Engine
 
 from kv_connector.hooks import introduction as introduction_module
-from kv_connector.hooks.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
+from kv_connector.hooks.introduction import MOST_STEPS, Introduction
 from kv_connector.identity.self_test import Outcome, Report
+from kv_connector.identity.worker_reports import Reports, WorkerReport
 from kv_connector.tier import metrics
 from kv_connector.tier.speeds import Chunk
-from kv_connector.vllm_support import software
+from kv_connector.vllm.support import software
 from remote_server.protocol import EngineReport
 
 PASSED = Report(Outcome.PASSED)

@@ -8,7 +8,7 @@ from modelless_engine import Make
 from vllm.platforms import current_platform
 
 from kv_connector import spec as spec_module
-from kv_connector.hooks.introduction import Reports, WorkerReport
+from kv_connector.identity.worker_reports import Reports, WorkerReport
 from kv_connector.spec import FerrySpec
 from kv_connector.tier import metrics
 

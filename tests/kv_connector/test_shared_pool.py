@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.config import (
 )
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hooks.introduction import WorkerReport
+from kv_connector.identity.worker_reports import WorkerReport
 from kv_connector.pool import pool_file as at_pool
 from kv_connector.pool.pool_file import (
     MARK_BYTES,

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kv_connector import TESTED_VLLM, vllm_support
+from kv_connector.vllm import support
 from kv_connector.vllm.names import NAMES, OPTIONAL
-from kv_connector.vllm_support import judge, missing_names
+from kv_connector.vllm.support import judge, missing_names
 from remote_server.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,20 +30,20 @@ SUPPORTED = ", ".join(TESTED_VLLM)
 Edit = Callable[[str], str | None]
 
 
-parsed_once = cache(vllm_support._parsed)
+parsed_once = cache(support._parsed)
 
 
 @pytest.fixture(autouse=True)
 def _each_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its real path: to parse all that is used of vLLM takes a second, and copies of it differ
     in one file."""
-    monkeypatch.setattr(vllm_support, "_parsed", lambda file: parsed_once(file.resolve()))
+    monkeypatch.setattr(support, "_parsed", lambda file: parsed_once(file.resolve()))
 
 
 @pytest.fixture(scope="module")
 def package() -> Path:
     """The vLLM of this environment."""
-    found = vllm_support.installed()
+    found = support.installed()
     assert found is not None
     return found[1]
 
@@ -234,7 +235,7 @@ def test_what_another_supported_vllm_lacks_is_optional(line: str):
 
 
 def test_each_supported_line_is_installed_here_or_has_a_list():
-    found = vllm_support.installed()
+    found = support.installed()
     assert found is not None
     here = ".".join(found[0].split(".")[:2])
     assert {here, *LISTS} == {*TESTED_VLLM, here}
@@ -247,7 +248,7 @@ def test_of_many_missing_names_a_few_are_named_and_the_rest_counted(tmp_path: Pa
 
 
 def test_the_command_lists_what_an_unpacked_version_lacks(package: Path, tmp_path: Path, capsys):
-    here, _ = vllm_support.installed() or ("", None)
+    here, _ = support.installed() or ("", None)
     tree = edited(package, tmp_path, "_version.py", replace(f"'{here}'", "'0.30.7'"))
     assert vllm_support.main([str(tree)]) == 1
     assert "cannot run on vLLM 0.30.7" in capsys.readouterr().out
@@ -258,9 +259,9 @@ def test_the_command_lists_what_an_unpacked_version_lacks(package: Path, tmp_pat
 
 
 def test_without_vllm_the_sentence_says_which_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(vllm_support.util, "find_spec", lambda _: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(support.util, "find_spec", lambda _: None)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=rf"kvferry needs vLLM {SUPPORTED}, and none is"):
-        vllm_support.refuse_unsupported()
+        support.refuse_unsupported()
 
 
 # ── in a process that runs such a version ────────────────────────────────────────────────────

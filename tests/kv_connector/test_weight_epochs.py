@@ -1,11 +1,11 @@
 """An epoch has the name of its weights as soon as all workers have answered, and not before."""
 
-from kv_connector.hooks.introduction import WorkerReport
 from kv_connector.identity.weight_epochs import (
     MOST_REMEMBERED,
     MOST_STEPS_FOR_A_SAMPLE,
     WeightEpochs,
 )
+from kv_connector.identity.worker_reports import WorkerReport
 
 
 def told(rank: int, weights: str, look: int, at_start: str = "start") -> WorkerReport:

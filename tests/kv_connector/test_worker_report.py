@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from kv_connector.hooks.introduction import (
+from kv_connector.identity.worker_reports import (
     FerryMetadata,
     FerryWorkerMetadata,
     Reporter,
