@@ -261,8 +261,8 @@ def advise(trace: Trace, given: Given, show: Show) -> Advice:
         raise TraceError(f"no prompt has a whole block of {trace.block_tokens} tokens")
     if trace.requests[-1].arrival_s < LEAST_S:
         raise TraceError(
-            "all requests have the same time, so a month of them and the speed of servers are "
-            "unknown: the trace needs times"
+            "all requests come within a second, so a month of them and the speed of servers are "
+            "unknown: the trace needs times, or a longer time"
         )
     study = _Study(_counted(trace), given, show)
     everything = study.everything

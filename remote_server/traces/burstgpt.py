@@ -29,6 +29,9 @@ SESSION = "Session ID"
 
 TOKENS_PER_BLOCK = 16
 
+MOST_BLOCKS, MOST_DIFFERENT = 1 << 28, 1 << 25
+"""Of all prompts together, and those of them that are different: 2 GB and 1.6 GB."""
+
 ASSUMED = (
     "a session's next prompt begins with its prompt before and the answer, in blocks of "
     f"{TOKENS_PER_BLOCK} tokens"
@@ -58,6 +61,7 @@ def read(path: Path, lines: Lines, limit: int | None, columns: Sequence[str]) ->
     made.assumptions.append(ASSUMED)
     texts: dict[str, _Text] = {}
     numbers = itertools.count()
+    num_blocks = num_different = 0
     for number, row in rows_of(path, lines):
         try:
             at_s = seconds(row, "Timestamp")
@@ -72,7 +76,16 @@ def read(path: Path, lines: Lines, limit: int | None, columns: Sequence[str]) ->
             made.problem(number, SHORTER)
             text = texts[row[SESSION]] = _Text()
         made.check(number, at_s, prompt, answer)
-        missing = prompt // TOKENS_PER_BLOCK - len(text.blocks)
+        missing = max(0, prompt // TOKENS_PER_BLOCK - len(text.blocks))
+        num_blocks += len(text.blocks) + missing
+        num_different += missing
+        if num_blocks > MOST_BLOCKS or num_different > MOST_DIFFERENT:
+            raise made.refuse(
+                number,
+                f"the prompts up to here have {num_blocks:,} blocks, {num_different:,} of them "
+                f"different: too many to hold in memory; keep the first rows, as with "
+                f"`head -n {number - 1}`",
+            )
         text.blocks += itertools.islice(numbers, missing)
         text.tokens = prompt + answer
         made.add(number, Request(at_s, prompt, answer, tuple(text.blocks)))

@@ -130,7 +130,8 @@ def _check(made: Collector, number: int, one: _Line, kind: tuple[int, int]) -> N
         raise made.refuse(
             number,
             f"blocks of {one.block_size} tokens and {one.block_bytes:,} bytes, those before have "
-            f"{kind[0]} and {kind[1]:,}: keep the first line and the lines of one namespace",
+            f"{kind[0]} and {kind[1]:,}: keep the first line and the lines of one namespace and "
+            "group",
         )
     num_blocks, num_ids = -(-one.input_length // one.block_size), len(one.hash_ids)
     if num_ids > num_blocks:

@@ -51,6 +51,5 @@ def lines_of(path: Path) -> Lines:
 
 def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
     file = stack.enter_context(path.open("rb"))
-    is_packed = file.read(2) == _GZIP_MAGIC
-    file.seek(0)
+    is_packed = file.peek(2)[:2] == _GZIP_MAGIC  # a pipe cannot go back
     return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_packed else file

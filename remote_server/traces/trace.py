@@ -5,6 +5,7 @@ of that block.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -130,6 +131,9 @@ class Tree:
                 if known != parent:
                     raise ValueError(f"block {block} follows {known} and also {parent}")
             parent = block
+        if len({*blocks}) < len(blocks):  # in a ring
+            twice, times = Counter(blocks).most_common(1)[0]
+            raise ValueError(f"block {twice} comes {times:,} times in a prompt")
 
 
 def check_tree(requests: Iterable[Request]) -> None:

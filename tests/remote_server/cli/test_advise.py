@@ -116,7 +116,7 @@ def test_a_wrong_flag_takes_two_lines(trace, capsys, flags, says):
     [
         (None, MODEL, "No such file or directory"),
         ("a,b\n1,2\n", MODEL, "line 1: no known format"),
-        (line(0, [1]), MODEL, "all requests have the same time"),
+        (line(0, [1]), MODEL, "all requests come within a second"),
         (line(0, [1]), [], "--model or --kv-bytes-per-token is missing: the trace has no bytes"),
         (line(0, [1]), ["--model", "/nonesuch/config.json"], "names none"),
     ],

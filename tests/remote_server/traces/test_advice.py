@@ -233,7 +233,7 @@ def test_blocks_of_any_size_and_servers_of_any_memory_are_counted(block_tokens):
 
 def test_a_trace_without_blocks_or_times_is_refused(trace):
     at_once = tuple(one._replace(arrival_s=0.0) for one in trace.requests)
-    with pytest.raises(TraceError, match="all requests have the same time"):
+    with pytest.raises(TraceError, match="all requests come within a second"):
         advise(replace(trace, requests=at_once), GIVEN, lambda line: None)
     short = (Request(0.0, 20, 1, ()), Request(9.0, 20, 1, ()))
     with pytest.raises(TraceError, match="no prompt has a whole block of 512 tokens"):

@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
 import random
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from trace_lines import BURST_NAMES, bailian, burst, mooncake, recorded, recording, write
 
-from remote_server.traces import Request, TraceError, check_tree, read
+from remote_server.traces import Request, TraceError, burstgpt, check_tree, read
 
 GOOD = mooncake(0, 1024, [1, 2])
 
@@ -269,7 +272,11 @@ REFUSED = {
     "a recording with other blocks": (
         recording(recorded(0, [1]), recorded(0, [1], namespace=1, block_size=32, input_length=32)),
         "line 3: blocks of 32 tokens and 262,144 bytes, those before have 16 and 262,144: keep the "
-        "first line and the lines of one namespace",
+        "first line and the lines of one namespace and group",
+    ),
+    "a recording with a block twice": (
+        recording(recorded(0, [1, 2, 1])),
+        "line 2: block 0 comes 2 times in a prompt: equal ids must mean equal prompts",
     ),
     "a recording with blocks of nothing": (
         recording(recorded(0, [1], block_size=0)),
@@ -441,3 +448,37 @@ def test_damaged_bytes_are_a_trace_or_refused_and_nothing_else(tmp_path, lines, 
             assert len(trace.in_blocks_of(2048).requests) == len(trace.requests)
     assert 20 < len(refused) < 300
     assert all(message.startswith(f"{path}") for message in refused)
+
+
+def test_a_trace_comes_through_a_pipe(tmp_path):
+    content = "\n".join([mooncake(0, 1024, [1, 2]), mooncake(5, 1024, [1, 3]), ""]).encode()
+    for pack in (bytes, gzip.compress):
+        pipe = tmp_path / pack.__name__
+        os.mkfifo(pipe)
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(pipe.write_bytes, pack(content))
+            assert len(read(pipe).requests) == 2
+            written.result(30)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, "a", (1 << 31) - 1, 5)],
+        [(at, f"s{at}", 20_000_000, 5) for at in range(40)],
+        [(at, "a", 16 * 40_000 * (at + 1), 5) for at in range(200)],
+    ],
+    ids=["one", "many", "growing"],
+)
+def test_short_rows_of_more_blocks_than_memory_are_refused(tmp_path, monkeypatch, rows):
+    """A row names a length, and each of its blocks takes memory."""
+    monkeypatch.setattr(burstgpt, "MOST_BLOCKS", 1 << 18)
+    monkeypatch.setattr(burstgpt, "MOST_DIFFERENT", 1 << 17)
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(burst(*rows)))
+    tracemalloc.start()
+    with pytest.raises(TraceError, match="too many to hold in memory"):
+        read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
