@@ -142,13 +142,14 @@ def _record(
                 while True:
                     num_last += stop.is_set() or time.monotonic() >= ends_at
                     reply = _next(client, place, flags.timeout_s)
+                    more = reply.more and reply.last > place.last  # or it would be asked at once
                     place, lost = place._replace(last=reply.last), lost + reply.lost
                     lines.take(reply.requests)
                     _write(file, lines.due(reply.now_s))
                     progress.show(_summary(lines, file, lost))
-                    if num_last and (not reply.more or num_last > MOST_AT_END):
+                    if num_last and (not more or num_last > MOST_AT_END):
                         break
-                    if not reply.more:
+                    if not more:
                         stop.wait(max(0.0, min(POLL_S, ends_at - time.monotonic())))
         except (_Gone, RemoteProtocolError) as error:
             print_error(str(error))

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from remote_server.protocol import KeyState, RecordedRequest, Stretch, cut_keys
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import KeyState, RecordedRequest, Stretch, check_chain, cut_keys
 from remote_server.store.bucket.packs import joined
 from remote_server.store.eviction.learner import AGAIN_S, REQUEST_S
 
@@ -25,6 +26,12 @@ ID_BITS = 53
 
 MOST_NAMED = 1 << 18
 """Keys that lookups named: so many are kept, and up to as many more. 50 MB."""
+
+MOST_WAITING = 1 << 16
+"""Lines that a clock which stands still holds back."""
+
+MOST_SECONDS = 1e12
+"""Of a server's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +83,7 @@ class Lines:
         """The next requests of the server. Raises `RemoteProtocolError`."""
         for request in requests:
             keys, known = cut_keys(request.keys, request.key_bytes), self._namespaces
+            _check(request, len(keys))
             if request.kind == "get":
                 if (number := known.get(request.namespace)) is not None:
                     self._got(self._ids(number, keys), request.at_s)
@@ -88,7 +96,9 @@ class Lines:
     def due(self, now_s: float) -> Iterator[bytes]:
         """The lines that nothing changes any more, when all requests until `now_s` are taken. A
         line counts when the next one is asked for."""
-        while self._waiting and now_s - self._waiting[0].at_s >= AGAIN_S:
+        while self._waiting and (
+            now_s - self._waiting[0].at_s >= AGAIN_S or len(self._waiting) > MOST_WAITING
+        ):
             yield self._text(line := self._waiting.popleft())
             self._count(line)
 
@@ -204,6 +214,20 @@ def foot(lines: Lines, lost: int) -> bytes:
 
 def as_line(fields: dict[str, Any]) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
+
+
+def _check(request: RecordedRequest, num_keys: int) -> None:
+    """Raise `RemoteProtocolError` for a request that no server remembers."""
+    if not num_keys or not 0.0 <= request.at_s <= MOST_SECONDS:
+        raise RemoteProtocolError(f"a request of {num_keys} keys at {request.at_s:g} s")
+    if request.kind not in ("lookup", "put", "get"):
+        raise RemoteProtocolError(f"a request of the kind {request.kind!r:.40}")
+    if request.kind == "lookup" and len(request.states) != num_keys:
+        raise RemoteProtocolError(f"{len(request.states)} states of {num_keys} keys")
+    try:
+        check_chain(request.chain, num_keys)
+    except RequestRefused as error:
+        raise RemoteProtocolError(f"{error}") from None
 
 
 def _found(states: bytes, stretch: Stretch) -> int:

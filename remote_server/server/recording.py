@@ -112,11 +112,13 @@ class Recorder:
         states: bytes = b"",
     ) -> None:  # fmt: skip
         """A request has come. Those of self-tests are left out, and those that no engine sends:
-        without keys, with keys of several lengths, or with wrong chain fields."""
+        without keys, with a key twice, with keys of several lengths, or with wrong chain fields."""
         if self.recording is None or not keys or namespace.startswith(SELF_TESTS):
             return
         key_bytes, packed = len(keys[0]), b"".join(keys)
         if len(packed) != key_bytes * len(keys) or len({*map(len, keys)}) > 1:
+            return
+        if len({*keys}) < len(keys):
             return
         try:
             check_chain(chain, len(keys))

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Sequence
 from itertools import chain as joined
 from typing import Any
 
+import msgspec
 import pytest
 
 from remote_server.cli import record_lines
@@ -236,3 +238,28 @@ def test_wrong_keys_of_a_server_are_an_error_of_its_protocol():
     wrong = RecordedRequest("lookup", 0.0, "n", 1, b"abc", 2, [Stretch(1, 0, 0, 16)], b"\0")
     with pytest.raises(RemoteProtocolError):
         Lines().take([wrong])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"at_s": math.nan}, {"at_s": math.inf}, {"at_s": 1e308}, {"at_s": -1.0}, {"kind": "x"},
+        {"keys": b""}, {"states": b""}, {"states": bytes(3)}, {"chain": [Stretch(3, 0, 0, 16)]},
+        {"chain": [Stretch(2, 0, 0, 16), Stretch(1, 0, 99, 16)]}, {"chain": [Stretch(2, 0, 0, 0)]},
+        {"chain": [Stretch(2, 0, 0, 16, backwards=True)]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_that_no_server_remembers_is_an_error_of_its_protocol(fields):
+    lines = Lines()
+    lines.take([lookup([1, 2])])
+    with pytest.raises(RemoteProtocolError):
+        lines.take([msgspec.structs.replace(lookup([3, 4]), **fields)])
+    assert len([*lines.rest()]) == 1, "what came before is written"
+
+
+def test_lines_are_due_as_well_when_too_many_wait(monkeypatch):
+    monkeypatch.setattr(record_lines, "MOST_WAITING", 10)
+    lines = Lines()
+    lines.take(lookup([number]) for number in range(50))
+    assert len([*lines.due(math.nan)]) == 40

@@ -121,6 +121,10 @@ def test_requests_that_no_engine_sends_are_left_out(peer: Peer):
     peer.lookup([])
     several = Lookup(request_id=peer.next_id(), namespace="ns", keys=[b"a", b"bc"])
     assert peer.ask(several).states == bytes(2)
+    twice = Lookup(
+        request_id=peer.next_id(), namespace="ns", keys=[b"a", b"a"], chain=[Stretch(2, 0, 0, 16)]
+    )
+    assert peer.ask(twice).states == bytes(2)
     refused = peer.put([1, 2], chain=[Stretch(3, 0, 0, 16)])
     assert refused.code == "bad_request"
     assert not ask(peer, begun.last).requests
@@ -156,7 +160,7 @@ def a_request(keys: list[bytes]) -> RecordedRequest:
 def test_a_request_larger_than_a_reply_is_sent_alone():
     recorder = Recorder(Clock())
     begun = recorder.answer(Record(request_id=1), "e")
-    fill(recorder, 2, [bytes(128)] * 16_000)
+    fill(recorder, 2, [number.to_bytes(128) for number in range(16_000)])
     reply = recorder.answer(Record(request_id=1, after=begun.last), "e")
     assert len(reply.requests) == 1 and reply.more
     assert size_of(reply.requests[0]) > REPLY_BYTES
