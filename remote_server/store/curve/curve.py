@@ -160,7 +160,8 @@ class Curve:
         yield from self._count_misses(prompt, answer, places, sampled, sums, now)
         num_sampled_hot = bisect_left(places, num_hot)
         behind = sampled[num_sampled_hot:]
-        yield from self._count_in_stack(prompt, num_hot, behind, sums)
+        num_there = bisect_left(places, max(answer.found.values(), default=0)) - num_sampled_hot
+        yield from self._count_in_stack(prompt, num_hot, behind, num_there, sums)
         yield from self._use_in_stack(prompt, num_hot, behind, now)
         if learned is not None:
             yield from self._through_miniatures(
@@ -253,7 +254,7 @@ class Curve:
         for tier, room in self._rooms.items():
             at = [bisect_left(self._ends, room * one) for one in TIMES]
             found = sums.found.get(tier, 0.0) / max(sums.asked, 1.0)
-            curves = anchored(lru[at], gain[at], NOW, found)
+            curves = anchored(lru[at], gain[at], NOW, found, sums.stocked_share)
             rule[tier], by_lru[tier] = ([float(share) for share in one] for one in curves)
         return FoundAt(
             asked=min(MOST_TOKENS, round(sums.asked)),
@@ -272,9 +273,10 @@ class Curve:
                 yield
 
     def _count_in_stack(
-        self, prompt: Prompt, num_hot: int, sampled: list[int], sums: Sums
+        self, prompt: Prompt, num_hot: int, sampled: list[int], num_there: int, sums: Sums
     ) -> Steps[None]:
-        """Hot keys are all in the stack and stand for themselves, each sampled one for its like."""
+        """Hot keys are all in the stack and stand for themselves, each sampled one for its like.
+        The first `num_there` of these were really found."""
         find, outside, pinned = self._stack.find, self._stack.outside, self._pinned
         tokens = float(prompt.tokens)
         like = tokens * (ALL_NAMES / self._limit)
@@ -288,15 +290,19 @@ class Curve:
                 sums.hot_found[worst] += tokens
             if num_hot > NAMES_PER_STEP:
                 yield
+        begin = 0
         for some in parts(sampled, NAMES_PER_STEP):
-            for name in some:
+            for at, name in enumerate(some, begin):
                 zone, uses = (0, 1) if name in pinned else find(name)
                 worst = max(worst, zone)
                 sums.sampled += like
                 sums.uses += like * (uses + 1)
+                if not uses and at < num_there:
+                    sums.stocked += like
                 if worst < outside:
                     sums.lru_found[worst] += like
                     sums.lru_uses[worst] += like * (uses + 1)
+            begin += len(some)
             if len(sampled) > NAMES_PER_STEP:
                 yield
 

@@ -29,6 +29,10 @@ class Sums:
     hot: float = 0.0
     sampled: float = 0.0
     uses: float = 0.0
+    stocked: float = 0.0
+    """Of the sampled ones: really found when they were asked for first, as on a disk that is older
+    than the server."""
+
     missed: dict[str, float] = field(default_factory=dict)
     """By reason, of the sampled ones."""
 
@@ -45,6 +49,7 @@ class Sums:
         self.hot += other.hot
         self.sampled += other.sampled
         self.uses += other.uses
+        self.stocked += other.stocked
         _add(self.missed, other.missed)
         self.hot_found = [*map(add, self.hot_found, other.hot_found)]
         self.lru_found = [*map(add, self.lru_found, other.lru_found)]
@@ -59,6 +64,12 @@ class Sums:
         hot, found, uses = np.cumsum([self.hot_found, self.lru_found, self.lru_uses], axis=1)
         shares: Floats = (hot + _corrected(found, uses, self.sampled, self.uses, rest)) / self.asked
         return shares
+
+    @property
+    def stocked_share(self) -> float:
+        """Of the tokens, those that were found when they were asked for first."""
+        rest = (self.asked - self.hot) / max(self.asked, 1.0)
+        return self.stocked / max(self.sampled, 1.0) * rest
 
     def gain(self) -> Floats:
         """How much more the learned rule finds at each size. It never finds less than LRU, which
@@ -96,22 +107,29 @@ def _corrected(
     return corrected
 
 
-def anchored(lru: Floats, gain: Floats, now: int, really: float) -> tuple[Floats, Floats]:
+def anchored(
+    lru: Floats, gain: Floats, now: int, really: float, stocked: float = 0.0
+) -> tuple[Floats, Floats]:
     """`lru` plus the `gain` of the rule in force, and `lru`, where value number `now` of the sum is
     what is found `really`.
 
     If that is less, every gain is so much less, as far as there is any. What is left moves all
     sizes alike: misses that no size mends, which LRU would have as well. If it is more, that moves
-    smaller sizes alike; of larger ones it scales what is missed, which is less there. The shares
-    stay between 0 and 1, and never fall as the size grows."""
+    smaller sizes alike; of larger ones it scales what is missed, which is less there. LRU would
+    find as much more as is `stocked`. The shares stay between 0 and 1, and never fall as the size
+    grows."""
     off = really - lru[now] - gain[now]
     of_gain = min(-off, gain[now]) if off < 0.0 else 0.0
     rest = off + of_gain
-    shares = lru + np.maximum(0.0, gain - of_gain)
-    rule = shares + rest
-    if really > shares[now]:
-        rule[now:] = 1.0 - (1.0 - shares[now:]) * ((1.0 - really) / (1.0 - shares[now]))
-    return _rising(rule, now), _rising(lru + min(0.0, rest), now)
+    rule = _moved(lru + np.maximum(0.0, gain - of_gain), now, rest)
+    return _rising(rule, now), _rising(_moved(lru, now, min(stocked, rest)), now)
+
+
+def _moved(shares: Floats, now: int, more: float) -> Floats:
+    moved: Floats = shares + more
+    if more > 0.0:
+        moved[now:] = 1.0 - (1.0 - shares[now:]) * (1.0 - more / (1.0 - shares[now]))
+    return moved
 
 
 def _rising(shares: Floats, now: int) -> Floats:

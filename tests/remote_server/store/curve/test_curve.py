@@ -145,6 +145,23 @@ def test_every_tier_has_its_sizes_and_what_it_finds_with_those_above():
     assert disk[NOW] == pytest.approx(0.8) and disk[0] == pytest.approx(0.0, abs=0.03)
 
 
+def test_blocks_from_before_the_start_are_those_of_both_rules():
+    """A disk that is older than the server: no rule has brought them."""
+    cache = Followed(10_000, disk=40_000 * BLOCK)
+    for at in range(60):
+        cache.now += 10.0
+        keys = [key_of(block) for block in prompt(at)]
+        assert cache.level.learner is not None
+        cache.level.learner.looked_up("trace", keys, [Stretch(40, 0, 0, TOKENS)], 0)
+        num_old = 30 if at % 2 else 0
+        states = bytes([PRESENT]) * num_old + bytes([ABSENT]) * (40 - num_old)
+        cache.look_up(keys, states, {"memory": 0, "disk": num_old})
+    total = cache.curve.report().total
+    assert total.rule["disk"][NOW] == pytest.approx(30 / 80)
+    assert total.lru["disk"] == pytest.approx(total.rule["disk"], abs=0.05)
+    assert total.lru["memory"] == [0.0] * len(TIMES)
+
+
 def test_a_tier_without_a_limit_has_no_sizes():
     assert [*Followed(100, "lru", bucket=0).curve.report().budgets] == ["memory"]
 
