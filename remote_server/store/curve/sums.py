@@ -127,7 +127,7 @@ def anchored(
 
 def _moved(shares: Floats, now: int, more: float) -> Floats:
     moved: Floats = shares + more
-    if more > 0.0:
+    if more > 0.0 and shares[now] < 1.0:
         moved[now:] = 1.0 - (1.0 - shares[now:]) * (1.0 - more / (1.0 - shares[now]))
     return moved
 
