@@ -82,7 +82,8 @@ class Follower:
                 if stretch.backwards:
                     part, of_part, first = part[::-1], of_part[::-1], dict.fromkeys(found, 0)
                 learned = self._learned(namespace, part)
-                if not _repeats(part) and not self._is_again(namespace, part, learned, now):
+                is_again = self._is_again(namespace, part, learned, now, bool(stretch.tokens))
+                if not is_again and not _repeats(part):
                     prompt = yield from self._prompt(namespace, part, stretch, block_bytes)
                     yield from curve.request(prompt, Answer(of_part, first), learned, now)
                 begin = end
@@ -204,10 +205,12 @@ class Follower:
         return Learned(BY_USES, 0) if path is None else Learned(path.kinds, path.number)
 
     def _is_again(
-        self, namespace: str, keys: Sequence[bytes], learned: Learned | None, now: float
-    ) -> bool:
+        self, namespace: str, keys: Sequence[bytes], learned: Learned | None, now: float,
+        is_prompt: bool,
+    ) -> bool:  # fmt: skip
         """Whether this is another lookup of the same request, as the learner decides, or without
-        one if it comes soon and is of a part of the prompt."""
+        one if it comes soon and is of a part of the prompt; of keys without chain fields, which
+        are no prompt that is known, if it is of no more keys."""
         end, number = (namespace, keys[-1]), 0 if learned is None else learned.number
         before = self._prompt_ends.pop(end, None)
         self._prompt_ends[end] = now, len(keys), number
@@ -218,7 +221,7 @@ class Follower:
         at, length, of_request = before
         if number:
             return number == of_request
-        return now - at < AGAIN_S and len(keys) < length
+        return now - at < AGAIN_S and len(keys) < length + (not is_prompt)
 
 
 def _stretches(chain: Sequence[Stretch], number: int) -> list[Stretch]:

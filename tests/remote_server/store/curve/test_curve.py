@@ -8,6 +8,7 @@ from remote_server.store.curve.curve import HALF_S, MOST_NAMESPACES, NOW, OTHERS
 from remote_server.store.curve.misses import Missed
 from remote_server.store.curve.stack import MOST_NAMES
 from remote_server.traces.model_cache import key_of
+from remote_server.turns import to_end
 
 PRESENT, LATE, ABSENT = KeyState.READABLE, KeyState.PENDING, KeyState.ABSENT
 
@@ -54,6 +55,16 @@ def test_a_lookup_of_a_part_of_the_same_prompt_soon_after_is_the_same_request():
     cache.now += 2.0
     cache.ask(prompt(1)[10:])
     assert cache.curve.report().total.asked == 70 * TOKENS
+
+
+def test_keys_without_chain_fields_that_are_looked_up_again_at_once_are_one_request():
+    cache = Followed(100, "lru")
+    keys = [key_of(block) for block in prompt(1)]
+    for seconds in (0.0, 0.5, 2.0):
+        cache.now += seconds
+        steps = cache.follower.looked_up("trace", keys, [], BLOCK, bytes(40), {"memory": 0})
+        to_end(steps)
+    assert cache.curve.report().total.asked == 80
 
 
 def test_the_learner_decides_what_the_same_request_is():
