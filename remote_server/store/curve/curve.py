@@ -231,8 +231,9 @@ class Curve:
         by_name: dict[str, Sums] = {}
         for sums in (self._before, self._sums):
             for namespace, one in sums.items():
-                by_name.setdefault(namespace, Sums(len(self._ends))).add(one)
                 total.add(one)
+                if by_namespace:
+                    by_name.setdefault(namespace, Sums(len(self._ends))).add(one)
         return WhatIf(
             over_s=self._clock() - self._began,
             times=[*TIMES],
@@ -241,7 +242,7 @@ class Curve:
             seen_bytes=int(self._stack.filled_bytes),
             model_bytes=self.num_bytes,
             total=self._found_at(total),
-            namespaces={name: self._found_at(one) for name, one in by_name.items() if by_namespace},
+            namespaces={name: self._found_at(one) for name, one in by_name.items()},
         )
 
     def _found_at(self, sums: Sums) -> FoundAt:

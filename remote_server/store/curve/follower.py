@@ -14,20 +14,22 @@ from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
 from remote_server.store.bucket.packs import joined
 from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
 from remote_server.store.curve.hot import Names
-from remote_server.store.eviction.learner import AGAIN_S, BY_USES, Learner
-from remote_server.turns import Steps, to_end
+from remote_server.store.eviction.learner import (
+    AGAIN_S,
+    BY_USES,
+    HASHED_PER_STEP,
+    MAX_SALTS,
+    Learner,
+)
+from remote_server.turns import Steps, parts, to_end
 
 log = logging.getLogger(__name__)
 
 MOST_ENDS = 4096
 """Ends of prompts that are remembered, to recognise the same request."""
 
-HASHED_PER_STEP = 4096
-
 ROWS_PER_STEP, ROWS_OF_A_STRETCH = 2048, 32
 """Short stretches are one step, of so many keys; each costs as much as so many more keys do."""
-
-MAX_SALTS = 4096
 
 
 class Follower:
@@ -177,10 +179,11 @@ class Follower:
             # The first size of blocks decides: few servers hold several that differ by much.
             self.curve.fit(self._rooms(block_bytes), block_bytes)
             self._rooms = None
-        names = [self._names(namespace, keys[:HASHED_PER_STEP])]
-        for begin in range(HASHED_PER_STEP, len(keys), HASHED_PER_STEP):
-            yield
-            names.append(self._names(namespace, keys[begin : begin + HASHED_PER_STEP]))
+        names: list[Names] = []
+        for part in parts(keys, HASHED_PER_STEP):
+            if names:
+                yield
+            names.append(self._names(namespace, part))
         return Prompt(namespace, keys, np.concatenate(names), stretch.tokens or 1, block_bytes)
 
     def _names(self, namespace: str, keys: Sequence[bytes]) -> Names:
