@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from remote_server.server.copier import Copier
-from remote_server.server.fills import Fills
 from remote_server.server.server import Server
+from remote_server.server.shm.fills import Fills
+from remote_server.server.transfer.copier import Copier
 from remote_server.store.disk.pool import ThreadPool
 
 

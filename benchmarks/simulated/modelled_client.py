@@ -14,8 +14,8 @@ from math import inf
 from typing import Any
 
 from remote_server.client import BreakerState, GetOutcome, GetResult
-from remote_server.client.get import GetTransfer
-from remote_server.client.get_queue import GetQueue
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.get_queue import GetQueue
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import EngineReport, Found, KeyState
 

@@ -27,7 +27,7 @@ from kv_connector.tier.patience import Patience
 from kv_connector.tier.queries import Queries
 from kv_connector.tier.why import why
 from remote_server.client import CacheClient
-from remote_server.client.lookup_breaker import LookupBreaker
+from remote_server.client.connection.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState
 
 logger = init_logger("vllm.kvferry.lookups")

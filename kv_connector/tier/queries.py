@@ -14,7 +14,7 @@ from kv_connector.tier.metrics import TierCounters
 from kv_connector.tier.patience import Patience
 from kv_connector.tier.speeds import LinkSpeed
 from remote_server.client import Anchors, CacheClient
-from remote_server.client.lookup_breaker import LookupBreaker
+from remote_server.client.connection.lookup_breaker import LookupBreaker
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState, Stretch
 

@@ -7,7 +7,7 @@ import msgspec
 
 from remote_server.protocol import EngineState, NamespaceStats
 from remote_server.protocol.namespace_diff import gaps_of
-from remote_server.server.snapshot import Snapshot
+from remote_server.server.reports.snapshot import Snapshot
 
 MOST_ENGINES = 50
 MOST_COMPARED = 32

@@ -16,7 +16,7 @@ from remote_server.protocol.what_if_words import (
     sentences,
     speed_of,
 )
-from remote_server.server.snapshot import Snapshot
+from remote_server.server.reports.snapshot import Snapshot
 
 
 def explained(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ from remote_server.native.mover import what_moves
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
-from remote_server.server.identity import server_version
+from remote_server.server.reports.identity import server_version
 from remote_server.values import GiB, MiB, format_bytes
 
 # vLLM needs it for its own messages between processes; containers have 64 MiB by default.

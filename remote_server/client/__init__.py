@@ -7,6 +7,7 @@ from remote_server.client.cache_client import (
     Anchors,
     CacheClient,
 )
+from remote_server.client.connection.session import BreakerState
 from remote_server.client.io_thread import IoThread
 from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import (
@@ -17,7 +18,6 @@ from remote_server.client.results import (
     GetTimes,
     PutResult,
 )
-from remote_server.client.session import BreakerState
 from remote_server.shm.region import SharedRegion
 
 __all__ = [

@@ -19,19 +19,19 @@ from functools import partial
 from math import inf
 
 from remote_server import protocol
-from remote_server.client import requests
-from remote_server.client.channel import Channel, ClientContext, Request
-from remote_server.client.connection import Connection
-from remote_server.client.control import ControlChannel
+from remote_server.client.connection.channel import Channel, ClientContext, Request
+from remote_server.client.connection.connection import Connection
+from remote_server.client.connection.poll_set import PollSet
+from remote_server.client.connection.session import Epoch, Session
 from remote_server.client.io_thread import IoThread
-from remote_server.client.lane_channels import open_lanes
-from remote_server.client.lane_link import LaneLink
-from remote_server.client.poll_set import PollSet
-from remote_server.client.requests import Call, Mailbox
+from remote_server.client.lanes.channels import open_lanes
+from remote_server.client.lanes.link import LaneLink
+from remote_server.client.requests import requests
+from remote_server.client.requests.control import ControlChannel
+from remote_server.client.requests.requests import Call, Mailbox
 from remote_server.client.results import ClientConfig, LaneState, new_counters
-from remote_server.client.session import Epoch, Session
-from remote_server.client.shm_channels import open_shared
-from remote_server.client.tcp_channels import TcpGets, TcpPuts
+from remote_server.client.shm.channels import open_shared
+from remote_server.client.zmq.channels import TcpGets, TcpPuts
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.keys import read_client_keys
 from remote_server.shm.region import RegisteredRegion

@@ -30,15 +30,15 @@ from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.allocator import keep_freed_memory
-from remote_server.client import requests
 from remote_server.client.cache_client import Anchors, OneServer
-from remote_server.client.get import GetTransfer
+from remote_server.client.connection.session import BreakerState, Declaration
 from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
-from remote_server.client.put import PutTransfer
-from remote_server.client.requests import Call
+from remote_server.client.requests import requests
+from remote_server.client.requests.requests import Call
 from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, LaneState, PutResult
-from remote_server.client.session import BreakerState, Declaration
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.put import PutTransfer
 from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.shm.region import RegisteredRegion
 

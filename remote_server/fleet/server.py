@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from remote_server.client import RemoteClient
-from remote_server.client.lookup_breaker import LookupBreaker
+from remote_server.client.connection.lookup_breaker import LookupBreaker
 from remote_server.protocol import ServerLoad
 
 # A server that has joined others that evict, and has not evicted any block, counts as if it kept

@@ -13,9 +13,9 @@ from remote_server import protocol
 from remote_server.errors import ConfigError, RequestRefused, ServerFailed
 from remote_server.process_limits import backlog
 from remote_server.protocol import ErrorCode
-from remote_server.server.auth import Authenticator
-from remote_server.server.lanes import ServerLanes
-from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
+from remote_server.server.entrance.auth import Authenticator
+from remote_server.server.lanes.lanes import ServerLanes
+from remote_server.server.sending.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.serving import Serving
 from remote_server.server.tenant import Tenant
 

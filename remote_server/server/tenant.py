@@ -19,18 +19,18 @@ import zmq
 from remote_server.errors import ConfigError
 from remote_server.native.moves import Moves
 from remote_server.protocol import BucketStats
-from remote_server.server.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.config import ServerConfig, TenantConfig
-from remote_server.server.copier import Copier
-from remote_server.server.fills import Fills
-from remote_server.server.lanes import ServerLanes
-from remote_server.server.leases import Leases, Regions
-from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.outgoing import Allowances, HeldByOne, InFlight
-from remote_server.server.recording import Recorder
-from remote_server.server.send_queue import SendQueues
-from remote_server.server.shm_endpoint import LocalSocket
-from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
+from remote_server.server.lanes.lanes import ServerLanes
+from remote_server.server.reports.bucket_calls import CallMeter, MeteredObjects
+from remote_server.server.reports.recording import Recorder
+from remote_server.server.reports.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
+from remote_server.server.requests.metrics import MeteredHandlers, Meters
+from remote_server.server.sending.outgoing import Allowances, HeldByOne, InFlight
+from remote_server.server.sending.send_queue import SendQueues
+from remote_server.server.shm.endpoint import LocalSocket
+from remote_server.server.shm.fills import Fills
+from remote_server.server.shm.leases import Leases, Regions
+from remote_server.server.transfer.copier import Copier
 from remote_server.shm.mapping import Arena
 from remote_server.store.bucket.drain import PackWalk
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket

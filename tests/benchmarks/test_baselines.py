@@ -27,7 +27,7 @@ from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
 from benchmarks.remote_kv_cache.baseline.target import Target
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 pytestmark = pytest.mark.real_time
 

@@ -17,8 +17,8 @@ from remote_server.cli import record
 from remote_server.cli.__main__ import main
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import Stretch
-from remote_server.server import recording
 from remote_server.server.config import ServerConfig
+from remote_server.server.reports import recording
 from remote_server.server.server import Server
 from remote_server.traces import read
 from remote_server.traces.model_cache import OneLevel, key_of

@@ -23,9 +23,9 @@ from remote_server.client import (
     PutResult,
     RemoteClient,
     SharedRegion,
-    lane_link,
 )
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes import link as lane_link
+from remote_server.client.lanes.opening import why_slow
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,

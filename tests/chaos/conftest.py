@@ -11,7 +11,7 @@ from chaos_client import ChaosClient, eager_lanes
 from chaos_server import ChaosServer
 from fault_proxy import FaultProxy
 
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

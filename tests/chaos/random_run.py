@@ -34,7 +34,7 @@ from sky import Sky
 from weather import MORTAL, Weather
 
 from remote_server.protocol import StatsReply
-from remote_server.server.lanes import STALL_S
+from remote_server.server.lanes.lanes import STALL_S
 
 MiB = 1 << 20
 

@@ -24,7 +24,7 @@ from outage import (
 from stage import Stage
 from weather import Weather
 
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 pytestmark = pytest.mark.whole
 

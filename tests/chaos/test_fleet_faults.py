@@ -17,7 +17,7 @@ from fleet_client import IMPATIENT, PATIENT, FleetClient
 from fleet_load import FleetLoad, failed, hit_rate
 from fleet_servers import FAULTS, NAMES, FleetServers, nothing_left
 
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 NUM_PROMPTS = 24
 

@@ -6,7 +6,7 @@ import pytest
 from random_run import run
 from soak import LANE_STORM, cuts_of
 
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 NUM_FAULTED, NUM_FAULTED_WHOLE = 200, 50_000
 

@@ -9,7 +9,7 @@ from cluster import BLOCK, PATIENCE_S, ROW_BYTES, Cluster, Engine, declared
 from benchmarks.engine.prompts import keys_of
 from examples.tiny_model import prompt_tokens
 from remote_server.client import GetOutcome
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 
 def blocks_of(cluster: Cluster, namespace: str, keys: list[bytes]) -> list[bytearray]:

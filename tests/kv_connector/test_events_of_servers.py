@@ -4,7 +4,7 @@ import msgspec
 import zmq
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
-from remote_server.server.kv_events import Feed
+from remote_server.server.reports.kv_events import Feed
 from remote_server.store.presence import News, Presence, hash_of
 
 KEY = bytes(range(32)) + (2).to_bytes(4, "big")

@@ -7,7 +7,11 @@ from scripted_client import Clock, Engine
 from kv_connector.tier import metrics
 from kv_connector.tier.patience import PRIOR_COMPUTE_S
 from remote_server.client import GetOutcome, GetResult
-from remote_server.client.lookup_breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, LookupBreaker
+from remote_server.client.connection.lookup_breaker import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    LookupBreaker,
+)
 from remote_server.errors import DeadlineExceeded, ServerUnavailable, Stalled
 from remote_server.protocol import KeyState
 

@@ -24,7 +24,8 @@ from client_helpers import (
 from fake_server import PATIENCE_S, FakeServer, eventually
 from held import FaultPoints, install, no_pause
 
-from remote_server.client import ClientConfig, IoThread, RemoteClient, lane_link
+from remote_server.client import ClientConfig, IoThread, RemoteClient
+from remote_server.client.lanes import link as lane_link
 
 
 @pytest.fixture

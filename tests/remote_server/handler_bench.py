@@ -12,12 +12,12 @@ from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.native.moves import Moves
-from remote_server.server.copier import Copier
-from remote_server.server.fills import Fills
-from remote_server.server.leases import Leases, Regions
-from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.outgoing import OutgoingMessage
-from remote_server.server.send_queue import SendQueues
+from remote_server.server.requests.metrics import MeteredHandlers, Meters
+from remote_server.server.sending.outgoing import OutgoingMessage
+from remote_server.server.sending.send_queue import SendQueues
+from remote_server.server.shm.fills import Fills
+from remote_server.server.shm.leases import Leases, Regions
+from remote_server.server.transfer.copier import Copier
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier

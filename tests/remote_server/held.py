@@ -11,9 +11,10 @@ from enum import Enum, auto
 
 from fake_server import PATIENCE_S
 
-from remote_server.client import shm_channels, shm_gets
-from remote_server.client.lease import Lease
-from remote_server.client.shm_channels import ShmPuts
+from remote_server.client.shm import channels as shm_channels
+from remote_server.client.shm import get as shm_gets
+from remote_server.client.shm.channels import ShmPuts
+from remote_server.client.shm.lease import Lease
 from remote_server.protocol import MAX_TICKETS
 from remote_server.shm.region import Tickets
 

@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
 from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
-from remote_server.client.lane_opening import why_slow
+from remote_server.client.lanes.opening import why_slow
 
 NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")

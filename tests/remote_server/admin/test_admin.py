@@ -25,7 +25,7 @@ from remote_server.admin.admin import Admin, read_token
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import EngineReport, EngineState, Lookup, NamespaceStats
 from remote_server.server.config import ServerConfig
-from remote_server.server.snapshot import MASK, Snapshot, shown
+from remote_server.server.reports.snapshot import MASK, Snapshot, shown
 from remote_server.values import MiB
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]

@@ -18,9 +18,9 @@ from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
 from remote_server.histograms import BOUNDS_S, percentile
 from remote_server.protocol import Get, Hello, Lookup, Put, Release
-from remote_server.server import metrics
-from remote_server.server.metrics import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
-from remote_server.server.snapshot import Held
+from remote_server.server.reports.snapshot import Held
+from remote_server.server.requests import metrics
+from remote_server.server.requests.metrics import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
 from remote_server.store.bucket.objects import Failure
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]

@@ -5,7 +5,7 @@ from metrics_helpers import WHAT_IF, a_snapshot
 from msgspec.structs import replace
 
 from remote_server.admin.exposition import families
-from remote_server.server.snapshot import Snapshot
+from remote_server.server.reports.snapshot import Snapshot
 
 
 def shown(snapshot: Snapshot, name: str) -> dict[tuple[str, ...], float]:

@@ -9,7 +9,8 @@ from client_helpers import key
 from remote_server.cli import doctor as doctor_module
 from remote_server.cli.__main__ import main
 from remote_server.cli.stats_lines import events
-from remote_server.client import ClientConfig, RemoteClient, lane_link
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.client.lanes import link as lane_link
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
 

@@ -27,7 +27,7 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.prompt_keys import Recipe
 from remote_server.protocol import MAX_FRAME_BYTES, Declined, PutOutcome, Record, Stretch
-from remote_server.server import recording
+from remote_server.server.reports import recording
 from remote_server.server.server import Server
 from remote_server.shm.region import SharedRegion
 

@@ -3,10 +3,10 @@
 One entry in `DATA_CHANNELS` of `remote_server/client/loop.py` adds it to every client.
 """
 
-from remote_server.client.channel import Channel, ClientContext, Request
-from remote_server.client.get import GetTransfer
-from remote_server.client.put import PutTransfer
+from remote_server.client.connection.channel import Channel, ClientContext, Request
 from remote_server.client.results import GetOutcome
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.put import PutTransfer
 from remote_server.errors import KVFerryError
 
 COUNTED = "counted"

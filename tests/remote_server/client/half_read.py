@@ -11,7 +11,7 @@ import time
 import zmq
 
 from remote_server import protocol
-from remote_server.client.connection import Connection
+from remote_server.client.connection.connection import Connection
 from remote_server.client.results import ClientConfig
 
 FRAMES = 400

@@ -33,11 +33,12 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, kind_of
 
 from remote_server import protocol
-from remote_server.client import GetOutcome, IoThread, RemoteClient, loop, remote_client, shm_gets
-from remote_server.client.channel import Channel
-from remote_server.client.get import GetChannel, GetState, GetTransfer
-from remote_server.client.lease import LeaseWindow
-from remote_server.client.put import PutState, PutTransfer
+from remote_server.client import GetOutcome, IoThread, RemoteClient, loop, remote_client
+from remote_server.client.connection.channel import Channel
+from remote_server.client.shm import get as shm_gets
+from remote_server.client.shm.lease import LeaseWindow
+from remote_server.client.transfer.get import GetChannel, GetState, GetTransfer
+from remote_server.client.transfer.put import PutState, PutTransfer
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.protocol import (
     MAGIC,
@@ -509,7 +510,7 @@ def test_a_reply_after_the_end_of_a_get_writes_nothing_and_is_released(world: Wo
 @pytest.mark.parametrize("end", ["deadline", "cancel"])
 @pytest.mark.parametrize("transport", ["shm"], indirect=True)
 def test_a_get_that_ends_amid_its_lease_releases_it(world: World, points, monkeypatch, end: str):
-    monkeypatch.setattr("remote_server.client.lease.GROUP_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.shm.lease.GROUP_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(shm_gets, "TURN_BYTES", BLOCK_BYTES)
     hold_blocks(world.fake, range(3))
     monkeypatch.setattr(LeaseWindow, "next_bytes", 3 * BLOCK_BYTES)

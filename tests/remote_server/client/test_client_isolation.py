@@ -21,8 +21,9 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
-from remote_server.client import GetOutcome, IoThread, requests
-from remote_server.client.requests import Call, Mailbox
+from remote_server.client import GetOutcome, IoThread
+from remote_server.client.requests import requests
+from remote_server.client.requests.requests import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 
@@ -153,7 +154,7 @@ def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(
         tried.append(1)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("remote_server.client.attachment.socket.socket", none_left)
+    monkeypatch.setattr("remote_server.client.shm.attachment.socket.socket", none_left)
     with caplog.at_level(logging.INFO):
         client = make_client(near.endpoint, transport="auto")
         eventually(lambda: "cannot create a socket" in caplog.text)

@@ -7,7 +7,8 @@ from memory_server import memory_server
 from tenancy import tenancy
 
 from remote_server.cli.__main__ import main
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient
+from remote_server.client.shm import attachment
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
 from remote_server.native import why_no_tls

@@ -21,7 +21,7 @@ from fake_server import PATIENCE_S, FakeServer, eventually
 from shared_messages import SharedGet
 
 from remote_server.client import GetOutcome, RemoteClient
-from remote_server.client.connection import Connection
+from remote_server.client.connection.connection import Connection
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Get, Put
 

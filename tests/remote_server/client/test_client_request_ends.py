@@ -20,8 +20,8 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient
-from remote_server.client.control import ControlChannel
-from remote_server.client.tcp_channels import TcpGets
+from remote_server.client.requests.control import ControlChannel
+from remote_server.client.zmq.channels import TcpGets
 from remote_server.errors import (
     DeadlineExceeded,
     ServerUnavailable,

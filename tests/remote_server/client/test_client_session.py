@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from examples.processes import free_port
 from remote_server import protocol
 from remote_server.client import GetOutcome
+from remote_server.client.connection.session import REFUSED_RETRY_S
 from remote_server.client.loop import Loop
-from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
     ConfigError,
     DeadlineExceeded,

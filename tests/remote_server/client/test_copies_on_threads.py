@@ -10,8 +10,8 @@ from memory_server import memory_server
 from mover_helpers import choose
 
 from remote_server.client import RemoteClient
-from remote_server.client.requests import Call
-from remote_server.client.shm_link import ShmLink
+from remote_server.client.requests.requests import Call
+from remote_server.client.shm.link import ShmLink
 from remote_server.native.moves import RUN_HERE_BELOW_BYTES, Moves
 from remote_server.server.server import Server
 from remote_server.values import MiB

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mutations import programs, raw_messages
 from shared_messages import SharedGet, SharedPut
 
-from remote_server.client import GetOutcome, RemoteClient, attachment
+from remote_server.client import GetOutcome, RemoteClient
+from remote_server.client.shm import attachment
 from remote_server.errors import KVFerryError
 from remote_server.protocol import Get, Hello, KeyState, Lookup, Put, PutOutcome, Stats, Touch
 

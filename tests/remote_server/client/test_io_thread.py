@@ -23,8 +23,8 @@ from client_helpers import (
 from fake_server import PATIENCE_S, FakeServer, eventually
 
 from remote_server.client import BreakerState, ClientConfig, GetOutcome, IoThread, RemoteClient
-from remote_server.client.poll_set import PollSet
-from remote_server.client.put import PutTransfer
+from remote_server.client.connection.poll_set import PollSet
+from remote_server.client.transfer.put import PutTransfer
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Lookup, Put
 

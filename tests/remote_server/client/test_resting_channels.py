@@ -7,7 +7,7 @@ import pytest
 from client_helpers import NAMESPACE, empty_rows, key, rows_of
 from fake_server import PATIENCE_S
 
-from remote_server.client.channel import Channel
+from remote_server.client.connection.channel import Channel
 from remote_server.client.remote_client import RemoteClient
 
 pytestmark = pytest.mark.real_time

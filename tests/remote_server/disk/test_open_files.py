@@ -23,7 +23,7 @@ from remote_server.errors import ConfigError
 from remote_server.plain_text import FewLines
 from remote_server.process_limits import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
 from remote_server.protocol import Attach, NotAttached
-from remote_server.server.shm_endpoint import BACKLOG
+from remote_server.server.shm.endpoint import BACKLOG
 from remote_server.values import GiB, MiB
 
 pytestmark = pytest.mark.real_time

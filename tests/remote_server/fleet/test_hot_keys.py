@@ -7,7 +7,7 @@ import pytest
 from client_helpers import Clock
 
 from remote_server.protocol import UNKNOWN, Stretch
-from remote_server.server.hot_keys import (
+from remote_server.server.transfer.hot_keys import (
     ENOUGH_CLIENTS,
     MOST_KEYS,
     WITHIN_S,

@@ -20,7 +20,9 @@ from client_helpers import (
 from fake_lanes import GREETING, FakeLanes
 from fake_server import PATIENCE_S, FakeServer, eventually
 
-from remote_server.client import GetOutcome, lane_link, lane_opening
+from remote_server.client import GetOutcome
+from remote_server.client.lanes import link as lane_link
+from remote_server.client.lanes import opening as lane_opening
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import Get, OpenLane, Put
 

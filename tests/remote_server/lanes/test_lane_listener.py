@@ -10,10 +10,10 @@ from wire_peer import Peer
 
 from remote_server.errors import ConfigError
 from remote_server.protocol import Error, LaneOpened, OpenLane
-from remote_server.server import lane_listener
 from remote_server.server.config import ServerConfig
-from remote_server.server.lane_offer import num_threads
-from remote_server.server.lanes import LANES_PER_CONNECTION
+from remote_server.server.lanes import listener as lane_listener
+from remote_server.server.lanes.lanes import LANES_PER_CONNECTION
+from remote_server.server.lanes.offer import num_threads
 from remote_server.server.server import Server
 from remote_server.values import lanes_address, lanes_beside
 

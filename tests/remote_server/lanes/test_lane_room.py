@@ -8,7 +8,7 @@ from lane_peer import LaneClock, WireLane, has_ended
 from mover_helpers import until
 from wire_peer import Peer
 
-from remote_server.server.lanes import LOOK_S, SILENT_LOOKS, STALL_S, Lane
+from remote_server.server.lanes.lanes import LOOK_S, SILENT_LOOKS, STALL_S, Lane
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 

@@ -10,8 +10,10 @@ from wire_peer import Peer, block
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAGIC, Blocks, Clear, ErrorCode, Got
-from remote_server.server import copier, lane_listener, lane_transfers
-from remote_server.server import lanes as lanes_module
+from remote_server.server.lanes import lanes as lanes_module
+from remote_server.server.lanes import listener as lane_listener
+from remote_server.server.lanes import transfers as lane_transfers
+from remote_server.server.transfer import copier
 from remote_server.values import KiB, MiB
 
 pytestmark = pytest.mark.real_time

@@ -11,7 +11,7 @@ from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Blocks, Got
-from remote_server.server.lane_transfers import FIRST_BYTES, MOST_BYTES
+from remote_server.server.lanes.transfers import FIRST_BYTES, MOST_BYTES
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 

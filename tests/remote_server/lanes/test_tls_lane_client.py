@@ -13,7 +13,7 @@ from tenancy import tenancy
 from tls_helpers import a_certificate
 
 from remote_server.cli.__main__ import main
-from remote_server.client import lane_opening
+from remote_server.client.lanes import opening as lane_opening
 from remote_server.native import why_no_tls
 
 pytest_plugins = ["client_fixtures"]

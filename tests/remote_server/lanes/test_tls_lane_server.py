@@ -14,8 +14,8 @@ from wire_peer import Peer
 from remote_server.errors import ConfigError
 from remote_server.keys import read_certificate
 from remote_server.native import why_no_tls
-from remote_server.server import lane_offer
-from remote_server.server.lanes import LANES_PER_CONNECTION
+from remote_server.server.lanes import offer as lane_offer
+from remote_server.server.lanes.lanes import LANES_PER_CONNECTION
 from remote_server.server.server import Server
 
 pytest_plugins = ["lane_fixtures"]

@@ -11,7 +11,7 @@ from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection
 from remote_server import protocol
 from remote_server.cli.connection import ask_stats
 from remote_server.client import GetOutcome
-from remote_server.client.session import OTHER_PROTOCOL_RETRY_S, Standing
+from remote_server.client.connection.session import OTHER_PROTOCOL_RETRY_S, Standing
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import Attach, Hello, NotAttached, Stats
 

@@ -15,7 +15,7 @@ from wire_peer import BLOCK_BYTES, block, key
 
 import remote_server
 from remote_server import protocol
-from remote_server.client.channel import check_keys
+from remote_server.client.connection.channel import check_keys
 from remote_server.errors import LocalProtocolError
 from remote_server.protocol import Get, Hello, Keep, Lookup, Put, Touch, Verify
 

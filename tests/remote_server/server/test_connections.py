@@ -10,8 +10,8 @@ from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server import protocol
-from remote_server.server import auth, connections
-from remote_server.server.connections import Connection, Connections
+from remote_server.server.entrance import auth, connections
+from remote_server.server.entrance.connections import Connection, Connections
 
 pytestmark = pytest.mark.real_time
 

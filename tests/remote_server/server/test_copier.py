@@ -3,7 +3,7 @@
 import pytest
 from copy_jobs import CountedJob
 
-from remote_server.server.copier import Copier
+from remote_server.server.transfer.copier import Copier
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import turns
-from remote_server.server import tenant_keys
 from remote_server.server.config import ServerConfig
-from remote_server.server.copier import Copier
-from remote_server.server.get import StreamedGet
+from remote_server.server.entrance import tenant_keys
 from remote_server.server.server import Server
+from remote_server.server.transfer.copier import Copier
+from remote_server.server.transfer.get import StreamedGet
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob

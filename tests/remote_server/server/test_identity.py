@@ -8,7 +8,7 @@ from handler_bench import HandlerBench
 
 from remote_server import protocol
 from remote_server.protocol import EngineReport, Hello, Lookup, Put, ServerLoad, Stats, Welcome
-from remote_server.server.identity import LOAD_S, MOST_NAMES, default_name
+from remote_server.server.reports.identity import LOAD_S, MOST_NAMES, default_name
 from remote_server.store.use_times import MOST_MOMENTS, UseTimes
 from remote_server.values import KiB
 

@@ -18,9 +18,9 @@ from wire_peer import BLOCK_BYTES, Peer
 
 from remote_server.errors import ConfigError
 from remote_server.protocol import Clear
-from remote_server.server import kv_events
 from remote_server.server.config import ServerConfig
-from remote_server.server.kv_events import Feed
+from remote_server.server.reports import kv_events
+from remote_server.server.reports.kv_events import Feed
 from remote_server.server.server import Server
 from remote_server.store.presence import News, Presence, hash_of
 from remote_server.values import MiB

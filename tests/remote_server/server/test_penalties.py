@@ -2,8 +2,8 @@
 
 from client_helpers import Clock
 
-from remote_server.server import penalties
-from remote_server.server.penalties import FORGOTTEN_S, LONGEST_WAIT_S, Penalties
+from remote_server.server.entrance import penalties
+from remote_server.server.entrance.penalties import FORGOTTEN_S, LONGEST_WAIT_S, Penalties
 
 
 def test_the_wait_doubles_up_to_a_bound_and_is_short_again_after_a_quiet_time():

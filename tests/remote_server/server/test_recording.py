@@ -18,8 +18,14 @@ from remote_server.protocol import (
     Stretch,
     cut_keys,
 )
-from remote_server.server import recording
-from remote_server.server.recording import IDLE_S, REPLY_BYTES, RING_BYTES, Recorder, size_of
+from remote_server.server.reports import recording
+from remote_server.server.reports.recording import (
+    IDLE_S,
+    REPLY_BYTES,
+    RING_BYTES,
+    Recorder,
+    size_of,
+)
 from remote_server.server.server import Server
 
 pytestmark = pytest.mark.real_time

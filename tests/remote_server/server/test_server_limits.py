@@ -10,7 +10,7 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Lookup, Touch
-from remote_server.server import outgoing
+from remote_server.server.sending import outgoing
 from remote_server.store import namespaces, tier_stack
 from remote_server.values import KiB, MiB
 

@@ -12,8 +12,10 @@ from wire_peer import block, key
 
 from remote_server import protocol, turns
 from remote_server.protocol import Blocks, Get, Got, Hello, Put, Release
-from remote_server.server import copier, get, outgoing, put, put_sources
-from remote_server.server.outgoing import Allowance
+from remote_server.server.sending import outgoing
+from remote_server.server.sending.outgoing import Allowance
+from remote_server.server.transfer import copier, get, put
+from remote_server.server.zmq import put as put_sources
 from remote_server.store import gets
 from remote_server.store.policies import Admission
 from remote_server.store.write_behind import Below

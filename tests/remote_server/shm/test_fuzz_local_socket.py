@@ -17,7 +17,7 @@ from wire_peer import REGION_BYTES, TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.server.shm_endpoint import MAX_PENDING, LocalSocket
+from remote_server.server.shm.endpoint import MAX_PENDING, LocalSocket
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 

@@ -19,7 +19,7 @@ from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, Shared
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.server import shm_endpoint as local_socket_module
+from remote_server.server.shm import endpoint as local_socket_module
 from remote_server.shm import mapping, region
 from remote_server.values import MiB
 

@@ -9,8 +9,8 @@ from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Error, Got
-from remote_server.server import leases as leases_module
-from remote_server.server import put_sources
+from remote_server.server.shm import leases as leases_module
+from remote_server.server.zmq import put as put_sources
 
 pytestmark = pytest.mark.real_time
 

@@ -29,14 +29,14 @@ from shared_messages import SharedGet, SharedPut
 from smaps import mapped
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.attachment import (
+from remote_server.client.shm.attachment import (
     ANSWER_S,
     BUSY_S,
     LONGEST_FULL_S,
     LONGEST_RETRY_S,
     RETRY_S,
 )
-from remote_server.client.shm_link import ShmLink
+from remote_server.client.shm.link import ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, Hello, NotAttached, Put, decode_local
 from remote_server.shm import mapping

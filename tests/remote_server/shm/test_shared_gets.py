@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from shared_messages import SharedGet, SharedPut, replaced
 
 from remote_server.client import GetOutcome
-from remote_server.client.get import ABANDON_S
-from remote_server.client.lease import SHARE_OF_ARENA
+from remote_server.client.shm.lease import SHARE_OF_ARENA
+from remote_server.client.transfer.get import ABANDON_S
 from remote_server.protocol import Get, Lookup, Release, Touched, Verify
 
 pytestmark = pytest.mark.real_time
@@ -116,14 +116,14 @@ def test_the_next_question_releases_what_was_copied(near, shared, make_client):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Each block is a group by itself, as large ones are."""
-    monkeypatch.setattr("remote_server.client.lease.GROUP_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.shm.lease.GROUP_BYTES", BLOCK_BYTES)
 
 
 def test_lookups_are_sent_in_the_middle_of_a_get(
     near, shared, points, make_client, monkeypatch, one_by_one
 ):
     """A turn copies a bounded number of bytes."""
-    monkeypatch.setattr("remote_server.client.shm_gets.TURN_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.client.shm.get.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
     asked, sent, copies = threading.Event(), [], count(1)

@@ -6,8 +6,8 @@ import pytest
 from one_by_one import OneByOne
 from wire_peer import key
 
-from remote_server.client import requests
-from remote_server.client.limits import Limits
+from remote_server.client.connection.limits import Limits
+from remote_server.client.requests import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.shm.mapping import Arena
 from remote_server.store.memory_tier import MemoryTier

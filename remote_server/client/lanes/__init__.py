@@ -1,0 +1,1 @@
+"""Puts and gets whose blocks travel on lanes: TCP connections beside ZeroMQ."""

@@ -1,0 +1,1 @@
+"""Admission of connections: handshakes, keys of tenants, and the open connections."""

@@ -1,0 +1,1 @@
+"""Reports of a server to others: its identity, its state, its events, its recordings."""

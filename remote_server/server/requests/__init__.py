@@ -1,0 +1,1 @@
+"""A handler for each type of request."""

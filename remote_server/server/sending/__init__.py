@@ -1,0 +1,1 @@
+"""Outgoing messages, the pins of their blocks, and the queues of connections."""

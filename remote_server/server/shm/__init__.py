@@ -1,0 +1,1 @@
+"""Puts and gets over shared memory, on one host."""

@@ -1,0 +1,1 @@
+"""State machines of puts and gets, which all transports share."""

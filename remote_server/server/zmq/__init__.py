@@ -1,0 +1,1 @@
+"""Puts and gets whose blocks are frames of ZeroMQ messages."""
