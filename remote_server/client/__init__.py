@@ -7,17 +7,11 @@ from remote_server.client.cache_client import (
     Anchors,
     CacheClient,
 )
-from remote_server.client.connection.session import BreakerState
+from remote_server.client.config import ClientConfig
+from remote_server.client.connection.breaker import BreakerState
 from remote_server.client.io_thread import IoThread
 from remote_server.client.remote_client import RemoteClient
-from remote_server.client.results import (
-    ClientConfig,
-    GetOutcome,
-    GetPart,
-    GetResult,
-    GetTimes,
-    PutResult,
-)
+from remote_server.client.results import GetOutcome, GetPart, GetResult, GetTimes, PutResult
 from remote_server.shm.region import SharedRegion
 
 __all__ = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from remote_server.client.connection.session import BreakerState
+from remote_server.client.connection.breaker import BreakerState
 from remote_server.client.results import GetResult, PutResult
 from remote_server.protocol import EngineReport, Found, Hint, StatsReply, Stretch
 

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import zmq
 
 from remote_server.client.connection.poll_set import PollSet
-from remote_server.client.requests.requests import Call, Mailbox
+from remote_server.client.requests.mailbox import Call, Mailbox
 from remote_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)

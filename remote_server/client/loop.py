@@ -14,33 +14,39 @@ memory once a region is registered.
 
 import logging
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from math import inf
 
 from remote_server import protocol
+from remote_server.client.config import ClientConfig
 from remote_server.client.connection.channel import Channel, ClientContext, Request
 from remote_server.client.connection.connection import Connection
 from remote_server.client.connection.poll_set import PollSet
 from remote_server.client.connection.session import Epoch, Session
 from remote_server.client.io_thread import IoThread
-from remote_server.client.lanes.channels import open_lanes
-from remote_server.client.lanes.link import LaneLink
+from remote_server.client.lanes import channels as lanes
 from remote_server.client.requests import requests
 from remote_server.client.requests.control import ControlChannel
-from remote_server.client.requests.requests import Call, Mailbox
-from remote_server.client.results import ClientConfig, LaneState, new_counters
-from remote_server.client.shm.channels import open_shared
-from remote_server.client.zmq.channels import TcpGets, TcpPuts
+from remote_server.client.requests.mailbox import Call, Mailbox
+from remote_server.client.results import LaneState, new_counters
+from remote_server.client.shm import channels as shm
+from remote_server.client.zmq import channels as zmq
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.keys import read_client_keys
 from remote_server.shm.region import RegisteredRegion
 
 logger = logging.getLogger(__name__)
 
-DATA_CHANNELS: tuple[Callable[[ClientContext], Channel], ...] = (TcpGets, TcpPuts)
-"""Opened with the client, after the control channel and before those of lanes; `register` appends
-those of shared memory. A request goes to the last channel that takes it."""
+OpenChannels = Callable[[ClientContext, RegisteredRegion | None], Iterable[Channel]]
+
+TRANSPORTS: tuple[OpenChannels, ...] = (
+    zmq.open_channels,
+    lanes.open_channels,
+    shm.open_channels,
+)
+"""Each opens its channels one by one: with the client, and with each region that is registered. A
+request goes to the last channel that takes it."""
 
 VERIFY_TIMEOUT_S = 5.0
 
@@ -77,15 +83,13 @@ class Loop:
         self._use()
         try:
             keys = read_client_keys(config.keys) if config.keys else None
-            self._client_context = client_context = ClientContext(
+            self._client_context = ClientContext(
                 config, self.session, self.counters, clock, io_thread.zmq_context, self.poll_set,
                 keys, self._on_reply, self._verify,
             )  # fmt: skip
-            self._control = ControlChannel(client_context)
+            self._control = ControlChannel(self._client_context)
             self._use(self._control)
-            for open_one in DATA_CHANNELS:
-                self._use(*self.channels, open_one(client_context))
-            self._use(*self.channels, *open_lanes(client_context))
+            self._open_channels(None)
         except BaseException:
             for channel in self.channels:
                 channel.close()
@@ -93,6 +97,11 @@ class Loop:
             self.poll_set.close()
             raise
         self.poll_set.register(self.mailbox.fileno())
+
+    def _open_channels(self, region: RegisteredRegion | None) -> None:
+        for open_channels in TRANSPORTS:
+            for channel in open_channels(self._client_context, region):
+                self._use(*self.channels, channel)
 
     def _use(self, *channels: Channel) -> None:
         self.channels: tuple[Channel, ...] = channels
@@ -117,8 +126,8 @@ class Loop:
 
     @property
     def lanes(self) -> LaneState:
-        links = (one.lane_state for one in self.channels if isinstance(one, LaneLink))
-        return next(links, LaneState(0, "this client opens none"))
+        known = (channel.lane_state for channel in self.channels)
+        return next(filter(None, known), LaneState(0, "this client opens none"))
 
     @property
     def queued_bytes(self) -> int:
@@ -248,14 +257,12 @@ class Loop:
         if self.mailbox.closed:
             return
         try:
-            shared = open_shared(region, self._client_context)
+            self._open_channels(region)
         except OSError as error:
             logger.warning("%s: no shared memory: %s", self._config.endpoint, error)
         else:
             for one in self.channels:
-                if isinstance(one, LaneLink):
-                    one.rest()
-            self._use(*self.channels, *shared)
+                one.region_registered()
 
     def check(self) -> None:
         """On the I/O thread: assert that the books balance."""

@@ -31,12 +31,14 @@ from typing import TypeVar
 from remote_server import protocol
 from remote_server.allocator import keep_freed_memory
 from remote_server.client.cache_client import Anchors, OneServer
-from remote_server.client.connection.session import BreakerState, Declaration
+from remote_server.client.config import ClientConfig
+from remote_server.client.connection.breaker import BreakerState
+from remote_server.client.connection.session import Declaration
 from remote_server.client.io_thread import IoThread
 from remote_server.client.loop import Loop
 from remote_server.client.requests import requests
-from remote_server.client.requests.requests import Call
-from remote_server.client.results import ClientConfig, GetResult, GetStopwatch, LaneState, PutResult
+from remote_server.client.requests.mailbox import Call
+from remote_server.client.results import GetResult, GetStopwatch, LaneState, PutResult
 from remote_server.client.transfer.get import GetTransfer
 from remote_server.client.transfer.put import PutTransfer
 from remote_server.errors import ConfigError, RemoteProtocolError

@@ -9,7 +9,7 @@ from threading import Event
 import xxhash
 
 from remote_server.client import ClientConfig, GetResult, PutResult
-from remote_server.client.connection.session import BreakerState
+from remote_server.client.connection.breaker import BreakerState
 from remote_server.fleet.fleet import Fleet
 from remote_server.fleet.server_list import WatchedList
 from remote_server.protocol import Found, KeyState, Stretch

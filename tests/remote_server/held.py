@@ -13,8 +13,8 @@ from fake_server import PATIENCE_S
 
 from remote_server.client.shm import channels as shm_channels
 from remote_server.client.shm import get as shm_gets
-from remote_server.client.shm.channels import ShmPuts
 from remote_server.client.shm.lease import Lease
+from remote_server.client.shm.put import ShmPuts
 from remote_server.protocol import MAX_TICKETS
 from remote_server.shm.region import Tickets
 

@@ -1,1 +1,1 @@
-"""The base of every request of a client: a connection, the session with its server, and channels."""
+"""The base of every request: a connection, the session with its server, and channels."""

@@ -12,10 +12,11 @@ from typing import Protocol
 import zmq
 
 from remote_server import protocol
+from remote_server.client.config import ClientConfig
 from remote_server.client.connection.connection import Connection
 from remote_server.client.connection.poll_set import PollSet
 from remote_server.client.connection.session import Declaration, Session
-from remote_server.client.results import ClientConfig, Counters
+from remote_server.client.results import Counters, LaneState
 from remote_server.errors import (
     KVFerryError,
     LocalProtocolError,
@@ -90,7 +91,7 @@ class ClientContext:
 
 class Channel(ABC):
     """Requests of one kind over one transport. The I/O thread alone uses it, except for `ready`,
-    `region_transport` and `queued_bytes`, which any thread may read.
+    `region_transport`, `lane_state` and `queued_bytes`, which any thread may read.
 
     The loop calls in each turn: `offer` for new requests, and for all channels that have something
     to do, `receive`, `notice_changes`, `expire`, `pump`. A request that `offer` has taken ends
@@ -124,6 +125,11 @@ class Channel(ABC):
     def region_transport(self) -> str:
         """Transport of rows in the registered region, if this channel carries them now."""
         return ""
+
+    @property
+    def lane_state(self) -> LaneState | None:
+        """The state of the client's lanes, if they are this channel's. Any thread may read it."""
+        return None
 
     @property
     def wake_at(self) -> float:
@@ -195,6 +201,9 @@ class Channel(ABC):
 
     def step(self) -> None:  # noqa: B027
         """Do a bounded part of the work of `can_step`."""
+
+    def region_registered(self) -> None:  # noqa: B027
+        """A region was registered, and the channels for its rows are open."""
 
     def keep_connection(self, now: float) -> None:
         """Open a connection on demand that is needed, and close one that has been idle for long."""

@@ -35,9 +35,9 @@ from math import inf
 import zmq
 
 from remote_server import protocol
+from remote_server.client.config import ClientConfig
 from remote_server.client.connection.poll_set import PollSet
 from remote_server.client.connection.socket_options import event_of, refusal_of, set_options
-from remote_server.client.results import ClientConfig
 from remote_server.errors import ConfigError, RemoteProtocolError
 from remote_server.keys import ClientKeys
 

@@ -7,7 +7,7 @@ from math import ceil
 import zmq
 
 from remote_server import protocol
-from remote_server.client.results import ClientConfig
+from remote_server.client.config import ClientConfig
 from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
 
 _REFUSALS = {

@@ -82,7 +82,6 @@ class LaneLink(Channel):
 
     @property
     def lane_state(self) -> LaneState:
-        """Any thread may read it."""
         num_open = len(self._lanes)
         return LaneState(num_open, "" if num_open else self._reason)
 
@@ -128,7 +127,7 @@ class LaneLink(Channel):
         self._is_demanded = True
         return bool(self._lanes) and self._connection.connected
 
-    def rest(self) -> None:
+    def region_registered(self) -> None:
         """Lanes are opened for the first transfer that needs them: shared memory may carry all."""
         self._is_eager, self._is_demanded = False, bool(self._lanes)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from remote_server.client.lanes.user import Lane
 from remote_server.client.results import GetOutcome
-from remote_server.client.transfer.get import Batch, GetTransfer
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.get_channel import Batch
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Blocks
 

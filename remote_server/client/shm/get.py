@@ -18,7 +18,8 @@ from remote_server.client.connection.channel import ClientContext
 from remote_server.client.results import GetOutcome
 from remote_server.client.shm.lease import Group, Lease, LeaseBatch, LeaseWindow
 from remote_server.client.shm.link import ShmLink
-from remote_server.client.transfer.get import GetChannel, GetTransfer
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.get_channel import GetChannel
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.native.job import Job
 from remote_server.native.moves import Moves

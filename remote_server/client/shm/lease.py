@@ -7,7 +7,8 @@ from operator import add
 from typing import NamedTuple
 
 from remote_server import protocol
-from remote_server.client.transfer.get import Batch, GetTransfer
+from remote_server.client.transfer.get import GetTransfer
+from remote_server.client.transfer.get_channel import Batch
 from remote_server.errors import RemoteProtocolError
 from remote_server.native.job import Job, Kind
 from remote_server.protocol import Got, Leased

@@ -1,13 +1,16 @@
 """The smallest channel: counts the blocks of its namespace and moves none of them.
 
-One entry in `DATA_CHANNELS` of `remote_server/client/loop.py` adds it to every client.
+One entry in `TRANSPORTS` of `remote_server/client/loop.py` adds it to every client.
 """
+
+from collections.abc import Iterator
 
 from remote_server.client.connection.channel import Channel, ClientContext, Request
 from remote_server.client.results import GetOutcome
 from remote_server.client.transfer.get import GetTransfer
 from remote_server.client.transfer.put import PutTransfer
 from remote_server.errors import KVFerryError
+from remote_server.shm.region import RegisteredRegion
 
 COUNTED = "counted"
 """The namespace whose puts and gets it takes."""
@@ -60,3 +63,10 @@ class CountingChannel(Channel):
 
     def check(self) -> None:
         assert not self._puts, "a put was not counted"
+
+
+def open_channels(
+    client_context: ClientContext, region: RegisteredRegion | None
+) -> Iterator[Channel]:
+    if region is None:
+        yield CountingChannel(client_context)

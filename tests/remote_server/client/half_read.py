@@ -11,8 +11,8 @@ import time
 import zmq
 
 from remote_server import protocol
+from remote_server.client.config import ClientConfig
 from remote_server.client.connection.connection import Connection
-from remote_server.client.results import ClientConfig
 
 FRAMES = 400
 """Of the message: the hundredth receive is inside it."""

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from remote_server.client import ClientConfig
-from remote_server.client.connection.session import ONE_STALL_S, Breaker, BreakerState
+from remote_server.client.connection.breaker import ONE_STALL_S, Breaker, BreakerState
 
 CONFIG = ClientConfig(
     "tcp://127.0.0.1:1", breaker_timeouts=3, breaker_backoff_s=0.25, breaker_longest_backoff_s=1.0

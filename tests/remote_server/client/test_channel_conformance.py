@@ -26,7 +26,7 @@ from client_helpers import (
     wait_for_lanes,
     wake,
 )
-from counting_channel import COUNTED, CountingChannel
+from counting_channel import COUNTED, CountingChannel, open_channels
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from held import Point
 from msgspec.structs import replace
@@ -37,7 +37,8 @@ from remote_server.client import GetOutcome, IoThread, RemoteClient, loop, remot
 from remote_server.client.connection.channel import Channel
 from remote_server.client.shm import get as shm_gets
 from remote_server.client.shm.lease import LeaseWindow
-from remote_server.client.transfer.get import GetChannel, GetState, GetTransfer
+from remote_server.client.transfer.get import GetState, GetTransfer
+from remote_server.client.transfer.get_channel import GetChannel
 from remote_server.client.transfer.put import PutState, PutTransfer
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.protocol import (
@@ -577,10 +578,10 @@ def test_a_put_with_all_replies_ends_once_its_rows_are_released(
 # ── another channel ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_channel_is_one_file_and_one_entry_in_the_list(
+def test_a_transport_is_one_entry_in_the_list(
     fake: FakeServer, make_client, monkeypatch: pytest.MonkeyPatch, breaks_inside
 ):
-    monkeypatch.setattr(loop, "DATA_CHANNELS", (*loop.DATA_CHANNELS, CountingChannel))
+    monkeypatch.setattr(loop, "TRANSPORTS", (*loop.TRANSPORTS, open_channels))
     client = make_client(fake.endpoint)
     (counting,) = [one for one in client._loop.channels if isinstance(one, CountingChannel)]
     keys = [key(number) for number in range(3)]

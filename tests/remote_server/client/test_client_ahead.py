@@ -1,6 +1,6 @@
 """What a get names before it requests it: always the next blocks, each once, so many bytes."""
 
-from remote_server.client.transfer.get_queue import NamedAhead
+from remote_server.client.transfer.get import NamedAhead
 from remote_server.protocol import MAX_AHEAD_KEYS
 
 SIZE = 100

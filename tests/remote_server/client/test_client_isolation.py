@@ -23,7 +23,7 @@ from fake_server import PATIENCE_S, eventually
 from remote_server import protocol
 from remote_server.client import GetOutcome, IoThread
 from remote_server.client.requests import requests
-from remote_server.client.requests.requests import Call, Mailbox
+from remote_server.client.requests.mailbox import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 

@@ -21,7 +21,7 @@ from fake_server import PATIENCE_S, eventually
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, IoThread, RemoteClient
 from remote_server.client.requests.control import ControlChannel
-from remote_server.client.zmq.channels import TcpGets
+from remote_server.client.zmq.get import ZmqGets
 from remote_server.errors import (
     DeadlineExceeded,
     ServerUnavailable,
@@ -211,7 +211,7 @@ def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch, brea
     def fail(*_):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(TcpGets, "offer", fail)
+    monkeypatch.setattr(ZmqGets, "offer", fail)
     got = client.get(NAMESPACE, [key(1)], empty_rows(1)).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import GetOutcome
-from remote_server.client.transfer.get import ABANDON_S
+from remote_server.client.transfer.get_channel import ABANDON_S
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Found, Get, KeyState, Lookup
 from remote_server.values import MiB

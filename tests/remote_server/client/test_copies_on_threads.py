@@ -10,7 +10,7 @@ from memory_server import memory_server
 from mover_helpers import choose
 
 from remote_server.client import RemoteClient
-from remote_server.client.requests.requests import Call
+from remote_server.client.requests.mailbox import Call
 from remote_server.client.shm.link import ShmLink
 from remote_server.native.moves import RUN_HERE_BELOW_BYTES, Moves
 from remote_server.server.server import Server

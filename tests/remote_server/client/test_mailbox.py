@@ -3,7 +3,7 @@
 import os
 import select
 
-from remote_server.client.requests.requests import Call, Mailbox
+from remote_server.client.requests.mailbox import Call, Mailbox
 
 
 def nothing() -> None:

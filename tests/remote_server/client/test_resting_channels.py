@@ -45,10 +45,10 @@ def test_a_lookup_is_the_business_of_the_control_channel_alone(client, turns):
     assert all(number <= MOST_AT_REST for number in turns.values()), turns
 
 
-@pytest.mark.parametrize("kind", ["TcpPuts", "TcpGets"])
+@pytest.mark.parametrize("kind", ["ZmqPuts", "ZmqGets"])
 def test_a_transfer_wakes_its_own_channel_until_it_has_ended(client, turns, kind):
     keys = [key(number) for number in range(3)]
-    if kind == "TcpPuts":
+    if kind == "ZmqPuts":
         assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).created == 3
     else:
         client.get(NAMESPACE, keys, empty_rows(3)).result(PATIENCE_S)
@@ -56,5 +56,5 @@ def test_a_transfer_wakes_its_own_channel_until_it_has_ended(client, turns, kind
     before = turns[kind]
     look_up(client)
     assert turns[kind] - before <= MOST_AT_REST, "it rests again"
-    (other,) = {"TcpPuts", "TcpGets"} - {kind}
+    (other,) = {"ZmqPuts", "ZmqGets"} - {kind}
     assert turns[other] <= MOST_AT_REST, "the other has rested all the time"

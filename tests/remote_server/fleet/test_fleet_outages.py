@@ -7,7 +7,7 @@ from fake_server import eventually
 from fleet_scene import NAMESPACE, PATIENCE_S, ROW_BYTES, Prompt, Scene, all_ready, get, look, put
 
 from remote_server.client import UNANSWERED_LATE
-from remote_server.client.connection.session import BreakerState
+from remote_server.client.connection.breaker import BreakerState
 from remote_server.fleet.fleet import Fleet
 from remote_server.protocol import Found, KeyState
 

@@ -22,7 +22,7 @@ from shared_messages import SharedGet, SharedPut, replaced
 
 from remote_server.client import GetOutcome
 from remote_server.client.shm.lease import SHARE_OF_ARENA
-from remote_server.client.transfer.get import ABANDON_S
+from remote_server.client.transfer.get_channel import ABANDON_S
 from remote_server.protocol import Get, Lookup, Release, Touched, Verify
 
 pytestmark = pytest.mark.real_time
