@@ -12,7 +12,7 @@ import msgspec
 from remote_server.located import Prefix, joined, prefix_of
 from remote_server.prompt_keys import GroupKeys, Recipe, recipe_of
 from remote_server.protocol import MAX_KEYS_PER_MESSAGE, NamespaceStats, read_key
-from remote_server.server.tenant import Tenant
+from remote_server.server.tenant.tenant import Tenant
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, parts
 
 MAX_TOKENS = 1 << 20

@@ -25,9 +25,9 @@ from remote_server.admin.what_if import explained
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.protocol.codec import ascii_json
-from remote_server.server.loop_calls import clear_blocks, drain_to_bucket, drained
 from remote_server.server.reports.snapshot import Snapshot, shown, summary
 from remote_server.server.server import Server
+from remote_server.server.upkeep.loop_calls import clear_blocks, drain_to_bucket, drained
 from remote_server.values import AdminAddress
 
 log = logging.getLogger(__name__)

@@ -30,20 +30,20 @@ from remote_server.server.config import MAP, ServerConfig, TenantConfig, read_te
 from remote_server.server.entrance.auth import Authenticator
 from remote_server.server.entrance.connections import most_handshakes
 from remote_server.server.entrance.tenant_keys import TenantKeys
-from remote_server.server.intake import Flooded, Intake, make_router
+from remote_server.server.intake.intake import Flooded, Intake, make_router
+from remote_server.server.intake.serving import Serving
 from remote_server.server.lanes.lanes import ServerLanes
 from remote_server.server.lanes.offer import lane_files, offer_lanes
-from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
-from remote_server.server.private_memory import PrivateMemory
 from remote_server.server.reports.identity import fleets_of, server_version
 from remote_server.server.reports.kv_events import Feed
 from remote_server.server.reports.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.sending.outgoing import Allowances
-from remote_server.server.serving import Serving
 from remote_server.server.shm.endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm.leases import Leases
-from remote_server.server.tenant import Tenant
+from remote_server.server.tenant.tenant import Tenant
 from remote_server.server.transfer.copier import Copier
+from remote_server.server.upkeep.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
+from remote_server.server.upkeep.private_memory import PrivateMemory
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
 from remote_server.store.bucket.opening import BUCKET_FILES, SharedBucket
 from remote_server.store.disk.pool import Threads

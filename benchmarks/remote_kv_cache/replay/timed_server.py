@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remote_server.cli.__main__ import run
-from remote_server.server import tenant
+from remote_server.server.tenant import tenant
 from remote_server.store.eviction.learner import Learner
 
 SECONDS = struct.Struct("<d")

@@ -15,7 +15,7 @@ from remote_server.cli.__main__ import main
 from remote_server.cli.exit_status import NoServer
 from remote_server.errors import KVFerryError
 from remote_server.protocol import Stretch
-from remote_server.server.loop_calls import drain_to_bucket, drained
+from remote_server.server.upkeep.loop_calls import drain_to_bucket, drained
 from remote_server.store.bucket import drain as drain_module
 from remote_server.store.bucket.objects import BucketError, Failure
 

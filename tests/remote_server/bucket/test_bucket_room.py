@@ -12,7 +12,7 @@ from fake_server import eventually
 from wire_peer import Peer, key
 
 from remote_server.protocol import Stretch, Verify
-from remote_server.server import private_memory
+from remote_server.server.upkeep import private_memory
 from remote_server.store.bucket.opening import NUM_THREADS
 from remote_server.store.bucket.room import Room
 

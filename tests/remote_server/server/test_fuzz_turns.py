@@ -10,9 +10,9 @@ from test_fuzz_server import Conversation, converse, scripts
 
 from remote_server import turns
 from remote_server.protocol import Got
-from remote_server.server import serving
+from remote_server.server.intake import serving
+from remote_server.server.intake.serving import Serving
 from remote_server.server.sending import outgoing
-from remote_server.server.serving import Serving
 from remote_server.server.transfer import copier, get, put
 from remote_server.store import gets
 

@@ -14,7 +14,7 @@ from wire_peer import HandPeer, block
 
 from remote_server import protocol
 from remote_server.protocol import Blocks, Found, Got, Lookup, Stats, StatsReply
-from remote_server.server.intake import HEARTBEAT_INTERVAL_MS
+from remote_server.server.intake.intake import HEARTBEAT_INTERVAL_MS
 
 pytestmark = pytest.mark.real_time
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from wire_peer import BLOCK_BYTES
 
-from remote_server.server import loop_calls
 from remote_server.server.config import ServerConfig
 from remote_server.server.sending import send_queue
 from remote_server.server.sending.outgoing import OutgoingMessage
 from remote_server.server.sending.send_queue import SendQueues, Sent
 from remote_server.server.server import Server
+from remote_server.server.upkeep import loop_calls
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
 from remote_server.values import MiB

@@ -20,10 +20,11 @@ from remote_server import protocol
 from remote_server.cli.__main__ import main
 from remote_server.errors import ConfigError, ServerFailed
 from remote_server.protocol import Error, Lookup
-from remote_server.server import intake, private_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.entrance import penalties
+from remote_server.server.intake import intake
 from remote_server.server.server import Server
+from remote_server.server.upkeep import private_memory
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

@@ -6,7 +6,7 @@ from memory_server import memory_server
 from wire_peer import Peer, block, key
 
 from remote_server.protocol import Blocks, Found, KeyState, Lookup
-from remote_server.server import intake
+from remote_server.server.intake import intake
 from remote_server.server.sending import outgoing
 from remote_server.server.sending import send_queue as outbox_module
 from remote_server.server.transfer import copier as copier_module

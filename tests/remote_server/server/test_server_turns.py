@@ -18,12 +18,12 @@ from wire_peer import Peer, key
 
 from remote_server import protocol, turns
 from remote_server.protocol import Error, Get, Keep, Lookup, Put, Stats, Stretch, Touch, Verify
-from remote_server.server import serving
 from remote_server.server.config import ServerConfig
+from remote_server.server.intake import serving
+from remote_server.server.intake.serving import Serving
 from remote_server.server.sending import outgoing
 from remote_server.server.sending.outgoing import OutgoingMessage
 from remote_server.server.server import Server
-from remote_server.server.serving import Serving
 from remote_server.server.transfer import copier, get, put
 from remote_server.store import gets
 from remote_server.store.bucket import writer

@@ -16,9 +16,9 @@ from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
-from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
-from remote_server.server.tenant import namespaces_named
+from remote_server.server.tenant.tenant import namespaces_named
+from remote_server.server.upkeep.loop_calls import clear_blocks
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

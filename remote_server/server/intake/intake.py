@@ -14,10 +14,10 @@ from remote_server.errors import ConfigError, RequestRefused, ServerFailed
 from remote_server.process_limits import backlog
 from remote_server.protocol import ErrorCode
 from remote_server.server.entrance.auth import Authenticator
+from remote_server.server.intake.serving import Serving
 from remote_server.server.lanes.lanes import ServerLanes
 from remote_server.server.sending.send_queue import SEND_HIGH_WATER_MARK
-from remote_server.server.serving import Serving
-from remote_server.server.tenant import Tenant
+from remote_server.server.tenant.tenant import Tenant
 
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE

@@ -11,7 +11,7 @@ from time import monotonic
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
-from remote_server.server.tenant import Tenant
+from remote_server.server.tenant.tenant import Tenant
 from remote_server.turns import Steps, Turns
 from remote_server.values import MiB, format_bytes
 

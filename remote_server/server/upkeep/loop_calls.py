@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
-from remote_server.server.tenant import Tenant, namespaces_named
+from remote_server.server.tenant.tenant import Tenant, namespaces_named
 from remote_server.store.bucket.drain import Drained, together
 from remote_server.store.fetches import Purpose
 from remote_server.store.slabs import Block

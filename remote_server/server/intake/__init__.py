@@ -1,0 +1,1 @@
+"""Incoming messages, and the queue of requests."""

@@ -1,0 +1,1 @@
+"""A tenant's part of the server."""

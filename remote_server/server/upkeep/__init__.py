@@ -1,0 +1,1 @@
+"""Work of the server's loop between requests."""
