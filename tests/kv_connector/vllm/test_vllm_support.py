@@ -17,7 +17,7 @@ from kv_connector.vllm.names import NAMES, OPTIONAL
 from kv_connector.vllm.support import judge, missing_names
 from remote_server.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "kv_connector").rglob("*.py"))
 LISTS = {
     file.stem.partition("_")[2]: json.loads(file.read_text())
