@@ -1,16 +1,15 @@
-"""Fixtures that several files use."""
+"""Fixtures that several rooms use."""
 
 import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from canary_host import make_host, server
 from laid_out_worker import make_worker
 from modelless_engine import make
 from real_connector import hybrid
 from scripted_client import Clock, Engine
 
-__all__ = ["hybrid", "make", "make_host", "make_worker", "server"]
+__all__ = ["hybrid", "make", "make_worker"]
 
 
 @pytest.fixture
