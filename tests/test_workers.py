@@ -26,8 +26,8 @@ def test_a_file_has_one_worker_and_all_engines_have_one_which_begins_with_them(
     pytester.makeconftest(
         f"import sys; sys.path.insert(0, {str(tests)!r})\npytest_plugins = ['workers']\n"
     )
-    (pytester.path / "engine").mkdir()
-    for name in ("test_a.py", "test_b.py", "engine/test_c.py", "test_engine_d.py"):
+    (pytester.path / "tests/engine").mkdir(parents=True)
+    for name in ("test_a.py", "test_b.py", "tests/engine/test_c.py", "test_engine_d.py"):
         text = MARKED + WORKER if "engine" in name else WORKER
         (pytester.path / name).write_text(text)
     result = pytester.runpytest_subprocess("-n2")

@@ -39,7 +39,7 @@ def _without_engine(item: pytest.Item) -> bool:
     return item.get_closest_marker("engine") is None
 
 
-TOGETHER = ("tests/deployment/", "tests/benchmarks/test_workload_")
+TOGETHER = ("tests/deployment/", "tests/benchmarks/storage_workload/")
 """Beginnings of paths: files that share a wheel, and files that share a run of the workload."""
 
 
@@ -55,4 +55,4 @@ class ByFile(LoadScopeScheduling):
 
 def _starts_engines(path: str) -> bool:
     """By the path alone: the process that schedules has only the names of tests."""
-    return Path(path).parent.name == "engine" or Path(path).name.startswith("test_engine_")
+    return path.startswith("tests/engine/") or Path(path).name.startswith("test_engine_")

@@ -1,7 +1,7 @@
 """Hints that a real engine's requests bring reach what its server learns.
 
-What they are worth there is judged in `tests/benchmarks/test_hinted.py`, and over the wire in
-`tests/benchmarks/test_eviction_judged.py`.
+What they are worth there is judged in `tests/benchmarks/remote_kv_cache/replay/test_hinted.py`,
+and over the wire in `test_eviction_judged.py` beside it.
 """
 
 from cluster import BLOCK, PATIENCE_S, Cluster, Engine, declared
