@@ -1,4 +1,8 @@
-"""What tests of both packages share."""
+"""What tests of both packages share.
+
+A helper is in the folder of its tests, or in the lowest folder above all of them that has a
+`conftest.py`: pytest puts that folder on the path.
+"""
 
 import gc
 import os
