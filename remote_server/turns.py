@@ -377,3 +377,12 @@ class Guard:
         self._count(part, error)
         if self._in_a_row[part] >= MANY_FAILURES:
             self._sleep(PAUSE_S)
+
+
+InState = dict[str, int]
+"""How many transfers of one kind are in each state now, by the state's name."""
+
+
+def none_in(states: Iterable[StrEnum]) -> InState:
+    """The count of each of `states` at the start."""
+    return {state.value: 0 for state in states}

@@ -105,9 +105,9 @@ class BucketServer(Server):
     def start(self) -> None:
         super().start()
         (tenant,) = self.tenants.values()
-        assert tenant.bucket is not None
+        assert tenant.storage.bucket is not None
         handlers = tenant.handlers
-        self._gets = BucketGets(handlers.handle, tenant.store.memory, tenant.bucket.tier)
+        self._gets = BucketGets(handlers.handle, tenant.store.memory, tenant.storage.bucket.tier)
         handlers.handle = self._gets.handle  # type: ignore[method-assign]
 
     def _patience_ms(self, more_to_do: bool) -> int:

@@ -25,7 +25,7 @@ from remote_server import protocol
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import RemoteProtocolError
 from remote_server.server.config import ServerConfig
-from remote_server.server.sending.outgoing import RequestTimes
+from remote_server.server.sending.times import RequestTimes
 from remote_server.server.server import Server
 from remote_server.turns import Steps, to_end
 from remote_server.values import parse_bytes

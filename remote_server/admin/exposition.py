@@ -18,8 +18,8 @@ from remote_server.admin.bucket_families import bucket_families
 from remote_server.admin.eviction_families import eviction_families
 from remote_server.admin.what_if_families import what_if_families
 from remote_server.protocol import NamespaceStats, TierShare
+from remote_server.server.meters import MAX_NAMESPACES, OTHER, Traffic
 from remote_server.server.reports.snapshot import Snapshot
-from remote_server.server.requests.metrics import MAX_NAMESPACES, OTHER, Traffic
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -34,12 +34,14 @@ from remote_server.server.intake.intake import Flooded, Intake, make_router
 from remote_server.server.intake.serving import Serving
 from remote_server.server.lanes.lanes import ServerLanes
 from remote_server.server.lanes.offer import lane_files, offer_lanes
+from remote_server.server.loop_context import LoopContext
 from remote_server.server.reports.identity import fleets_of, server_version
 from remote_server.server.reports.kv_events import Feed
 from remote_server.server.reports.snapshot import Snapshot, gather, tiers_of
-from remote_server.server.sending.outgoing import Allowances
+from remote_server.server.sending.bounds import Allowances
 from remote_server.server.shm.endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm.leases import Leases
+from remote_server.server.tenant.context import ServerContext
 from remote_server.server.tenant.tenant import Tenant
 from remote_server.server.transfer.copier import Copier
 from remote_server.server.upkeep.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
@@ -126,37 +128,42 @@ class Server:
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._wakeup = Wakeup()
+        self._poller = zmq.Poller()
+        loop = LoopContext(self._poller, self._clock, self._guard, self._wakeup.wake)
+        self._connections_at = self._checks_at = self._clock()
+
+        # What moves bytes, on the loop and beside it
         self.copier = Copier(self._guard)
         self._moves = Moves()
-        self._bells = self._wakeup.wakeup.fileno(), self._moves.fileno()
-        self._connections_at = self._checks_at = self._clock()
         self._disk_threads = Threads()
         self._population: Population | None = None
-        self.feed: Feed | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._private_memory = PrivateMemory(self._clock())
-        self._serving = Serving(len(tenants))
-        router = make_router(self._context, self.config.bind)
-        self._poller = zmq.Poller()
+        self._bells = self._wakeup.wakeup.fileno(), self._moves.fileno()
         for bell in self._bells:
             self._poller.register(bell, zmq.POLLIN)
+
+        self._private_memory = PrivateMemory(self._clock())
         self._held = Allowances()
+        self._serving = Serving(len(tenants))
+        self.feed: Feed | None = None
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            auth = self._auth = self._make_auth(router, [config.name for config in tenants])
-            self.lanes = ServerLanes(self._poller, self._clock, auth.connections, self._guard)
+            # A connection, a tenant's requests, and the messages that come
+            router = make_router(self._context, self.config.bind)
+            self._auth = self._make_auth(router, loop, [config.name for config in tenants])
+            self.lanes = ServerLanes(loop, self._auth.connections)
+            server = ServerContext(
+                self.config, loop, router, self._held, self.copier, self._moves, self.lanes,
+                self._disk_threads, self._bucket,
+            )  # fmt: skip
             for config in tenants:
                 self.tenants[config.name] = Tenant(
-                    config, self.config, router, self._poller, self.copier, self._moves,
-                    self._wakeup.wake, self._clock, self._server_counters(config), self._guard,
-                    self._disk_threads, self._bucket, self._held, self._serving.go_on_later,
-                    self.lanes,
-                )  # fmt: skip
+                    config, server, self._server_counters(config), self._serving.go_on_later
+                )
             self._intake = Intake(
-                self._context, router, self._poller, self._auth, self.tenants, self._serving,
-                self.lanes, self._clock,
-            )  # fmt: skip
+                self._context, router, loop, self._auth, self.tenants, self._serving, self.lanes
+            )
             self._intake.bind(self.config.bind)
             if self.config.events:
                 self.feed = self._open_feed()
@@ -173,7 +180,7 @@ class Server:
             self._wakeup.close()
             raise
         if self.config.populate:
-            self._population = Population([each.arena for each in self.tenants.values()])
+            self._population = Population([each.storage.arena for each in self.tenants.values()])
         self.loop_calls = LoopCalls(self._wakeup.wake)
         self.prefetches = Prefetches(self.tenants, self._guard, self._wakeup.wake)
         self._upkeep = Upkeep(self.tenants, self._clock())
@@ -276,11 +283,11 @@ class Server:
         return Snapshot(
             **rest,
             server=server_version(),
-            name=first.handlers.identity.name,
-            mover=first.handlers.identity.mover,
+            name=first.identity.name,
+            mover=first.identity.mover,
             lanes=str(self.lanes),
             num_lanes=self.lanes.num_open,
-            fleets=fleets_of([one.handlers.identity for one in tenants]),
+            fleets=fleets_of([one.identity for one in tenants]),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
             uptime_s=first.store.uptime_s,
@@ -342,19 +349,21 @@ class Server:
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
-    def _make_auth(self, router: "zmq.Socket[bytes]", tenants: list[str]) -> Authenticator:
+    def _make_auth(
+        self, router: "zmq.Socket[bytes]", loop: LoopContext, tenants: list[str]
+    ) -> Authenticator:
         config = self.config
         return Authenticator(
-            self._context, router, self._poller, self._clock, config.max_connections,
+            self._context, router, loop, config.max_connections,
             read_server_keys(config.keys) if config.keys else None,
-            TenantKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
+            TenantKeys(config.tenants, tenants) if config.tenants else None, tenants,
         )  # fmt: skip
 
     def _open_feed(self) -> Feed:
         config, first = self.config, next(iter(self.tenants.values()))
         sources = {one.full_name(""): one.store.watch() for one in self.tenants.values()}
         feed = Feed(
-            self._context, config.events, first.handlers.identity.name, sources, self._clock,
+            self._context, config.events, first.identity.name, sources, self._clock,
             as_maps=config.events_format == MAP,
         )  # fmt: skip
         self._poller.register(feed.replays, zmq.POLLIN)

@@ -1,10 +1,12 @@
 """The server's handlers without its sockets: messages in, replies out, and every book at hand."""
 
+import logging
 import os
 import select
 import time
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import zmq
 from descriptors import memfd
@@ -12,18 +14,40 @@ from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.native.moves import Moves
-from remote_server.server.requests.metrics import MeteredHandlers, Meters
+from remote_server.plain_text import FewLines
+from remote_server.server.config import TenantConfig
+from remote_server.server.entrance.connections import Connections
+from remote_server.server.entrance.hellos import PeerCheck
+from remote_server.server.lanes.lanes import ServerLanes
+from remote_server.server.lanes.transport import LaneTransport
+from remote_server.server.loop_context import LoopContext
+from remote_server.server.meters import Meters
+from remote_server.server.reports.identity import Identity
+from remote_server.server.reports.recording import Recorder
+from remote_server.server.requests.dispatch import Handlers
+from remote_server.server.requests.transports import Transports
+from remote_server.server.sending.bounds import InFlight
 from remote_server.server.sending.outgoing import OutgoingMessage
+from remote_server.server.sending.replies import Replies
 from remote_server.server.sending.send_queue import SendQueues
 from remote_server.server.shm.fills import Fills
-from remote_server.server.shm.leases import Leases, Regions
+from remote_server.server.shm.leases import Leases
+from remote_server.server.shm.regions import Regions
+from remote_server.server.shm.transport import ShmTransport
+from remote_server.server.transfer import get, put
 from remote_server.server.transfer.copier import Copier
+from remote_server.server.transfer.get import Gets
+from remote_server.server.transfer.hot_keys import HotKeys
+from remote_server.server.transfer.put import Puts
+from remote_server.server.zmq.transport import ZmqTransport
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
-from remote_server.turns import to_end
+from remote_server.turns import Guard, none_in, to_end
+
+log = logging.getLogger(__name__)
 
 MEMORY = 256 << 10  # 16 slabs of 16 KiB
 REGION_BYTES = 64 << 10
@@ -79,12 +103,33 @@ class HandlerBench:
         self.send_queues = Posted(self.router, self.tier.unpin_all)
         self.leases = Leases(self.tier.unpin_all, self.clock)
         self.moves = Moves(1)
-        self.puts = Fills(self.moves)
-        self.regions = Regions(self.store.counters, self.leases, self.puts, self.arena)
+        self.fills = Fills(self.moves)
+        self.regions = Regions(self.store.counters, self.leases, self.fills, self.arena)
         self.meters = Meters(self.store.namespaces.known.__contains__, self.clock)
-        self.handlers = MeteredHandlers(
-            self.meters, self.store, self.copier, self.send_queues, self.regions, "socket",
-            name="cache-1",
+        guard = Guard(self.clock)
+        self.replies = Replies(self.store, self.send_queues, self.meters, guard)
+        self.identity = Identity(
+            "cache-1", self.store, self.clock, lambda: self.handlers.draining,
+            self.store.all_counters, lambda: None,
+        )  # fmt: skip
+        in_flight = InFlight(self.tier, 0)
+        self.puts = Puts(self.store, self.replies, none_in(put.UNENDED), self.identity.load)
+        self.gets = Gets(
+            self.store, self.send_queues, in_flight, self.replies, none_in(get.UNENDED),
+            HotKeys(self.clock, self.store.tier_stack.explain),
+        )  # fmt: skip
+        loop = LoopContext(zmq.Poller(), self.clock, guard, lambda: None)
+        lanes = ServerLanes(loop, Connections(0, [""]))
+        local = SimpleNamespace(name="socket", secret=b"")
+        self.transports = Transports(
+            LaneTransport(self.puts, self.gets, self.copier, lanes, ""),
+            ShmTransport(self.puts, self.gets, self.regions, local),
+            ZmqTransport(self.puts, self.gets, self.copier, ""),
+        )
+        peers = PeerCheck(FewLines(log, self.clock), "cache-1", in_flight.per_client)
+        self.handlers = Handlers(
+            TenantConfig(name="", memory=MEMORY), self.store, self.replies, self.transports,
+            self.identity, peers, Recorder(self.clock),
         )  # fmt: skip
         self.region: Region | None = None
 
@@ -94,7 +139,7 @@ class HandlerBench:
     def copy_on_threads(self) -> None:
         """From now on threads copy from regions, however few bytes there are."""
         self.moves.close()
-        self.moves = self.puts.moves = Moves(1, run_here_below_bytes=0)
+        self.moves = self.fills.moves = Moves(1, run_here_below_bytes=0)
 
     def handle(self, client: bytes, frames: Sequence[bytes]) -> None:
         steps = self.handlers.handle(client, [memoryview(frame) for frame in frames])
@@ -136,9 +181,9 @@ class HandlerBench:
         while self.copier.busy:
             assert time.monotonic() < deadline, "a copy never ends"
             self.copier.copy_some()
-        while self.puts.busy:
+        while self.fills.busy:
             assert time.monotonic() < deadline, "a put is never full"
-            if not self.puts.fill_some() and self.puts.busy:
+            if not self.fills.fill_some() and self.fills.busy:
                 select.select([self.moves], [], [], PATIENCE_S)
                 self.moves.finish()
         while self.send_queues.send_some():
@@ -173,6 +218,6 @@ class HandlerBench:
             self.tier.stats(),
             counters,
             len(self.leases),
-            self.puts.num_waiting,
+            self.fills.num_waiting,
             [*self.store.namespaces.known],
         )

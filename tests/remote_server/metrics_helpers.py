@@ -11,10 +11,10 @@ from remote_server.protocol import (
     TierStats,
     WhatIf,
 )
+from remote_server.server.meters import Traffic
 from remote_server.server.reports.bucket_calls import KINDS
 from remote_server.server.reports.snapshot import Held, Queues, Recovery, Snapshot
-from remote_server.server.requests.metrics import Traffic
-from remote_server.server.sending.outgoing import HeldByOne
+from remote_server.server.sending.bounds import HeldByOne
 from remote_server.store.bucket.tier import COUNTERS as BUCKET_COUNTERS
 from remote_server.store.bucket.writer import COUNTERS as OF_PACKS
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remote_server.cli.__main__ import run
-from remote_server.server.tenant import tenant
+from remote_server.server.tenant import storage
 from remote_server.store.eviction.learner import Learner
 
 SECONDS = struct.Struct("<d")
@@ -26,7 +26,7 @@ def clock_of(path: Path) -> Callable[[], float]:
 def main() -> int:
     """The first argument is the file; the others are those of a server."""
     clock = clock_of(Path(sys.argv[1]))
-    vars(tenant)["Learner"] = lambda _: Learner(clock)
+    vars(storage)["Learner"] = lambda _: Learner(clock)
     return run("serve", sys.argv[2:], "timed server")
 
 

@@ -9,23 +9,20 @@ frame, whatever the peer sends.
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NoReturn
 
 import zmq
 from zmq.utils import z85
 
-from remote_server import protocol
-from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
-from remote_server.plain_text import FewLines, plain
+from remote_server.plain_text import FewLines
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
-from remote_server.protocol import MAX_FRAME_BYTES, ErrorCode, Hello
+from remote_server.protocol import MAX_FRAME_BYTES
 from remote_server.server.entrance.connections import ENDED_CURVE, ENDED_PLAIN, Connections
 from remote_server.server.entrance.penalties import Penalties
 from remote_server.server.entrance.tenant_keys import TenantKeys
-from remote_server.turns import Guard
+from remote_server.server.loop_context import LoopContext
 
 log = logging.getLogger(__name__)
 
@@ -72,19 +69,17 @@ class Authenticator:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         router: "zmq.Socket[bytes]",
-        poller: zmq.Poller,
-        clock: Callable[[], float],
+        loop_context: LoopContext,
         max_connections: int,
         server_keys: ServerKeys | None,
         known: TenantKeys | None,
-        guard: Guard | None = None,
         tenants: Sequence[str] = ("",),
     ) -> None:
         """Must be created before `router` is bound. Without keys it admits every peer it has room
         for."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._guard = guard or Guard()
-        self._clock = clock
+        self._guard = loop_context.guard
+        self._clock = clock = loop_context.clock
         self._max_connections = max_connections
         self._context = context
         ended = ENDED_PLAIN if server_keys is None else ENDED_CURVE
@@ -99,7 +94,7 @@ class Authenticator:
         self._succeeded_at = 0.0
         self._known = known
         self._server_keys = server_keys
-        self._poller = poller
+        self._poller = loop_context.poller
         self.opened = 0
         """Connections accepted since the start, refused ones included."""
         self._reload_at = self._open_at = clock()
@@ -109,7 +104,7 @@ class Authenticator:
         self._asked: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._asked.linger = 0
         self._asked.bind(_ENDPOINT)
-        poller.register(self._asked, zmq.POLLIN)
+        self._poller.register(self._asked, zmq.POLLIN)
         self.watch(router)
 
     def watch(self, router: "zmq.Socket[bytes]") -> None:
@@ -351,61 +346,3 @@ class Authenticator:
     def _log_refusal(self, reason: str) -> None:
         """Log at a bounded rate: a peer that connects in a loop must not fill the log."""
         self._lines.say(logging.WARNING, "refused a connection: %s (all are counted)", reason)
-
-
-# `doctor` compares about twenty fields; no engine needs more than this.
-MAX_FINGERPRINT_FIELDS = 64
-
-
-MAX_LOGGED = 256  # names of clients that are logged once
-
-
-class PeerCheck:
-    """Refuses clients of another protocol, and those that take this server for another one, each
-    logged once by its name: it repeats its hello, and may connect again."""
-
-    def __init__(self, lines: FewLines, name: str) -> None:
-        """`name` is the server's."""
-        self._lines = lines
-        self._name = name
-        self._logged: set[tuple[str, ErrorCode]] = set()
-
-    def check(self, request: Hello) -> None:
-        """Raise `RequestRefused` for such a client."""
-        if request.protocol != protocol.PROTOCOL_VERSION:
-            why = protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
-            self._refuse(request.client, ErrorCode.UNSUPPORTED_PROTOCOL, why)
-        if request.server not in ("", self._name):
-            why = protocol.wrong_server(self._name, request.server)
-            self._refuse(request.client, ErrorCode.WRONG_SERVER, why)
-
-    def _refuse(self, client: str, code: ErrorCode, why: str) -> NoReturn:
-        if (client, code) not in self._logged:
-            if len(self._logged) == MAX_LOGGED:
-                self._logged.clear()
-            self._logged.add((client, code))
-            name = plain(client) or "a client without a name"
-            self._lines.say(logging.WARNING, "refused %s: %s", name, why)
-        raise RequestRefused(code, why)
-
-
-def check_hello(request: Hello, most_in_flight: int) -> None:
-    """Raise `RequestRefused` when such a client cannot be served. `most_in_flight` bytes may be in
-    flight for it."""
-    if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
-        raise RequestRefused(
-            ErrorCode.BAD_REQUEST,
-            f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
-        )
-    try:
-        protocol.check_names(request.namespace, request.client, request.fingerprint)
-        if (report := request.report) is not None:
-            protocol.check_report(report.software, report.reused)
-    except RemoteProtocolError as error:
-        raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
-    if request.block_bytes > most_in_flight:
-        raise RequestRefused(
-            ErrorCode.TOO_LARGE,
-            f"a block of {request.block_bytes} bytes is more than --max-inflight allows one "
-            f"client, {most_in_flight}",
-        )

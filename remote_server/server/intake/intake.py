@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import zmq
@@ -16,6 +16,7 @@ from remote_server.protocol import ErrorCode
 from remote_server.server.entrance.auth import Authenticator
 from remote_server.server.intake.serving import Serving
 from remote_server.server.lanes.lanes import ServerLanes
+from remote_server.server.loop_context import LoopContext
 from remote_server.server.sending.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.tenant.tenant import Tenant
 
@@ -122,26 +123,25 @@ class Intake:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         router: "zmq.Socket[bytes]",
-        poller: zmq.Poller,
+        loop_context: LoopContext,
         auth: Authenticator,
         tenants: Mapping[str, Tenant],
         serving: Serving,
         lanes: ServerLanes,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The caller closes `router`. `tenants` are by name."""
         self.router = router
         self.endpoint = ""
         self._context = context
-        self._poller = poller
+        self._poller = loop_context.poller
         self._auth = auth
         self._tenants = tenants
         self._serving = serving
         self._lanes = lanes
-        self._clock = clock
+        self._clock = loop_context.clock
         self._num_discarded = 0
         """Frames of the message that is being dropped; 0: none is."""
-        poller.register(router, zmq.POLLIN)
+        self._poller.register(router, zmq.POLLIN)
 
     def bind(self, address: str) -> None:
         """Bind `address`. Raises `ConfigError`."""

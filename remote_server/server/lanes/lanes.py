@@ -11,7 +11,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from time import monotonic
 
 import zmq
 
@@ -23,7 +22,7 @@ from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_LANES, ErrorCode, L
 from remote_server.server.entrance.connections import Connections
 from remote_server.server.lanes.listener import COUNTERS as OF_LISTENER
 from remote_server.server.lanes.listener import LaneListener, Ticket
-from remote_server.turns import Guard
+from remote_server.server.loop_context import LoopContext
 from remote_server.values import LanesAddress, MiB
 
 log = logging.getLogger(__name__)
@@ -169,29 +168,24 @@ class ServerLanes:
     Without `begin` it offers none.
     """
 
-    def __init__(
-        self,
-        poller: zmq.Poller,
-        clock: Callable[[], float],
-        connections: Connections,
-        guard: Guard | None = None,
-    ) -> None:
+    def __init__(self, loop_context: LoopContext, connections: Connections) -> None:
         """Lanes take places among the `connections` of their tenant."""
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.why_none = "off"
         """Why no lanes are offered; empty when they are."""
         self.listener: LaneListener | None = None
-        self._poller = poller
-        self._clock = clock
+        self._loop_context = loop_context
+        self._poller = loop_context.poller
+        self._clock = loop_context.clock
+        self._guard = loop_context.guard
         self.connections = connections
-        self._guard = guard or Guard()
         self._engine: Lanes | None = None
         self.bell = -1
         """Readable when `reap` has work; no descriptor without lanes."""
         self._clients: dict[bytes, _Client] = {}
         self._by_id: dict[int, Lane] = {}
         self._ends: dict[LaneJob, tuple[Lane, OnEnd]] = {}
-        self._check_at = clock()
+        self._check_at = self._clock()
         self._host = ""
         self._pin = b""
 
@@ -206,8 +200,8 @@ class ServerLanes:
         connect to `host`; when it is empty, to the host of their ZeroMQ connection. With a
         `certificate` lanes are encrypted. Raises `ConfigError` and `TlsFailed`."""
         self.listener = LaneListener(
-            self._poller, address, self._clock, self._opened, self._lapsed, self.counters,
-            self._guard, None if certificate is None else make_tls_context(certificate),
+            self._loop_context, address, self._opened, self._lapsed, self.counters,
+            None if certificate is None else make_tls_context(certificate),
         )  # fmt: skip
         self.connections.displace = self.listener.displace
         self._pin = b"" if certificate is None else certificate.pin
@@ -410,8 +404,3 @@ class ServerLanes:
         if is_new:
             first = lane.receiving[0]
             lane.receive_by = self._clock() + STALL_S + first.num_bytes / LEAST_RATE
-
-
-def no_lanes() -> ServerLanes:
-    """Of a server that offers none."""
-    return ServerLanes(zmq.Poller(), monotonic, Connections(0, [""]))

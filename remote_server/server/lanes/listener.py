@@ -22,7 +22,7 @@ from remote_server.errors import ConfigError, TlsFailed
 from remote_server.native import TlsConnection, TlsContext
 from remote_server.plain_text import FewLines
 from remote_server.protocol import LANE_TOKEN_BYTES, LANE_TOKEN_S
-from remote_server.turns import Guard
+from remote_server.server.loop_context import LoopContext
 from remote_server.values import LanesAddress
 
 log = logging.getLogger(__name__)
@@ -89,13 +89,11 @@ class LaneListener:
 
     def __init__(
         self,
-        poller: zmq.Poller,
+        loop_context: LoopContext,
         address: LanesAddress,
-        clock: Callable[[], float],
         opened: Callable[[Ticket, socket.socket | TlsConnection], bool],
         lapsed: Callable[[Ticket], None],
         counters: dict[str, int],
-        guard: Guard | None = None,
         tls: TlsContext | None = None,
     ) -> None:
         """Listen at `address` from now on. Raises `ConfigError`.
@@ -106,18 +104,18 @@ class LaneListener:
         """
         self._tls = tls
         self._counters = counters
-        self._poller = poller
-        self._clock = clock
+        self._poller = loop_context.poller
+        self._clock = loop_context.clock
         self._opened, self._lapsed = opened, lapsed
-        self._guard = guard or Guard()
-        self._lines = FewLines(log, clock)
+        self._guard = loop_context.guard
+        self._lines = FewLines(log, self._clock)
         self._tickets: dict[bytes, Ticket] = {}  # the oldest first
         self._pending: dict[int, _Pending] = {}  # by descriptor, the oldest first
         self._accept_again_at = 0.0
         self._listener = _listen(address)
         self._number = self._listener.fileno()
         self._listening = True
-        poller.register(self._number, zmq.POLLIN)
+        self._poller.register(self._number, zmq.POLLIN)
         self.address = address._replace(port=self._listener.getsockname()[1])
 
     @property

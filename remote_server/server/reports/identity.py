@@ -15,7 +15,8 @@ from remote_server.protocol import (
     StatsReply,
     Welcome,
 )
-from remote_server.server.sending.outgoing import wall_time_s
+from remote_server.server.sending.times import wall_time_s
+from remote_server.server.shm.endpoint import LocalSocket
 from remote_server.store.eviction.report import eviction_stats
 from remote_server.store.store import Store
 from remote_server.values import wrong_server_name
@@ -47,14 +48,23 @@ class Identity:
     """What one tenant's clients learn of the server, and it of their lists. One thread."""
 
     def __init__(
-        self, store: Store, clock: Callable[[], float], name: str, is_draining: Callable[[], bool]
+        self,
+        name: str,
+        store: Store,
+        clock: Callable[[], float],
+        is_draining: Callable[[], bool],
+        counters: Callable[[], dict[str, int]],
+        bucket: Callable[[], BucketStats | None],
     ) -> None:
+        """`counters` and `bucket` are called for statistics."""
         self.name = name
         self.version = server_version()
         self.mover = what_moves()
         self._store = store
         self._clock = clock
         self._is_draining = is_draining
+        self._counters = counters
+        self._bucket = bucket
         self._lists: dict[bytes, tuple[str, str]] = {}  # by connection: digest, client
         self._engines: dict[bytes, EngineState] = {}  # by connection
         self._measured: ServerLoad | None = None
@@ -96,10 +106,8 @@ class Identity:
             names.setdefault(digest, set()).add(client)
         return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}
 
-    def welcome(
-        self, hello: Hello, local_socket: str, local_secret: bytes, max_lanes: int
-    ) -> Welcome:
-        """The answer to a hello that was accepted."""
+    def welcome(self, hello: Hello, local: LocalSocket | None, max_lanes: int) -> Welcome:
+        """The answer to a hello that was accepted. Its client may attach regions at `local`."""
         return Welcome(
             request_id=hello.request_id,
             epoch=self._store.epoch,
@@ -108,10 +116,10 @@ class Identity:
             max_keys=protocol.MAX_KEYS_PER_MESSAGE,
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES,
-            transports=["tcp", "shm"] if local_socket else ["tcp"],
+            transports=["tcp"] if local is None else ["tcp", "shm"],
             draining=self._is_draining(),
-            local_socket=local_socket,
-            local_secret=local_secret,
+            local_socket="" if local is None else local.name,
+            local_secret=b"" if local is None else local.secret,
             ahead_bytes=self._store.read_ahead.most_bytes,
             name=self.name,
             load=self.load() if hello.fleet else None,
@@ -119,9 +127,7 @@ class Identity:
             packed_keys=True,
         )
 
-    def stats(
-        self, request: Stats, counters: dict[str, int], bucket: BucketStats | None, lanes: str
-    ) -> StatsReply:
+    def stats(self, request: Stats, lanes: str) -> StatsReply:
         """The answer to `request`."""
         store = self._store
         return StatsReply(
@@ -137,8 +143,8 @@ class Identity:
             time_s=wall_time_s(),
             tiers=store.tier_stats(),
             namespaces=store.namespaces.stats(texts=request.fingerprints),
-            counters=counters,
-            bucket=bucket,
+            counters=self._counters(),
+            bucket=self._bucket(),
             eviction=eviction_stats(store.memory.learner),
             what_if=store.what_if(by_namespace=request.fingerprints),
             protocol=protocol.PROTOCOL_VERSION,

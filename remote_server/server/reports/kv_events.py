@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from remote_server.errors import ConfigError
-from remote_server.server.sending.outgoing import wall_time_s
+from remote_server.server.sending.times import wall_time_s
 from remote_server.store.presence import News, Presence
 
 log = logging.getLogger(__name__)

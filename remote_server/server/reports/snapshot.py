@@ -16,9 +16,10 @@ from remote_server.protocol import (
     WhatIf,
 )
 from remote_server.server.config import ServerConfig
+from remote_server.server.meters import Traffic
 from remote_server.server.reports.bucket_calls import all_tenants
-from remote_server.server.requests.metrics import Traffic
-from remote_server.server.sending.outgoing import HeldByOne, InState
+from remote_server.server.sending.bounds import HeldByOne
+from remote_server.turns import InState
 
 MAX_HOLDERS = 8
 

@@ -1,62 +1,31 @@
 """Request dispatch: one handler for each type of request, on the server's loop thread."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from time import monotonic
+from collections.abc import Callable, Sequence
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.plain_text import FewLines
 from remote_server.protocol import Declined, ErrorCode
-from remote_server.server.entrance.auth import PeerCheck, check_hello
-from remote_server.server.lanes.lanes import ServerLanes, no_lanes
-from remote_server.server.lanes.room import LaneRoom
-from remote_server.server.lanes.transfers import LaneBlocks, LaneGet, LanePuts
-from remote_server.server.reports.identity import Identity, default_name
+from remote_server.server.config import TenantConfig
+from remote_server.server.entrance.hellos import PeerCheck
+from remote_server.server.reports.identity import Identity
 from remote_server.server.reports.recording import Recorder
-from remote_server.server.sending.outgoing import (
-    InFlight,
-    OutgoingMessage,
-    RequestTimes,
-    none_in,
-)
-from remote_server.server.sending.send_queue import SendQueues
-from remote_server.server.shm.leases import Regions, SharedGet
-from remote_server.server.transfer import get, put
-from remote_server.server.transfer.copier import Copier, Uncopied, VerifyJob
-from remote_server.server.transfer.get import Gets, StreamedGet, WholeGet
-from remote_server.server.transfer.hot_keys import HotKeys
-from remote_server.server.transfer.put import Put, Puts, Source
-from remote_server.server.transfer.streams import Stream
-from remote_server.server.zmq.put import FramePuts, Frames, Rows, SharedPuts
+from remote_server.server.requests.transports import Transports
+from remote_server.server.sending.replies import Replies
+from remote_server.server.sending.times import RequestTimes
+from remote_server.server.transfer.copier import VerifyJob
 from remote_server.store.gets import KeyStates
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
-from remote_server.turns import Guard, Steps, to_end
-
-log = logging.getLogger(__name__)
+from remote_server.turns import Steps
 
 # Decoding a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
 LARGE_HEADER_BYTES = 64 << 10
 
-MAX_ERROR_CHARS = 500  # it may quote what a peer sent
-
-Later = Callable[[bytes, Steps[None]], None]
-"""Queues the remaining steps of a client's request."""
-
-_ENDED = object()
-
-_BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
-"""No correct client sends these. Correct ones can meet the other refusals."""
-
-
-def _at_once(_: bytes, steps: Steps[None]) -> None:
-    to_end(steps)
+_TRANSFERS = (protocol.Put, protocol.Get)
 
 
 class Handlers:
-    """Answers requests from `store`, through `send_queues`; copies bytes through `copier`.
+    """Answers one tenant's requests from `store`, through `replies`.
 
     Every request but a release is answered exactly once (a get may be followed by its blocks). A
     refused request changes nothing. Neither `handle` nor the steps that it returns raise.
@@ -64,70 +33,25 @@ class Handlers:
 
     def __init__(
         self,
+        config: TenantConfig,
         store: Store,
-        copier: Copier,
-        send_queues: SendQueues,
-        regions: Regions,
-        local_socket: str,
-        local_secret: bytes = b"",
-        *,
-        tenant: str = "",
-        prefixes: tuple[str, ...] = ("",),
-        in_flight: InFlight | None = None,
-        server_counters: Mapping[str, int] = {},
-        later: Later | None = None,
-        clock: Callable[[], float] = monotonic,
-        bucket: Callable[[], protocol.BucketStats | None] = lambda: None,
-        name: str = "",
-        lanes: ServerLanes | None = None,
-        guard: Guard | None = None,
-        recorder: Recorder | None = None,
+        replies: Replies,
+        transports: Transports,
+        identity: Identity,
+        peers: PeerCheck,
+        recorder: Recorder,
     ) -> None:
-        """`local_socket` is the address at which clients that know `local_secret` attach regions;
-        empty when there is none. Clients of `tenant` may use namespaces with one of `prefixes`.
-        `server_counters` are shown beside those of `store`. `later` queues the remaining
-        steps of a request that waited for the disk; without it they run at once. `bucket` is
-        called for the state of the bucket. `name` is the server's. `guard` counts the requests that
-        fail by a fault of the server. `recorder` remembers requests while a client asks for
-        them."""
-        self.recorder = recorder or Recorder(clock)
-        self._guard = guard or Guard()
-        self._bucket = bucket
-        self._clock = clock
-        self._arrived = 0.0
-        self._tenant = tenant
-        self._local_secret = local_secret
-        self._prefixes = prefixes
-        self._server_counters = server_counters
+        self.identity = identity
+        self.transports = transports
         self.draining = False
         self.stores = True
         """False: no put is kept, and lookups find nothing."""
-        self._regions = regions
-        self._local_socket = local_socket
+        self._tenant, self._prefixes = config.name, config.prefixes
         self._store = store
-        self._lanes = lanes or no_lanes()
-        self._copier = copier
-        self._send_queues = send_queues
-        self.identity = Identity(store, clock, name or default_name(), lambda: self.draining)
-        in_flight = in_flight or InFlight(store.memory, 0)
-        self._most_in_flight = in_flight.per_client
-        self._later = later or _at_once
-        self._peers = PeerCheck(FewLines(log, clock), self.identity.name)
-        self.uncopied = Uncopied(store.memory.stats().budget_bytes)
-        self.puts_in_state = none_in(put.UNENDED)
-        load = self.identity.load
-        self._puts = Puts(store, self._reply, self._failed, self.puts_in_state, load)
-        self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
-        self.shared_puts = SharedPuts(store, regions, in_flight)
-        self.coming = Uncopied(store.memory.stats().budget_bytes)
-        """The puts on their way on lanes."""
-        self.lane_room = LaneRoom(store.memory.stats().budget_bytes)
-        self._lane_puts = LanePuts(store, copier, self.coming, self.lane_room, self._lanes, tenant)
-        self.gets_in_state = none_in(get.UNENDED)
-        self._gets = Gets(
-            store, send_queues, regions, in_flight, self._post, self._post_stream,
-            self._go_on_later, self.gets_in_state, HotKeys(clock, store.tier_stack.explain),
-        )  # fmt: skip
+        self._replies = replies
+        self._meters = meters = replies.meters
+        self._peers = peers
+        self.recorder = recorder
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             protocol.Hello: self._hello,
             protocol.Lookup: self._lookup,
@@ -144,12 +68,11 @@ class Handlers:
             protocol.Record: self._record,
         }
 
-    def counters(self) -> dict[str, int]:
-        """All counts since the start, by the names of PROTOCOL.md."""
-        counters = self._store.all_counters()
-        counters["bytes_out"] = self._send_queues.bytes_out
-        counters["clients_gone"] = self._send_queues.clients_gone
-        return counters
+        for kind in self._by_type.keys() - {protocol.Release}:
+            meters.operation(kind)
+        for transport in transports:
+            for kind in _TRANSFERS:
+                meters.operation(kind, transport.suffix)
 
     def handle(
         self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
@@ -161,7 +84,7 @@ class Handlers:
         when the client has gone; then it is not answered. The payload views stay in use until the
         put that they belong to has been copied.
         """
-        self._arrived = self._clock() if arrived is None else arrived
+        self._replies.arrived = self._meters.clock() if arrived is None else arrived
         steps = None
         try:
             steps = self._handle(client, frames)
@@ -174,34 +97,9 @@ class Handlers:
         except Exception as error:
             if steps is None:
                 self.not_begun(client, frames)
-            self._failed(client, self._request_id_of(frames), error)
+            self._replies.failed(client, self._request_id_of(frames), error)
             return None
-        return self._rest_of(client, self._request_id_of(frames), steps)
-
-    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
-        """`steps`, with any exception in them sent as the request's answer."""
-        try:
-            yield from steps
-        except Exception as error:
-            self._failed(client, request_id, error)
-
-    def _failed(self, client: bytes, request_id: int, error: Exception) -> None:
-        """Answer with the error that ended the request."""
-        if isinstance(error, RequestRefused):
-            refusal = error
-        elif isinstance(error, RemoteProtocolError):
-            refusal = RequestRefused(ErrorCode.BAD_MESSAGE, str(error))
-        else:  # one request must never end the server for all others
-            self._guard.request_failed(error)
-            refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-        self._answer_refusal(client, request_id, refusal)
-
-    def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
-        """What a request has waited for is there: run the first of its remaining `steps`, and queue
-        the others."""
-        rest = self._rest_of(client, request_id, steps)
-        if next(rest, _ENDED) is not _ENDED:
-            self._later(client, rest)
+        return self._replies.rest_of(client, self._request_id_of(frames), steps)
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
@@ -234,13 +132,16 @@ class Handlers:
     def _dispatch(
         self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
-        return self._by_type[type(request)](client, request, payload)
+        kind, suffix = type(request), ""
+        if kind in _TRANSFERS:
+            suffix = self.transports.of(request).suffix  # type: ignore[arg-type]
+        self._meters.asked(client, request, suffix, self._replies.arrived)
+        return self._by_type[kind](client, request, payload)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _hello(self, client: bytes, request: protocol.Hello, _: Sequence[memoryview]) -> None:
         self._peers.check(request)
-        check_hello(request, self._most_in_flight)
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
             client=request.client,
@@ -250,7 +151,7 @@ class Handlers:
         self._store.namespaces.declare(request.namespace, info)
         self.identity.met(client, request)
         welcome = self.identity.welcome(
-            request, self._local_socket, self._local_secret, self._lanes.most
+            request, self.transports.shm.local, self.transports.lanes.lanes.most
         )
         self._reply(client, welcome)
 
@@ -312,14 +213,7 @@ class Handlers:
     ) -> Steps[None] | None:
         if self.recorder.recording is not None:
             self.recorder.add("put", request.namespace, request.keys, request.chain)
-        if request.lane:
-            return self._put_on_lane(client, request, payload)
-        source: Source
-        if request.shared is not None:
-            source = Rows(self.shared_puts, request, request.shared)
-        else:
-            source = Frames(self._frame_puts, client, request, payload)
-        return Put(self._puts, client, request, source, declines=self._declines).steps()
+        return self.transports.of(request).put(client, request, payload, self._declines)
 
     @property
     def _declines(self) -> Declined | None:
@@ -327,29 +221,15 @@ class Handlers:
             return Declined.DRAINING
         return None if self.stores else Declined.RECORDED
 
-    def _put_on_lane(
-        self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
-    ) -> Steps[None] | None:
-        """None: it waits for room."""
-        source = LaneBlocks(self._lane_puts, client, request, payload)
-        steps = Put(self._puts, client, request, source, declines=self._declines).steps()
-        waits = source.waits(partial(self._go_on_later, client, request.request_id, steps))
-        return None if waits else steps
-
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
         if self.recorder.recording is not None:
             self.recorder.add("get", request.namespace, request.keys[-1:])
         times = self.times_of(request) if request.timed else None
-        if request.lane:
-            return LaneGet(self._gets, client, request, times, self._lanes).steps()
-        if request.shared is not None:
-            return SharedGet(self._gets, client, request, request.shared).steps()
-        kind = StreamedGet if request.stream else WholeGet
-        return kind(self._gets, client, request, times).steps()
+        return self.transports.of(request).get(client, request, times)
 
     def times_of(self, _request: protocol.Get, /) -> RequestTimes:
         """The stopwatch of a timed get that has just arrived."""
-        return RequestTimes(self._arrived, self._clock)
+        return RequestTimes(self._replies.arrived, self._meters.clock)
 
     def _touch(
         self, client: bytes, request: protocol.Touch, _: Sequence[memoryview]
@@ -370,13 +250,12 @@ class Handlers:
             )
             self._reply(client, verified)
 
-        job = VerifyJob(self._store, request.namespace, request.keys, client, self.uncopied, answer)
-        self._copier.submit(job, client, self._tenant)
+        zmq = self.transports.zmq
+        job = VerifyJob(self._store, request.namespace, request.keys, client, zmq.uncopied, answer)
+        zmq.copier.submit(job, client, self._tenant)
 
     def _stats(self, client: bytes, request: protocol.Stats, _: Sequence[memoryview]) -> None:
-        counters = self.counters() | dict(self._server_counters)
-        stats = self.identity.stats(request, counters, self._bucket(), str(self._lanes))
-        self._reply(client, stats)
+        self._reply(client, self.identity.stats(request, str(self.transports.lanes.lanes)))
 
     def _clear(self, client: bytes, request: protocol.Clear, _: Sequence[memoryview]) -> None:
         if request.forget and request.namespace is None:
@@ -392,7 +271,7 @@ class Handlers:
                 return
             failed = "cleared until the next start: the disk failed, and files may come back then"
             refusal = RequestRefused(ErrorCode.DISK_FAILED, failed)
-            self._answer_refusal(client, request.request_id, refusal)
+            self._replies.refuse(client, request.request_id, refusal)
 
         self._store.tier_stack.when_gone(answer)
 
@@ -409,51 +288,32 @@ class Handlers:
         self._reply(client, reply)
 
     def _release(self, _client: bytes, request: protocol.Release, _: Sequence[memoryview]) -> None:
-        self._regions.release(request.lease)
+        self.transports.shm.regions.release(request.lease)
 
     def _open_lane(
         self, client: bytes, request: protocol.OpenLane, _: Sequence[memoryview]
     ) -> None:
-        epoch = self._store.epoch
-        self._reply(client, self._lanes.announce(request.request_id, epoch, self._tenant, client))
+        lanes, epoch = self.transports.lanes.lanes, self._store.epoch
+        self._reply(client, lanes.announce(request.request_id, epoch, self._tenant, client))
 
     def _record(self, client: bytes, request: protocol.Record, _: Sequence[memoryview]) -> None:
         self._reply(client, self.recorder.answer(request, self._store.epoch))
 
-    # ── replies ──────────────────────────────────────────────────────────────────────────
+    # ── in parts ─────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
-        self._post(client, message, OutgoingMessage([*protocol.encode(message)]))
-
-    def _post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
-        """Every reply passes through here: `outgoing` is `message`, encoded, with its payload."""
-        self._send_queues.post(client, outgoing)
-
-    def _post_stream(self, client: bytes, request: protocol.Get, stream: Stream) -> None:
-        self._send_queues.post_stream(client, stream)
+        self._replies.reply(client, message)
 
     def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
         """Answer the message `frames`, of any type, with an error, and count it."""
         self.not_begun(client, frames)
-        self._answer_refusal(client, self._request_id_of(frames), refusal)
+        self._replies.refuse(client, self._request_id_of(frames), refusal)
 
     def not_begun(self, client: bytes, frames: Sequence[memoryview]) -> None:
         """The message `frames` is refused or dropped before it was begun. If it is a put on a lane,
         its blocks cannot be separated from those of the next one: the lane ends."""
         if lane := protocol.lane_of_put(frames[1]) if len(frames) > 1 else 0:
-            self._lanes.end_of(client, lane)
-
-    def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
-        kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
-        self._store.counters[f"{kind}_{refusal.code}"] += 1
-        message = protocol.Error(
-            request_id=request_id,
-            epoch=self._store.epoch,
-            code=refusal.code,
-            message=refusal.message[:MAX_ERROR_CHARS],
-            protocol=protocol.PROTOCOL_VERSION,
-        )
-        self._reply(client, message)
+            self.transports.lanes.lanes.end_of(client, lane)
 
     def _request_id_of(self, frames: Sequence[memoryview]) -> int:
         """The id of a request that may not decode as a whole; 0 when the id is unreadable too."""

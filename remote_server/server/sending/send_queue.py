@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import zmq
 
+from remote_server.server.sending.bounds import Allowances, HeldByOne
 from remote_server.server.sending.outgoing import (
     FRAME_BYTES,
     ROW_BYTES,
-    Allowances,
-    HeldByOne,
     OnLane,
     OutgoingMessage,
+    Stream,
 )
-from remote_server.server.transfer.streams import Stream
 from remote_server.store.slabs import Block
 from remote_server.turns import Guard
 from remote_server.values import KiB

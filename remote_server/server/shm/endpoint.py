@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,10 @@ from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import FewLines, plain
 from remote_server.process_limits import may_open
 from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.server.loop_context import LoopContext
+from remote_server.server.shm.regions import Regions
 from remote_server.shm.mapping import Arena, NotAttachable, user_of
 from remote_server.shm.region import Region
-from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 
@@ -57,35 +58,29 @@ class LocalSocket:
 
     def __init__(
         self,
-        poller: zmq.Poller,
+        loop_context: LoopContext,
         arena: Arena,
         epoch: str,
-        clock: Callable[[], float],
-        attached: Callable[[Region], None],
-        gone: Callable[[Region], None],
-        refused: Callable[[], None],
-        displaced: Callable[[], None],
+        regions: Regions,
         *,
         needs_secret: bool = False,
-        guard: Guard | None = None,
     ) -> None:
         """Listen from now on, under `name`. Raises `OSError` where that is not possible.
 
-        The callbacks report the outcome of each connection; one that is displaced is refused too.
-        With `needs_secret` an attach
-        must carry `secret`, which welcomes carry. The name alone does not prove that a client had a
-        welcome, because the kernel lists the names of all such sockets to every process.
+        `regions` learns the outcome of each connection; one that is displaced is refused too. With
+        `needs_secret` an attach must carry `secret`, which welcomes carry. The name alone does not
+        prove that a client had a welcome: the kernel lists the names of all such sockets to every
+        process.
         """
         self.name = f"kvferry-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(32) if needs_secret else b""
-        self._guard = guard or Guard()
-        self._poller = poller
+        self._guard = loop_context.guard
+        self._poller = loop_context.poller
         self._arena = arena
         self._epoch = epoch
-        self._clock = clock
-        self._lines = FewLines(log, clock)
-        self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
-        self._on_displaced = displaced
+        self._clock = loop_context.clock
+        self._lines = FewLines(log, self._clock)
+        self._attached_regions = regions
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are; the oldest first
         self._num_displaced = 0
         """In this turn."""
@@ -210,7 +205,7 @@ class LocalSocket:
         self._guard.run("an attach", partial(self._read, oldest), None)
         if oldest in self._pending:
             self._num_displaced += 1
-            self._on_displaced()
+            self._attached_regions.displaced()
             self._refuse(oldest, "others needed its place before its attach came", again=True)
 
     def _read(self, number: int) -> None:
@@ -272,7 +267,7 @@ class LocalSocket:
         if not pending.is_polled:
             self._poller.register(number, zmq.POLLIN)
         self._regions[number] = (pending.connection, region)
-        self._on_attached(region)
+        self._attached_regions.attached(region)
         name = plain(request.client) or "a client"
         self._lines.say(logging.INFO, "%s shares %d bytes of memory", name, region.num_bytes)
 
@@ -283,7 +278,7 @@ class LocalSocket:
             reply = protocol.encode_local(NotAttached(reason=reason, again=again))
             self._pending[number].connection.send(reply)
         self._end_pending(number)
-        self._on_refused()
+        self._attached_regions.refused()
 
     def _end_pending(self, number: int) -> None:
         pending = self._take_pending(number)
@@ -305,7 +300,7 @@ class LocalSocket:
         connection, region = self._regions.pop(number)
         self._poller.unregister(number)
         connection.close()
-        self._on_gone(region)
+        self._attached_regions.gone(region)
         self._leaving.append(region)
 
 

@@ -1,46 +1,22 @@
-"""Gets: one state machine, for blocks in a stream of messages and in one message.
-
-`streams.py` reads blocks below memory for a stream. The get on lease is in `leases.py`.
-"""
+"""Gets: one state machine for every transport."""
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum, auto
-from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
-import zmq
+from typing import NamedTuple
 
 from remote_server import protocol
-from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, Got
-from remote_server.server.sending.outgoing import (
-    FRAME_BYTES,
-    InFlight,
-    InState,
-    OutgoingMessage,
-    RequestTimes,
-    Take,
-    blocks_per_frame,
-    checksums_of,
-    frames_of,
-    take_batch,
-    times_now,
-    to_gather,
-)
+from remote_server.protocol import Got
+from remote_server.server.sending.bounds import InFlight
+from remote_server.server.sending.replies import Replies
 from remote_server.server.sending.send_queue import SendQueues
+from remote_server.server.sending.times import RequestTimes, times_now
 from remote_server.server.transfer.hot_keys import HotKeys
-from remote_server.server.transfer.streams import Batch, BelowMemory, InMemory, Stream
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.turns import KEYS_PER_STEP, Steps, Transfer
-
-if TYPE_CHECKING:
-    from remote_server.server.shm.leases import Regions
+from remote_server.turns import InState, Steps, Transfer
 
 
 class GetState(StrEnum):
@@ -60,17 +36,14 @@ UNENDED = (GetState.FINDING, GetState.READING, GetState.SENDING)
 
 
 class Gets(NamedTuple):
-    """What all gets of a tenant need. The callbacks take the client."""
+    """What all gets of a tenant need."""
 
     store: Store
     send_queues: SendQueues
     """Only limits and held bytes are read."""
 
-    regions: "Regions"
     in_flight: InFlight
-    post: Callable[[bytes, protocol.Reply, OutgoingMessage], None]
-    post_stream: Callable[[bytes, protocol.Get, Stream], None]
-    go_on_later: Callable[[bytes, int, Steps[None]], None]
+    replies: Replies
     in_state: InState
     hot_keys: HotKeys
 
@@ -136,7 +109,7 @@ class Get(Transfer, ABC):
     def _have_come(self, found: Pinned) -> None:
         """All blocks have been read: go on in a turn of the client."""
         self._pinned = found.blocks
-        self._gets.go_on_later(self.client, self.request_id, self._after_reading(found))
+        self._gets.replies.go_on_later(self.client, self.request_id, self._after_reading(found))
 
     def _after_reading(self, found: Pinned) -> Steps[None]:
         try:
@@ -193,191 +166,3 @@ class Get(Transfer, ABC):
         pinned, self._pinned = self._pinned, ()
         self._gets.store.memory.unpin_all([block for block in pinned if block is not None])
         self._end_early(error)
-
-
-class StreamedGet(Get):
-    """A get whose blocks follow its answer, as they come. It is the stream of these messages."""
-
-    __slots__ = ("_held", "_source", "num_rows", "on_message")
-
-    def _find(self) -> Steps[None]:
-        gets, request = self._gets, self._request
-        self._held = 0
-        self._waits_for_storage(True)
-        found = yield from gets.store.gets.find(request.namespace, request.keys, self._check_step)
-        self._pinned = found.blocks
-        self._waits_for_storage(False)
-        # With many blocks each of these takes more than a millisecond: a step of its own.
-        if len(found.blocks) > KEYS_PER_STEP:
-            yield
-        self._source = self._source_of(found)
-        self.num_rows = len(found.blocks)
-        self.on_message: Callable[[OutgoingMessage | None], None] | None = None
-        if len(found.blocks) > KEYS_PER_STEP:
-            yield
-        if not gets.send_queues.may_stream(self.client, len(found.blocks)):
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                "too many small blocks are in flight: request more as blocks arrive",
-            )
-        got = self._got(found)
-        gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))
-        self._pinned = ()
-        self._enter(GetState.SENDING)
-        if found.blocks:
-            gets.post_stream(self.client, request, self)
-        else:
-            self._is_all_out()
-
-    def _check_step(self, pinned: Sequence[Block]) -> None:
-        """A step has pinned these. Raises `RequestRefused` when the client holds too much then."""
-        gets = self._gets
-        more = sum([block.length for block in pinned])
-        gets.in_flight.check(gets.send_queues.bytes_of(self.client) + self._held, more)
-        self._held += more
-
-    def _source_of(self, found: Pinned | Found) -> InMemory | BelowMemory:
-        store, namespace = self._gets.store, self._request.namespace
-        if isinstance(found, Pinned):
-            return InMemory(found, store.memory)
-        return BelowMemory(
-            namespace, found, store.tier_stack, store.fetches,
-            store.namespaces.block_bytes_of(namespace), self._deadline,
-        )  # fmt: skip
-
-    @property
-    def num_bytes(self) -> int:
-        return self._source.num_bytes
-
-    def go_on(self, last_resort: bool) -> bool:
-        is_ready = self._source.go_on(last_resort)
-        if is_ready is (self.state is GetState.READING):
-            self._enter(GetState.SENDING if is_ready else GetState.READING)
-            self._waits_for_storage(not is_ready)
-        return is_ready
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        batch = self._source.next_batch(self._take(may_gather))
-        outgoing = None if batch is None else self._message_of(batch)
-        if outgoing is None:
-            self._is_all_out()
-        else:
-            self._goes_out()
-            if outgoing.on_lane is None:
-                outgoing.on_end = self._came_back
-        if self.on_message is not None:
-            self.on_message(outgoing)
-        return outgoing
-
-    def _take(self, may_gather: bool) -> Take:
-        return partial(take_batch, may_gather=may_gather)
-
-    def _header_of(self, batch: Batch) -> protocol.Blocks:
-        """Without checksums."""
-        server_us, storage_us = times_now(self._times)
-        return protocol.Blocks(
-            request_id=self.request_id,
-            epoch=self._gets.store.epoch,
-            indices=batch.indices,
-            lengths=[block.length for block in batch.blocks],
-            checksums=[],
-            more=batch.more,
-            server_us=server_us,
-            storage_us=storage_us,
-        )
-
-    def _message_of(self, batch: Batch) -> OutgoingMessage:
-        """One `Blocks` message, which takes over the pins of its blocks. The last one may have
-        none."""
-        blocks, memory = batch.blocks, self._gets.store.memory
-        header = msgspec.structs.replace(
-            self._header_of(batch),
-            checksums=checksums_of(blocks, memory),
-            blocks_per_frame=max(1, len(blocks)),
-        )
-        payload = frames_of(blocks, header.blocks_per_frame, memory)
-        frames = [*protocol.encode(header), *payload.frames]
-        return OutgoingMessage(frames, payload.pinned, sum(header.lengths), payload.gathered)
-
-    def cancel(self) -> None:
-        self._source.cancel()
-        self._dropped = True
-        self._is_all_out()
-
-
-class WholeGet(Get):
-    """A get that is answered in one message, after its blocks were read if necessary."""
-
-    __slots__ = ("_framed",)
-
-    def _find(self) -> Steps[None]:
-        self._waits_for_storage(True)
-        return self._fetch(self._request.namespace, self._request.keys)
-
-    def _send(self, found: Pinned) -> Steps[None]:
-        self._waits_for_storage(False)
-        gets, tier = self._gets, self._gets.store.memory
-        left = deque(found.blocks)
-        self._framed: list[Block] = []
-        frames: list[bytes | zmq.Frame] = []
-        checksums: list[int] = []
-        gathered = 0
-        num_bytes = sum(block.length for block in found.blocks)
-        per_frame, copied, own_frames = self._frame_of(found.blocks, num_bytes)
-        self._pinned = left
-        held = gets.send_queues.held
-        # Many clients' messages may be half made at a time, a step of each in turn.
-        with held.gathered.promised(copied), held.replies.promised(own_frames * FRAME_BYTES):
-            while left:
-                if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
-                    yield
-                group = [left.popleft() for _ in range(min(per_frame, len(left)))]
-                checksums += checksums_of(group, tier)
-                of_group = frames_of(group, per_frame, tier)
-                frames += of_group.frames
-                self._framed += of_group.pinned
-                gathered += of_group.gathered
-        got = msgspec.structs.replace(
-            self._got(found),
-            lengths=[block.length for block in found.blocks],
-            checksums=checksums,
-            blocks_per_frame=per_frame,
-        )
-        outgoing = OutgoingMessage(
-            [*protocol.encode(got), *frames], self._framed, num_bytes, gathered,
-            own_frames=len(frames) if self._framed else 0,
-        )  # fmt: skip
-        outgoing.on_end = self._came_back
-        self._framed = []
-        self._enter(GetState.SENDING)
-        self._goes_out()
-        self._all_out = True
-        gets.post(self.client, got, outgoing)
-
-    def _frame_of(self, blocks: Sequence[Block], num_bytes: int) -> tuple[int, int, int]:
-        """How many of `blocks` to put into each frame of one message, how many bytes are copied for
-        that, and how many frames point into the arena. Raises `RequestRefused` when the message may
-        not be sent."""
-        if num_bytes > protocol.MAX_MESSAGE_BYTES:
-            raise RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
-                "request a stream, or fewer keys",
-            )
-        send_queues, per_frame = self._gets.send_queues, blocks_per_frame(blocks)
-        self._gets.in_flight.check(send_queues.bytes_of(self.client), num_bytes)
-        copied = to_gather(blocks, per_frame, self._gets.store.memory) if per_frame > 1 else 0
-        if copied and not send_queues.may_gather(self.client, copied):
-            per_frame, copied = 1, 0
-        own_frames = 0 if copied else -(-len(blocks) // per_frame)
-        if not send_queues.may_post(self.client, own_frames):
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"a message of {len(blocks)} blocks, while earlier ones are unread: request a "
-                "stream, or fewer keys",
-            )
-        return per_frame, copied, own_frames
-
-    def _give_up(self, error: BaseException) -> None:
-        self._pinned = [*self._pinned, *getattr(self, "_framed", ())]
-        super()._give_up(error)

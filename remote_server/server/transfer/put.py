@@ -1,4 +1,4 @@
-"""Puts: one state machine for every transport. `put_sources.py` has the transports."""
+"""Puts: one state machine for every transport."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,9 +10,10 @@ from typing import ClassVar, NamedTuple
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
-from remote_server.server.sending.outgoing import InState
+from remote_server.server.sending.replies import Replies
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Reserved, Store
-from remote_server.turns import KEYS_PER_STEP, Steps, Transfer, parts
+from remote_server.turns import KEYS_PER_STEP, InState, Steps, Transfer, parts
 
 
 class PutState(StrEnum):
@@ -89,12 +90,7 @@ class Puts(NamedTuple):
     """What all puts of a tenant need."""
 
     store: Store
-    reply: Callable[[bytes, protocol.Reply], None]
-    """`reply` and `fail` take the client."""
-
-    fail: Callable[[bytes, int, Exception], None]
-    """Reports a defect of the server and answers the request of that id with it."""
-
+    replies: Replies
     in_state: InState
 
     load: Callable[[], protocol.ServerLoad]
@@ -226,7 +222,7 @@ class Put(Transfer):
         if self._why is not None:
             self._end(PutState.FAILED, self._why)
             if not self._is_replied:
-                self._puts.fail(self.client, self.request_id, self._why)
+                self._puts.replies.failed(self.client, self.request_id, self._why)
             raise self._why
         if not self._is_replied:
             self._reply()
@@ -348,4 +344,34 @@ class Put(Transfer):
             outcomes=outcomes,
             load=self._puts.load() if self._request.fleet else None,
         )
-        self._puts.reply(self.client, stored)
+        self._puts.replies.reply(self.client, stored)
+
+
+def check_put(request: protocol.Put, num_checksums: int, info: NamespaceInfo | None) -> None:
+    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
+    is None when no client has declared the namespace."""
+    if info is None:
+        raise RequestRefused(
+            ErrorCode.UNKNOWN_NAMESPACE,
+            f"namespace {request.namespace!r} was not declared to this server: send hello",
+        )
+    if not len(request.keys) == len(request.lengths) == num_checksums:
+        raise RequestRefused(
+            ErrorCode.BAD_REQUEST,
+            f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
+            f"{num_checksums} checksums: there must be one of each per block",
+        )
+    protocol.check_chain(request.chain, len(request.keys))
+    if 0 in request.lengths:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
+    largest, total = max(request.lengths, default=0), sum(request.lengths)
+    if largest > info.block_bytes:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"a block of {largest} bytes, where hello announced at most {info.block_bytes}",
+        )
+    if total > protocol.MAX_MESSAGE_BYTES:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"{total} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}",
+        )

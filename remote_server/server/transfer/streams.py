@@ -4,13 +4,13 @@ Of those that must be read, a window is read from the tiers below memory ahead o
 blocks are sent while later ones are read, and a get may be larger than memory."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from remote_server.server.sending.outgoing import OutgoingMessage, Take
+from remote_server.server.sending.outgoing import Take
 from remote_server.store.fetches import Fetches
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.memory_tier import MemoryTier
@@ -22,34 +22,6 @@ SHARE_OF_MEMORY = 8
 
 # The window is read in so many parts: the first are sent while others are read.
 PARTS = 4
-
-
-class Stream(Protocol):
-    """Produces one message after another. Owns the pins of the blocks that are in none yet."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of these blocks."""
-
-    @property
-    def num_rows(self) -> int:
-        """Blocks that it began with."""
-
-    on_message: Callable[[OutgoingMessage | None], None] | None
-    """Called with each result of `next_message`."""
-
-    def go_on(self, last_resort: bool) -> bool:
-        """Prepare the next message. Whether `next_message` may be called now.
-
-        `last_resort`: no message in flight to this client will free memory for it.
-        """
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        """The next message, which takes over its blocks' pins, or None at the end. Small blocks are
-        sent one by one, straight from the arena, unless it `may_gather` them."""
-
-    def cancel(self) -> None:
-        """Unpin the remaining blocks."""
 
 
 class Batch(NamedTuple):

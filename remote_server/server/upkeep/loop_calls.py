@@ -324,7 +324,8 @@ def drain_to_bucket(tenants: Mapping[str, Tenant]) -> Drained | None:
 
 def drained(tenants: Mapping[str, Tenant]) -> Drained | None:
     """On the loop thread: the state of the last drain into the bucket; None before it."""
-    walks = [each.drain.so_far for each in tenants.values() if each.drain is not None]
+    drains = [each.storage.drain for each in tenants.values()]
+    walks = [drain.so_far for drain in drains if drain is not None]
     return together(walks) if walks else None
 
 

@@ -20,7 +20,7 @@ from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
-from remote_server.server.sending.outgoing import RequestTimes
+from remote_server.server.sending.times import RequestTimes
 from remote_server.server.server import Server
 from remote_server.values import MiB
 

@@ -37,7 +37,7 @@ from kv_connector.identity.namespace import (
 )
 from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.protocol.namespace_diff import FOR_PEOPLE, all_gaps
-from remote_server.server.entrance.auth import MAX_FINGERPRINT_FIELDS
+from remote_server.server.entrance.hellos import MAX_FINGERPRINT_FIELDS
 
 # What cannot differ alone.
 IMPLIED = {"dtype": {"kv_dtype"}}

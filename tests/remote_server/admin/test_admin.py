@@ -255,7 +255,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
         peer.stats_once(lambda s: s.counters["disk_demoted"] > before)
 
     put(1)
-    with jobs_held(server.tenants[""].disk.pool):
+    with jobs_held(server.tenants[""].storage.disk.pool):
         answer = asyncio.create_task(http.post("/clear", json={"namespace": "file"}))
         await asyncio.sleep(0.05)
         assert not answer.done()

@@ -11,7 +11,7 @@ from wire_peer import Peer, key
 from remote_server import protocol
 from remote_server.client.results import GetStopwatch, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
-from remote_server.server.sending.outgoing import UNTIMED, RequestTimes, times_now
+from remote_server.server.sending.times import UNTIMED, RequestTimes, times_now
 
 pytestmark = pytest.mark.real_time
 

@@ -18,9 +18,9 @@ from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
 from remote_server.histograms import BOUNDS_S, percentile
 from remote_server.protocol import Get, Hello, Lookup, Put, Release
+from remote_server.server import meters
+from remote_server.server.meters import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
 from remote_server.server.reports.snapshot import Held
-from remote_server.server.requests import metrics
-from remote_server.server.requests.metrics import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
 from remote_server.store.bucket.objects import Failure
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
@@ -242,7 +242,7 @@ def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_q
 
 
 def test_requests_that_nobody_answers_are_forgotten_in_the_end(bench, monkeypatch):
-    monkeypatch.setattr(metrics, "MAX_OPEN", 3)
+    monkeypatch.setattr(meters, "MAX_OPEN", 3)
     bench.hello("ns")
     for n in range(5):
         bench.put("ns", range(n, n + 1), deferred=False)

@@ -189,9 +189,9 @@ def test_a_second_call_while_it_drains_begins_no_second_walk(context, tmp_path, 
 
         def twice():
             begun = drain_to_bucket(server.tenants)
-            walk = tenant.drain
+            walk = tenant.storage.drain
             again = drain_to_bucket(server.tenants)
-            return begun, again, walk is tenant.drain
+            return begun, again, walk is tenant.storage.drain
 
         begun, again, is_same = server.loop_calls.call(twice).result(30)
         assert begun == again and is_same

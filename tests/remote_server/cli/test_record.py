@@ -387,7 +387,7 @@ def test_it_takes_declarations_of_any_size_and_no_memory_for_them(no_store):
         row = memoryview(bytes(MAX_FRAME_BYTES))
         put = client.put(NAMESPACE, KEYS[:1], [row], deferred=False, timeout_s=PATIENCE_S)
         assert put.result(PATIENCE_S).declined == {Declined.RECORDED: 1}
-    written = os.stat(no_store.tenants[""].arena.fd).st_blocks * 512
+    written = os.stat(no_store.tenants[""].storage.arena.fd).st_blocks * 512
     assert written < MAX_FRAME_BYTES
 
 

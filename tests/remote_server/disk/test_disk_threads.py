@@ -134,6 +134,6 @@ def test_threads_do_not_grow_with_tenants(tmp_path):
     names = [thread.name for thread in threading.enumerate() if thread.name not in before]
     assert sum(name.startswith("disk-") for name in names) == NUM_THREADS
     assert sum(name == "populate" for name in names) <= 1
-    assert len({tenant.disk.pool._threads for tenant in server.tenants.values()}) == 1
+    assert len({tenant.storage.disk.pool._threads for tenant in server.tenants.values()}) == 1
     tenancy.stop()
     assert not [one for one in threading.enumerate() if one.name.startswith("disk-")]

@@ -16,15 +16,15 @@ from remote_server.values import GiB, MiB
 
 def nothing_is_left(server: Server) -> bool:
     """No job, no pin, no pending block, no transfer; the counts of puts add up."""
-    store, handlers = server.store, next(iter(server.tenants.values())).handlers
+    store, tenant = server.store, next(iter(server.tenants.values()))
     store.tier_stack.check()
     stats, counts = store.memory.stats(), store.counters
     ends = sum(
         count for name, count in counts.items() if name.startswith("put_") and name != "put_total"
     )
     assert not server.lanes.busy
-    assert (stats.pinned, stats.pending, handlers.coming.total) == (0, 0, 0)
-    assert {*handlers.puts_in_state.values(), *handlers.gets_in_state.values()} == {0}
+    assert (stats.pinned, stats.pending, tenant.transports.lanes.coming.total) == (0, 0, 0)
+    assert {*tenant.puts.in_state.values(), *tenant.gets.in_state.values()} == {0}
     assert counts["put_total"] == ends
     assert counts["refused_internal"] == 0
     return True

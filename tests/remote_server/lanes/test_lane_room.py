@@ -205,7 +205,7 @@ def test_a_put_that_may_not_wait_is_dropped_and_its_lane_stays(
     holder, honest = open_lane(), open_lane()
     announced(holder, range(EIGHTH))
     holder.peer.stats()
-    coming = lane_server.tenants[""].handlers.coming
+    coming = lane_server.tenants[""].transports.lanes.coming
     most, coming._most = coming._most, 1
     [(message, data)] = announced(honest, [100])
     assert honest.answer(message).code == "too_much_in_flight"

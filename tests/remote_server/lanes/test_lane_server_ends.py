@@ -10,9 +10,10 @@ from wire_peer import Peer, block
 from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAGIC, Blocks, Clear, ErrorCode, Got
+from remote_server.server.lanes import get as lane_get
 from remote_server.server.lanes import lanes as lanes_module
 from remote_server.server.lanes import listener as lane_listener
-from remote_server.server.lanes import transfers as lane_transfers
+from remote_server.server.lanes.put import PUT_BYTES
 from remote_server.server.transfer import copier
 from remote_server.values import KiB, MiB
 
@@ -191,7 +192,7 @@ def test_a_put_that_may_not_wait_ends_its_lane(lane_server, context):
 
 def test_what_is_on_its_way_to_a_connection_is_bounded(start_lanes, context, monkeypatch):
     """The next put is refused, and its bytes are dropped."""
-    waiting = copier.waiting_bytes(3) + lane_transfers.PUT_BYTES
+    waiting = copier.waiting_bytes(3) + PUT_BYTES
     monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", waiting)
     peer = Peer(context, start_lanes().endpoint)
     peer.hello()
@@ -265,7 +266,7 @@ def test_a_reader_that_stops_may_not_have_more_than_its_window(start_lanes, cont
 def test_one_lane_takes_only_some_of_a_stream_ahead(wide, monkeypatch):
     """The rest waits in the stream, where it is dropped at once when the lane ends."""
     monkeypatch.setattr(lanes_module, "AHEAD_BYTES", 2 * LENGTH)
-    monkeypatch.setattr(lane_transfers, "MOST_BYTES", 2 * LENGTH)
+    monkeypatch.setattr(lane_get, "MOST_BYTES", 2 * LENGTH)
     request = wide.send_get(range(20))
     assert isinstance(wide.peer.receive()[0], Got)
     sent = 0

@@ -11,7 +11,7 @@ from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Blocks, Got
-from remote_server.server.lanes.transfers import FIRST_BYTES, MOST_BYTES
+from remote_server.server.lanes.get import FIRST_BYTES, MOST_BYTES
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
@@ -65,7 +65,7 @@ def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
 
 def test_a_lane_that_ends_while_the_disk_is_read_gives_everything_back(on_disk, context):
     server, lane = on_disk
-    permits = Permits(server.tenants[""].disk.pool)
+    permits = Permits(server.tenants[""].storage.disk.pool)
     other = Peer(context, server.endpoint)
     theirs = WireLane(other)
     theirs.send_get(range(COUNT), namespace="big")

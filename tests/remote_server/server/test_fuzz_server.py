@@ -295,7 +295,7 @@ class Conversation:
         bench.detach()
         stats = bench.tier.stats()
         assert (stats.pinned, stats.pending) == (stats.kept, 0)
-        assert (len(bench.leases), bench.puts.num_waiting) == (0, 0)
+        assert (len(bench.leases), bench.fills.num_waiting) == (0, 0)
         bench.store.tier_stack.check()
         assert "refused_internal" not in bench.store.counters
 

@@ -13,7 +13,8 @@ from remote_server.protocol import Got
 from remote_server.server.intake import serving
 from remote_server.server.intake.serving import Serving
 from remote_server.server.sending import outgoing
-from remote_server.server.transfer import copier, get, put
+from remote_server.server.transfer import copier, put, streamed_get
+from remote_server.server.zmq import get as zmq_get
 from remote_server.store import gets
 
 pytest_plugins = ["fuzzing"]
@@ -23,7 +24,7 @@ FEW = 2
 
 @pytest.fixture(autouse=True)
 def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (turns, gets, copier, put, get):
+    for module in (turns, gets, copier, put, streamed_get, zmq_get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
     monkeypatch.setattr(gets, "LOOKUP_KEYS_PER_STEP", FEW)
     monkeypatch.setattr(outgoing, "MAX_SHARING", FEW)
@@ -41,7 +42,7 @@ class InTurns(Conversation):
         self.tenant = types.SimpleNamespace(
             name="", send_queues=bench.send_queues, handlers=bench.handlers, store=bench.store
         )
-        bench.handlers._later = self.later
+        bench.replies._later = self.later
         turn = bench.turn
 
         def turn_of_all() -> None:

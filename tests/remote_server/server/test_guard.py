@@ -17,7 +17,7 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.entrance import tenant_keys
 from remote_server.server.server import Server
 from remote_server.server.transfer.copier import Copier
-from remote_server.server.transfer.get import StreamedGet
+from remote_server.server.transfer.streamed_get import StreamedGet
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
@@ -142,7 +142,7 @@ def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch
 
 
 def test_the_end_of_a_disk_job(server, other):
-    pool = server.tenants[""].disk.pool
+    pool = server.tenants[""].storage.disk.pool
     done: list[int] = []
 
     def finish(_):
@@ -195,7 +195,7 @@ def test_an_attach_and_the_end_of_a_region(server, connect, other, monkeypatch):
     assert SharedPeer(connect()).token, "it is read again in the next turn"
     assert not broken.left
     leaving = SharedPeer(connect())
-    Broken(monkeypatch, local, "_on_gone")
+    Broken(monkeypatch, local._attached_regions, "gone")
     leaving.connection.close()
     eventually(lambda: errors(server) == 2)
     assert SharedPeer(connect()).token
@@ -287,7 +287,7 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
     monkeypatch.setattr(threads_module, "Scratch", scratch)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (server, admin):
-        pool = server.tenants[""].disk.pool
+        pool = server.tenants[""].storage.disk.pool
         server.loop_calls.call(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(30)
         eventually(lambda: server._disk_threads.num_dead)
         assert await ask(admin) == (503, "1 disk threads have ended\n")

@@ -27,7 +27,7 @@ def server(tmp_path):
 def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connect):
     peer, other = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
-    with jobs_held(server.tenants[""].disk.pool):
+    with jobs_held(server.tenants[""].storage.disk.pool):
         request_id = peer.send_get([0, 99, 1], "big", stream=False)
         assert other.lookup([0], "big").prefix == 1, "the loop stood still"
     got, frames = peer.receive()
@@ -107,7 +107,7 @@ def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
     peer, other = connect(), connect()
     put_all(peer, 2)
     other.hello(namespace="elsewhere")
-    with jobs_held(server.tenants[""].disk.pool):
+    with jobs_held(server.tenants[""].storage.disk.pool):
         cleared = other.ask(Clear(request_id=other.next_id(), namespace="elsewhere"))
         assert cleared.removed == {"memory": 0, "disk": 0}
         peer.send(Clear(request_id=peer.next_id(), namespace="big"))

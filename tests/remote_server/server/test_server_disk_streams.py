@@ -68,7 +68,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 ):
     peer = connect()
     put_all(peer, NUM_BLOCKS)
-    permits = Permits(server.tenants[""].disk.pool)
+    permits = Permits(server.tenants[""].storage.disk.pool)
     peer.send_get(range(8), "big")
     assert peer.receive()[0].hit == 8, "what is found is told before anything is read"
     for place in range(8):
@@ -80,7 +80,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 def test_a_get_that_waits_for_the_disk_lets_another_of_its_client_pass(server, connect):
     peer = connect()
     put_all(peer, 2 * IN_MEMORY)
-    with jobs_held(server.tenants[""].disk.pool):
+    with jobs_held(server.tenants[""].storage.disk.pool):
         first = peer.send_get([0, 1], "big")
         second = peer.send_get([2 * IN_MEMORY - 1], "big")
         replies = [peer.receive()[0] for _ in range(3)]
@@ -109,7 +109,7 @@ def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_en
 ):
     peer, other = connect(), connect()
     put_all(peer, NUM_BLOCKS)
-    permits = Permits(server.tenants[""].disk.pool)
+    permits = Permits(server.tenants[""].storage.disk.pool)
     peer.send_get(range(8), "big")
     permits.allow(1)
     assert peer.receive()[0].hit == 8

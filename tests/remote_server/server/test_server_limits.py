@@ -10,7 +10,7 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Lookup, Touch
-from remote_server.server.sending import outgoing
+from remote_server.server.sending import bounds, outgoing
 from remote_server.store import namespaces, tier_stack
 from remote_server.values import KiB, MiB
 
@@ -86,7 +86,7 @@ def test_shared_puts_of_more_than_a_region_may_have_waiting_are_refused(start, c
 
 
 def test_all_readers_together_leave_a_part_of_the_memory_to_others(start, context, monkeypatch):
-    monkeypatch.setattr(outgoing, "LEAST_BYTES", 0)
+    monkeypatch.setattr(bounds, "LEAST_BYTES", 0)
     server = start(memory=1 * MiB, max_inflight=1 * MiB)
     shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(3)]
     shared[0].peer.hello()
@@ -252,7 +252,7 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
         peer.put(range(4))
         peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
     server = start(**disk)
-    segments = server.tenants[""].disk.tier.segments
+    segments = server.tenants[""].storage.disk.tier.segments
     start_ns = segments.now_ns()
     peer = Peer(context, server.endpoint)
     peer.stats_once(lambda stats: stats.counters["disk_recovered"] == 4)
@@ -300,7 +300,7 @@ def test_the_books_of_what_is_held_are_empty_once_all_is_read_or_its_reader_has_
         lambda stats: not (stats.tiers["memory"].pinned or held.gathered.held or held.streams.held)
     )
     peer.stats_once(lambda _: held.replies.held == 0)
-    assert server.tenants[""].handlers.uncopied.total == 0
+    assert server.tenants[""].transports.zmq.uncopied.total == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -24,7 +24,8 @@ from remote_server.server.intake.serving import Serving
 from remote_server.server.sending import outgoing
 from remote_server.server.sending.outgoing import OutgoingMessage
 from remote_server.server.server import Server
-from remote_server.server.transfer import copier, get, put
+from remote_server.server.transfer import copier, put, streamed_get
+from remote_server.server.zmq import get as zmq_get
 from remote_server.store import gets
 from remote_server.store.bucket import writer
 from remote_server.values import MiB
@@ -154,7 +155,7 @@ def by_hand(
     monkeypatch.setattr(serving, "TURN_S", 0.0)
     monkeypatch.setattr(serving, "SMALL_BYTES", 40 * LOOKUP_KEYS_PER_STEP)
     monkeypatch.setattr(outgoing, "MAX_SHARING", KEYS_PER_STEP)
-    for module in (turns, gets, copier, put, get):
+    for module in (turns, gets, copier, put, streamed_get, zmq_get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", KEYS_PER_STEP)
     for module in (turns, gets):
         monkeypatch.setattr(module, "LOOKUP_KEYS_PER_STEP", LOOKUP_KEYS_PER_STEP)

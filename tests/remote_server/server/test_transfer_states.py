@@ -13,9 +13,13 @@ from wire_peer import block, key
 from remote_server import protocol, turns
 from remote_server.protocol import Blocks, Get, Got, Hello, Put, Release
 from remote_server.server.sending import outgoing
-from remote_server.server.sending.outgoing import Allowance
-from remote_server.server.transfer import copier, get, put
-from remote_server.server.zmq import put as put_sources
+from remote_server.server.sending.bounds import Allowance
+from remote_server.server.shm import put as shm_put
+from remote_server.server.shm.put import Rows
+from remote_server.server.transfer import copier, put, streamed_get
+from remote_server.server.zmq import get as zmq_get
+from remote_server.server.zmq import put as zmq_put
+from remote_server.server.zmq.put import Frames
 from remote_server.store import gets
 from remote_server.store.policies import Admission
 from remote_server.store.write_behind import Below
@@ -37,7 +41,7 @@ class Bench(HandlerBench):
     def __init__(self) -> None:
         super().__init__([Below(DictTier(1000), Admission())])
         self.later: list[Steps[None]] = []
-        self.handlers._later = lambda client, steps: self.later.append(steps)
+        self.replies._later = lambda client, steps: self.later.append(steps)
         self.asked = 0
         self.begin(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=LENGTH))
 
@@ -81,12 +85,12 @@ class Bench(HandlerBench):
         """Nothing is pinned, pending, leased, waiting or in a state; the counts of puts add up."""
         self.finish()
         stats, counts = self.tier.stats(), self.store.all_counters()
-        under_way = [*self.handlers.puts_in_state.values(), *self.handlers.gets_in_state.values()]
-        held = (stats.pinned, stats.pending, len(self.leases), self.handlers.uncopied.total)
+        under_way = [*self.puts.in_state.values(), *self.gets.in_state.values()]
+        held = (stats.pinned, stats.pending, len(self.leases), self.transports.zmq.uncopied.total)
         jobs = (
-            self.puts.num_waiting,
+            self.fills.num_waiting,
             self.copier.turns.num_waiting,
-            self.handlers.shared_puts.num_blocks,
+            self.transports.shm.puts.num_blocks,
         )
         ends = sum(
             counts[f"put_{end}"] for end in ("created", "existed", "forced", "duplicate")
@@ -130,9 +134,9 @@ def get_of(kind: str) -> Get:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A step is two keys, and a turn is a block."""
-    for module in (turns, gets, copier, put, get):
+    for module in (turns, gets, copier, put, streamed_get, zmq_get):
         monkeypatch.setattr(module, "KEYS_PER_STEP", 2)
-    for source in (put_sources.Frames, put_sources.Rows):
+    for source in (Frames, Rows):
         monkeypatch.setattr(source, "turn_bytes", LENGTH)
     bench = Bench()
     bench.attach(TOKEN)
@@ -158,7 +162,7 @@ def begun(bench: Bench, transport: str, **fields: object) -> Steps[None]:
     """The steps of a put whose first part is reserved."""
     steps = bench.begin(put_of(transport, **fields), *payload_of(transport))
     assert steps is not None
-    assert in_state(bench.handlers.puts_in_state) == ["reserving"]
+    assert in_state(bench.puts.in_state) == ["reserving"]
     assert bench.tier.stats().pending == 2
     return steps
 
@@ -168,7 +172,7 @@ def queued(bench: Bench, transport: str, turns_taken: int = 0, **fields: object)
     if transport == "threads":
         bench.copy_on_threads()
     to_end(begun(bench, transport, **fields))
-    assert in_state(bench.handlers.puts_in_state) == ["filling"]
+    assert in_state(bench.puts.in_state) == ["filling"]
     for _ in range(turns_taken):
         take_turn(bench, transport)
 
@@ -177,10 +181,10 @@ def take_turn(bench: Bench, transport: str) -> bool:
     """Of the copies of `transport`. True when there is more to do at once."""
     if transport == "tcp":
         return bench.copier.copy_some()
-    more = bench.puts.fill_some()
+    more = bench.fills.fill_some()
     if transport == "threads":
         bench.moves.finish()  # some, or none, have completed: the put must not depend on it
-        return bench.puts.busy
+        return bench.fills.busy
     return more
 
 
@@ -189,7 +193,7 @@ def test_a_put_passes_its_states_and_is_answered_at_the_end(bench, transport):
     queued(bench, transport)
     seen = []
     while take_turn(bench, transport):
-        seen += in_state(bench.handlers.puts_in_state)
+        seen += in_state(bench.puts.in_state)
     assert [*dict.fromkeys(seen)] == (
         ["filling"] if transport == "tcp" else ["filling", "publishing"]
     )
@@ -270,7 +274,7 @@ def test_a_put_whose_filling_raises_is_answered_once(
     bench, transport, turns_taken, monkeypatch, deferred
 ):
     queued(bench, transport, turns_taken, deferred=deferred)
-    once(monkeypatch, put_sources, "copy_in" if transport == "tcp" else "copy_shared")
+    once(monkeypatch, *((zmq_put, "copy_in") if transport == "tcp" else (shm_put, "copy_shared")))
     assert bench.nothing_is_left()
     assert turns_taken or bench.store.counters["put_declined_checksum"] > 0
     assert bench.answers() == bench.asked
@@ -285,9 +289,9 @@ def test_a_put_whose_publication_raises_is_answered_once_and_its_other_parts_end
     once(monkeypatch, bench.store.puts, "end")
     bench.finish()
     assert bench.answers() == bench.asked
-    assert in_state(bench.handlers.puts_in_state) == []
+    assert in_state(bench.puts.in_state) == []
     assert bench.tier.stats().pending in (0, 2), "those of the part that raised"
-    assert bench.handlers.uncopied.total == bench.handlers.shared_puts.num_blocks == 0
+    assert bench.transports.zmq.uncopied.total == bench.transports.shm.puts.num_blocks == 0
 
 
 @TRANSPORTS
@@ -305,7 +309,7 @@ def test_a_put_beyond_what_may_wait_to_be_copied_is_refused(bench, limit, monkey
     if limit == "of one":
         monkeypatch.setattr(copier, "MAX_UNCOPIED_BYTES", enough)
     else:
-        monkeypatch.setattr(bench.handlers.uncopied, "_most", enough)
+        monkeypatch.setattr(bench.transports.zmq.uncopied, "_most", enough)
     queued(bench, "tcp")
     another = put_of("tcp", request_id=3, keys=[b"other %d" % n for n in ALL], checksums=[])
     bench.handle(b"another", [*protocol.encode(another), *payload_of("tcp")])
@@ -344,7 +348,7 @@ def found(bench: Bench, kind: str) -> Steps[None]:
     bench.read_below()  # blocks are pinned while the tier below writes them
     steps = bench.begin(get_of(kind))
     assert steps is not None
-    assert in_state(bench.handlers.gets_in_state) == ["finding"]
+    assert in_state(bench.gets.in_state) == ["finding"]
     return steps
 
 
@@ -352,7 +356,7 @@ def reading(bench: Bench, kind: str) -> None:
     """A get that waits for the tier below memory."""
     bench.only_below()
     bench.run(get_of(kind))
-    assert in_state(bench.handlers.gets_in_state) == ["reading"]
+    assert in_state(bench.gets.in_state) == ["reading"]
 
 
 def sending(bench: Bench, kind: str) -> None:
@@ -360,7 +364,7 @@ def sending(bench: Bench, kind: str) -> None:
     bench.router.full.add(CLIENT)
     to_end(found(bench, kind))
     bench.send_queues.send_some()
-    assert in_state(bench.handlers.gets_in_state) == ["sending"]
+    assert in_state(bench.gets.in_state) == ["sending"]
     assert bench.tier.stats().pinned == len(ALL)
 
 
@@ -414,7 +418,7 @@ def test_a_get_that_fails_in_a_later_step_of_its_search_pins_none(
     if code == "internal":
         once(monkeypatch, bench.tier, "pin_all")
     else:
-        monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", 3 * LENGTH)
+        monkeypatch.setattr(bench.gets.in_flight, "per_client", 3 * LENGTH)
     to_end(steps)
     bench.finish()
     assert bench.last_reply().code == code and message in bench.last_reply().message
@@ -497,7 +501,7 @@ def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench
 def test_what_waits_for_a_client_counts_once_against_what_it_may_have(
     bench, kind, room, monkeypatch
 ):
-    monkeypatch.setattr(bench.handlers._gets.in_flight, "per_client", room * LENGTH)
+    monkeypatch.setattr(bench.gets.in_flight, "per_client", room * LENGTH)
     sending(bench, kind)
     bench.run(get_of(kind))
     code = "too_much_in_flight" if room < 2 * len(ALL) else None
@@ -537,6 +541,6 @@ def expire(bench: Bench) -> None:
 def test_a_leased_get_ends_with_its_lease(bench, end, between):
     sending(bench, "lease")
     between(bench)
-    assert in_state(bench.handlers.gets_in_state) == ["sending"]
+    assert in_state(bench.gets.in_state) == ["sending"]
     end(bench)
     assert bench.nothing_is_left()

@@ -4,6 +4,7 @@ none of it."""
 import os
 import socket
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -17,9 +18,11 @@ from wire_peer import REGION_BYTES, TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.server.loop_context import LoopContext
 from remote_server.server.shm.endpoint import MAX_PENDING, LocalSocket
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
+from remote_server.turns import Guard
 
 pytestmark = pytest.mark.real_time
 
@@ -85,11 +88,12 @@ class Listening:
         self.attached: list[Region] = []
         self.gone: list[Region] = []
         self.refused = 0
-        self.local = LocalSocket(
-            self.poller, self.arena, EPOCH, lambda: self.now,
+        loop = LoopContext(self.poller, lambda: self.now, Guard(), lambda: None)
+        regions = SimpleNamespace(
             attached=self.attached.append, gone=self.end, refused=self.refuse,
             displaced=lambda: None,
         )  # fmt: skip
+        self.local = LocalSocket(loop, self.arena, EPOCH, regions)
 
     def end(self, region: Region) -> None:
         region.close()

@@ -10,7 +10,8 @@ from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 from remote_server import protocol
 from remote_server.protocol import Clear, Error, Got
 from remote_server.server.shm import leases as leases_module
-from remote_server.server.zmq import put as put_sources
+from remote_server.server.shm import put as shm_put
+from remote_server.server.transfer import copies
 
 pytestmark = pytest.mark.real_time
 
@@ -190,7 +191,7 @@ def test_the_limits_of_a_message_hold(shared, monkeypatch):
 
 
 def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
-    monkeypatch.setattr(put_sources, "MAX_PUTS", 2)
+    monkeypatch.setattr(shm_put, "MAX_PUTS", 2)
     with copies_held(server):
         for number in (1, 2):
             peer.send(shared.put_message([number], checksums=[], ticket_value=1))
@@ -201,7 +202,7 @@ def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
 def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
     shared, peer, connect, server, monkeypatch
 ):
-    monkeypatch.setattr(put_sources, "MAX_BLOCKS_OF_PUTS", 5)
+    monkeypatch.setattr(shm_put, "MAX_BLOCKS_OF_PUTS", 5)
     with copies_held(server):
         peer.send(shared.put_message([0, 1, 2], length=8))
         refused = shared.put_message([0, 1, 2], length=8)
@@ -214,7 +215,7 @@ def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
         peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
         shared.close()
         connect().stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-    assert server.tenants[""].handlers.shared_puts.num_blocks == 0
+    assert server.tenants[""].transports.shm.puts.num_blocks == 0
 
 
 def test_one_region_holds_only_so_many_leases(shared, peer, monkeypatch):
@@ -242,14 +243,14 @@ def test_of_a_put_withdrawn_before_its_copy_nothing_is_kept(shared, peer, server
 
 
 def test_of_a_put_withdrawn_during_its_copy_nothing_is_kept(shared, peer, monkeypatch):
-    copy = put_sources.copy_shared
+    copy = copies.copy_shared
 
     def copy_and_withdraw(*arguments):
         intact = copy(*arguments)
         shared.tickets[3] = 0
         return intact
 
-    monkeypatch.setattr(put_sources, "copy_shared", copy_and_withdraw)
+    monkeypatch.setattr(shm_put, "copy_shared", copy_and_withdraw)
     assert shared.put([1, 2]).declined == {"withdrawn": 2}
     monkeypatch.undo()
     assert peer.lookup([1, 2]).states == bytes(2)

@@ -15,7 +15,7 @@ from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 from remote_server import protocol
 from remote_server.protocol import Declined, KeyState, PutOutcome, Stretch
 from remote_server.server.transfer.copier import is_intact
-from remote_server.server.zmq.put import copy_in
+from remote_server.server.transfer.copies import copy_in
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.victims import Rule

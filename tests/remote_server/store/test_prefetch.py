@@ -102,7 +102,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
     ask, peer, small_pair, monkeypatch
 ):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with jobs_held(small_pair[0].tenants[""].disk.pool):
+    with jobs_held(small_pair[0].tenants[""].storage.disk.pool):
         status, done = await ask(range(3))
         assert (status, done) == (202, NOTHING | {"coming": 3})
         assert peer.lookup([PUT - 1], "big").prefix == 1, "others are served"
@@ -112,7 +112,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
 
 async def test_a_few_prefetches_at_a_time_and_more_are_refused(ask, peer, small_pair, monkeypatch):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with jobs_held(small_pair[0].tenants[""].disk.pool):
+    with jobs_held(small_pair[0].tenants[""].storage.disk.pool):
         for number in range(MAX_PREFETCHES):
             assert (await ask([number]))[0] == 202
         status, text = await ask([30])

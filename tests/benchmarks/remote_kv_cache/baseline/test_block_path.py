@@ -14,11 +14,11 @@ class Bound(NamedTuple):
 
 BOUNDS = {
     "lookup, tcp": Bound(38, 5, 1),
-    "put, tcp": Bound(50, 7, 1),
-    "get, tcp": Bound(50, 8, 1),
+    "put, tcp": Bound(51, 7, 1),
+    "get, tcp": Bound(57, 8, 1),
     "lookup, shm": Bound(38, 5, 1),
-    "put, shm": Bound(54, 5, 1),
-    "get, shm": Bound(52, 5, 2),
+    "put, shm": Bound(56, 5, 1),
+    "get, shm": Bound(59, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release. Some
 of the files are those of models of other sizes, which are shown a lookup behind its answer, so that

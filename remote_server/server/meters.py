@@ -5,10 +5,8 @@ read on demand.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
-from functools import partial
+from collections.abc import Callable, Container
 from time import monotonic
-from typing import Any
 
 import msgspec
 
@@ -24,10 +22,6 @@ from remote_server.protocol import (
     Release,
     Stored,
 )
-from remote_server.server.requests.dispatch import Handlers
-from remote_server.server.sending.outgoing import OutgoingMessage
-from remote_server.server.transfer.streams import Stream
-from remote_server.turns import Steps
 
 # Namespaces whose requests are counted by name. A deployment has one per model and setting, and
 # another after each weight update.
@@ -82,6 +76,8 @@ class Meters:
         """Keys that lookups reported as being written."""
         self._is_declared = is_declared
         self._histograms: dict[str, Histogram] = {}
+        self._operations: dict[tuple[type, str], Histogram] = {}
+        self.histogram(STREAM)
         # the one without requests for longest is first
         self._traffic: OrderedDict[str, Traffic] = OrderedDict()
         self._other = Traffic()
@@ -113,6 +109,54 @@ class Meters:
         traffic = self._traffic[namespace] = Traffic()
         return traffic
 
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def operation(self, kind: type, suffix: str = "") -> None:
+        """Requests of type `kind` are timed, over the transport with this `suffix`."""
+        self._operations[kind, suffix] = self.histogram(f"{_name(kind)}{suffix}")
+
+    def asked(self, client: bytes, request: protocol.Request, suffix: str, now: float) -> None:
+        """`request` arrived `now`; it is timed until its answer is passed to ZeroMQ."""
+        kind = type(request)
+        if kind is Release:  # the only one without an answer
+            return
+        traffic = None
+        if kind in _ABOUT_BLOCKS:
+            traffic = self.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
+            if kind is Put:
+                traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
+        if len(self.open) >= MAX_OPEN:
+            del self.open[next(iter(self.open))]
+        self.open[client, request.request_id] = self._operations[kind, suffix], now, traffic
+
+    def answered(self, client: bytes, message: protocol.Reply, num_bytes: int) -> None:
+        """`message`, with `num_bytes` of blocks, has been passed to ZeroMQ."""
+        answered = self.open.pop((client, message.request_id), None)
+        if answered is None:  # could not be read, or was answered before
+            return
+        histogram, began, traffic = answered
+        histogram.observe(self.clock() - began)
+        if traffic is not None:
+            count = _COUNT.get(type(message))
+            if count is not None:
+                count(traffic, message)
+                traffic.bytes_out += num_bytes
+            if type(message) is Found:
+                self.pending_keys += message.states.count(KeyState.PENDING)
+
+    def stream_begins(self, request: Get, arrived: float) -> Callable[[int | None], None]:
+        """The blocks of `request` follow its answer. Call the result with the bytes of each of
+        their messages, and with None after the last one."""
+        traffic, histogram = self.traffic_of(request.namespace, arrived), self.histogram(STREAM)
+
+        def count(num_bytes: int | None) -> None:
+            if num_bytes is None:
+                histogram.observe(self.clock() - arrived)
+            else:
+                traffic.bytes_out += num_bytes
+
+        return count
+
     def forget(self, clients: Container[bytes]) -> None:
         """Their connections have ended: requests of theirs that were dropped have no answer."""
         for request in [one for one in self.open if one[0] in clients]:
@@ -129,83 +173,6 @@ class Meters:
         if self._other.last_at:
             copies[OTHER] = msgspec.structs.replace(self._other)
         return copies
-
-
-class MeteredHandlers(Handlers):
-    """`Handlers` that time each request from its arrival until its answer is passed to ZeroMQ, and
-    the blocks of a streamed get until the last of them is."""
-
-    def __init__(self, meters: Meters, *given: Any, **named: Any) -> None:
-        """Takes the arguments of `Handlers` after `meters`."""
-        super().__init__(*given, clock=meters.clock, **named)
-        self._meters = meters
-        answered = (kind for kind in self._by_type if kind is not Release)
-        self._operations = {kind: meters.histogram(_name(kind)) for kind in answered}
-        self._on_shared: dict[type, Histogram] = {
-            kind: meters.histogram(f"{_name(kind)}_shared") for kind in (Put, Get)
-        }
-        self._on_lanes: dict[type, Histogram] = {
-            kind: meters.histogram(f"{_name(kind)}_lane") for kind in (Put, Get)
-        }
-        self._streams = meters.histogram(STREAM)
-
-    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
-        arrived = self._arrived
-        for _ in super()._rest_of(client, request_id, steps):
-            yield
-            self._arrived = arrived
-
-    def _dispatch(
-        self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
-    ) -> Steps[None] | None:
-        meters, now, kind = self._meters, self._arrived, type(request)
-        if kind is not Release:  # the only one without an answer
-            traffic = None
-            if kind in _ABOUT_BLOCKS:
-                traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
-                if kind is Put:
-                    traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
-            if len(meters.open) >= MAX_OPEN:
-                del meters.open[next(iter(meters.open))]
-            histograms: dict[type, Histogram] = self._operations
-            if kind in self._on_shared:
-                if request.lane:  # type: ignore[union-attr]
-                    histograms = self._on_lanes
-                elif request.shared is not None:  # type: ignore[union-attr]
-                    histograms = self._on_shared
-            histogram = histograms[kind]
-            meters.open[client, request.request_id] = histogram, now, traffic
-        return super()._dispatch(client, request, payload)
-
-    def _post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
-        super()._post(client, message, outgoing)
-        answered = self._meters.open.pop((client, message.request_id), None)
-        if answered is None:  # could not be read, or was answered before
-            return
-        histogram, began, traffic = answered
-        histogram.observe(self._clock() - began)
-        if traffic is not None:
-            count = _COUNT.get(type(message))
-            if count is not None:
-                count(traffic, message)
-                traffic.bytes_out += outgoing.num_bytes
-            if type(message) is Found:
-                self._meters.pending_keys += message.states.count(KeyState.PENDING)
-
-    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
-        traffic = self._meters.traffic_of(request.namespace, self._arrived)
-        stream.on_message = partial(self._count_message, traffic, self._arrived)
-        super()._post_stream(client, request, stream)
-
-    def _count_message(
-        self, traffic: Traffic, began: float, outgoing: OutgoingMessage | None
-    ) -> None:
-        """The next message of a stream has been taken; None after the last one."""
-        if outgoing is None:
-            self._streams.observe(self._clock() - began)
-        else:
-            on_lane = 0 if outgoing.on_lane is None else outgoing.on_lane.num_bytes
-            traffic.bytes_out += outgoing.num_bytes + on_lane
 
 
 # Tested by type: `isinstance` of a union costs as much as all the rest.

@@ -1,0 +1,122 @@
+"""Replies to one tenant's requests: each request is answered once, whatever becomes of it."""
+
+from collections.abc import Callable
+from functools import partial
+
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import ErrorCode
+from remote_server.server.meters import Meters
+from remote_server.server.sending.outgoing import OutgoingMessage, Stream
+from remote_server.server.sending.send_queue import SendQueues
+from remote_server.store.store import Store
+from remote_server.turns import Guard, Steps, to_end
+
+MAX_ERROR_CHARS = 500  # it may quote what a peer sent
+
+Later = Callable[[bytes, Steps[None]], None]
+"""Queues the remaining steps of a client's request."""
+
+_ENDED = object()
+
+_BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
+"""No correct client sends these. Correct ones can meet the other refusals."""
+
+
+def _at_once(_: bytes, steps: Steps[None]) -> None:
+    to_end(steps)
+
+
+class Replies:
+    """Encodes, meters and queues every reply. The loop thread alone uses it."""
+
+    def __init__(
+        self,
+        store: Store,
+        send_queues: SendQueues,
+        meters: Meters,
+        guard: Guard,
+        later: Later = _at_once,
+    ) -> None:
+        """`later` queues the remaining steps of a request that waited for the disk; without it they
+        run at once. `guard` counts the requests that fail by a fault of the server."""
+        self.arrived = 0.0
+        """When the request came that is being served; by the clock of `meters`."""
+        self._store = store
+        self._send_queues = send_queues
+        self.meters = meters
+        self._guard = guard
+        self._later = later
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def reply(self, client: bytes, message: protocol.Reply) -> None:
+        """Send a reply without payload."""
+        self.post(client, message, OutgoingMessage([*protocol.encode(message)]))
+
+    def post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
+        """Send `outgoing`, which is `message`, encoded, with its payload."""
+        self._send_queues.post(client, outgoing)
+        self.meters.answered(client, message, outgoing.num_bytes)
+
+    def post_stream(self, client: bytes, request: protocol.Get, stream: Stream) -> None:
+        """Send the blocks of `request` as they come, after its reply."""
+        count = self.meters.stream_begins(request, self.arrived)
+        stream.on_message = partial(_count, count)
+        self._send_queues.post_stream(client, stream)
+
+    # ── refusals ─────────────────────────────────────────────────────────────────────────
+
+    def failed(self, client: bytes, request_id: int, error: Exception) -> None:
+        """Answer with the error that ended the request."""
+        if isinstance(error, RequestRefused):
+            refusal = error
+        elif isinstance(error, RemoteProtocolError):
+            refusal = RequestRefused(ErrorCode.BAD_MESSAGE, str(error))
+        else:  # one request must never end the server for all others
+            self._guard.request_failed(error)
+            refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        self.refuse(client, request_id, refusal)
+
+    def refuse(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
+        """Answer with `refusal`, and count it."""
+        kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
+        self._store.counters[f"{kind}_{refusal.code}"] += 1
+        message = protocol.Error(
+            request_id=request_id,
+            epoch=self._store.epoch,
+            code=refusal.code,
+            message=refusal.message[:MAX_ERROR_CHARS],
+            protocol=protocol.PROTOCOL_VERSION,
+        )
+        self.reply(client, message)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────
+
+    def rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
+        """`steps`, with any exception in them sent as the request's answer."""
+        arrived = self.arrived
+        try:
+            for _ in steps:
+                yield
+                self.arrived = arrived
+        except Exception as error:
+            self.failed(client, request_id, error)
+        finally:
+            steps.close()  # its client has gone: what it holds is released
+
+    def go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
+        """What a request has waited for is there: run the first of its remaining `steps`, and queue
+        the others."""
+        rest = self.rest_of(client, request_id, steps)
+        if next(rest, _ENDED) is not _ENDED:
+            self._later(client, rest)
+
+
+def _count(count: Callable[[int | None], None], outgoing: OutgoingMessage | None) -> None:
+    """The next message of a stream has been taken; None after the last one."""
+    if outgoing is None:
+        count(None)
+    else:
+        on_lane = 0 if outgoing.on_lane is None else outgoing.on_lane.num_bytes
+        count(outgoing.num_bytes + on_lane)
