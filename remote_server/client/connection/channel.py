@@ -83,10 +83,12 @@ class ClientContext:
         demand, if the client is configured so; `for_lanes`: always on demand, and it knows the
         address of its peer. Raises as `Connection` does."""
         on_demand = for_lanes or (for_transfers and self.config.idle_close_s is not None)
-        return Connection(
+        connection = Connection(
             self.zmq_context, self.poll_set, self.config, self.clock, self.keys,
-            brings_blocks=brings_blocks, on_demand=on_demand, names_peer=for_lanes,
+            brings_blocks=brings_blocks, on_demand=on_demand,
         )  # fmt: skip
+        connection.names_peer = for_lanes
+        return connection
 
 
 class Channel(ABC):

@@ -95,11 +95,9 @@ class Connection:
         *,
         brings_blocks: bool = False,
         on_demand: bool = False,
-        names_peer: bool = False,
     ) -> None:
         """`brings_blocks`: replies have payload frames. `on_demand`: it rests without a socket
-        until `demand`, and again after `idle_close_s` without use. `names_peer`: `peer_host` is
-        known after each reply, for a microsecond more.
+        until `demand`, and again after `idle_close_s` without use.
 
         Raises `ConfigError` for an endpoint or keys that ZeroMQ refuses, and `zmq.ZMQError` when
         the process cannot open another file.
@@ -110,7 +108,8 @@ class Connection:
         self._clock = clock
         self._keys = keys
         self._brings_blocks = brings_blocks
-        self._names_peer = names_peer
+        self.names_peer = False
+        """`peer_host` is known after each reply, for a microsecond more."""
         self.peer_host = ""
         """The numeric address of the sender of the last reply."""
         self.connected = False
@@ -341,7 +340,7 @@ class Connection:
         try:
             if length != len(protocol.MAGIC) or self._magic != protocol.MAGIC or not self.more:
                 raise RemoteProtocolError("a message without the magic frame and a header")
-            if self._names_peer:
+            if self.names_peer:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
                 self.peer_host = str(frame.get("Peer-Address"))
                 return protocol.decode_reply(frame.bytes)

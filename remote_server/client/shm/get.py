@@ -166,9 +166,8 @@ class ShmGets(GetChannel[LeaseWindow]):
             return
         try:
             lease = Lease(
-                reply, leased, transfer, batch.indices, batch.num_bytes, self._link.region, arena,
-                integrity=self._config.integrity,
-            )  # fmt: skip
+                reply, leased, batch, self._link.region, arena, integrity=self._config.integrity
+            )
         except RemoteProtocolError:
             self._window.give_back(leased.number)
             raise

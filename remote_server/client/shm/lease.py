@@ -45,20 +45,20 @@ class Lease:
         self,
         reply: Got,
         leased: Leased,
-        transfer: GetTransfer,
-        indices: list[int],
-        num_bytes: int,
+        batch: "LeaseBatch",
         region: RegisteredRegion,
         arena: ArenaView,
         *,
         integrity: bool,
     ) -> None:
-        """`indices` are the transfer's blocks that were requested; `num_bytes` is their share of
-        the window. Raises `RemoteProtocolError` when `reply` contradicts itself."""
+        """`batch` is what was requested. Raises `RemoteProtocolError` when `reply` contradicts
+        itself."""
+        transfer, indices = batch.transfer, batch.indices
         _check(reply, leased, len(indices), arena.num_bytes, integrity=integrity)
         self.number = leased.number
         self.transfer = transfer
-        self.num_bytes = num_bytes
+        self.num_bytes = batch.num_bytes
+        """Its share of the window."""
         missing = set(range(len(indices))).difference(reply.found)
         self.missing = [indices[position] for position in sorted(missing)]
         """Blocks that the server does not have."""
