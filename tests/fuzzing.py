@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from remote_server.guard import Guard
 from remote_server.store.disk import pool
-from remote_server.turns import Guard
 
 MINUTES = os.environ.get("KVFERRY_FUZZ_MINUTES")
 

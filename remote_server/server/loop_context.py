@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from remote_server.turns import Guard
+from remote_server.guard import Guard
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from remote_server.errors import ServerFailed
+from remote_server.guard import Guard
 from remote_server.keys import read_server_keys
 from remote_server.native.moves import Moves
 from remote_server.plain_text import plain
@@ -44,14 +45,15 @@ from remote_server.server.shm.leases import Leases
 from remote_server.server.tenant.context import ServerContext
 from remote_server.server.tenant.tenant import Tenant
 from remote_server.server.transfer.copier import Copier
-from remote_server.server.upkeep.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
+from remote_server.server.upkeep.loop_calls import LoopCalls, Wakeup
+from remote_server.server.upkeep.prefetches import Prefetches
 from remote_server.server.upkeep.private_memory import PrivateMemory
+from remote_server.server.upkeep.upkeep import Upkeep
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
 from remote_server.store.bucket.opening import BUCKET_FILES, SharedBucket
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store
-from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 

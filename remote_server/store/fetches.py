@@ -8,12 +8,12 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+from remote_server.guard import Guard
 from remote_server.protocol import KeyState
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Together
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WayDown
-from remote_server.turns import Guard
 
 SHARE_OF_READ = 8
 """The largest part of memory for blocks that come together with those of one read."""

@@ -9,6 +9,7 @@ from itertools import compress
 from operator import add
 from typing import NamedTuple
 
+from remote_server.guard import Guard
 from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, WhatIf, select
 from remote_server.store.bucket.writer import PacksBelow
 from remote_server.store.curve.follower import Follower
@@ -23,7 +24,7 @@ from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import TierBlock
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import Below
-from remote_server.turns import Guard, Steps, parts
+from remote_server.turns import Steps, parts
 
 COUNTERS = (
     "lookup_keys", "lookup_hits",

@@ -13,6 +13,7 @@ from descriptors import memfd
 from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
+from remote_server.guard import Guard
 from remote_server.native.moves import Moves
 from remote_server.plain_text import FewLines
 from remote_server.server.config import TenantConfig
@@ -45,7 +46,7 @@ from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
-from remote_server.turns import Guard, none_in, to_end
+from remote_server.turns import none_in, to_end
 
 log = logging.getLogger(__name__)
 

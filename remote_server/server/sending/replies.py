@@ -5,12 +5,13 @@ from functools import partial
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.guard import Guard
 from remote_server.protocol import ErrorCode
 from remote_server.server.meters import Meters
 from remote_server.server.sending.outgoing import OutgoingMessage, Stream
 from remote_server.server.sending.send_queue import SendQueues
 from remote_server.store.store import Store
-from remote_server.turns import Guard, Steps, to_end
+from remote_server.turns import Steps, to_end
 
 MAX_ERROR_CHARS = 500  # it may quote what a peer sent
 

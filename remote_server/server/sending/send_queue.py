@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import zmq
 
+from remote_server.guard import Guard
 from remote_server.server.sending.bounds import Allowances, HeldByOne
 from remote_server.server.sending.outgoing import (
     FRAME_BYTES,
@@ -17,7 +18,6 @@ from remote_server.server.sending.outgoing import (
     Stream,
 )
 from remote_server.store.slabs import Block
-from remote_server.turns import Guard
 from remote_server.values import KiB
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a queued

@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Hashable
 from functools import partial
 
+from remote_server.guard import Guard
 from remote_server.native.moves import Moves
 from remote_server.server.transfer.put import Put
-from remote_server.turns import Guard, Turns
+from remote_server.turns import Turns
 
 log = logging.getLogger(__name__)
 

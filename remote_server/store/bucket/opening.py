@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from remote_server.guard import Guard
 from remote_server.store.bucket.names import MAX_LEARNED
 from remote_server.store.bucket.objects import BucketError, Objects
 from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
@@ -16,7 +17,6 @@ from remote_server.store.bucket.sweep import CLOCK, Limits, Swept, one_round, sw
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.transfers import Largest
 from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
-from remote_server.turns import Guard
 
 log = logging.getLogger(__name__)
 

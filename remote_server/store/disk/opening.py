@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from remote_server.errors import ConfigError
+from remote_server.guard import Guard
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import (
     FoundSegment,
@@ -36,7 +37,6 @@ from remote_server.store.disk.pool import ThreadPool, Threads
 from remote_server.store.disk.segments import largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
-from remote_server.turns import Guard
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from remote_server.guard import Guard
 from remote_server.store.disk.files import Scratch
-from remote_server.turns import Guard
 
 # Enough to keep a device's queue filled while one thread hashes; each holds at most one piece
 # (`transfers.PIECE_BYTES`) of scratch memory.

@@ -12,7 +12,8 @@ from fake_server import eventually
 from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
-from remote_server import turns
+from remote_server import guard
+from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server.config import ServerConfig
 from remote_server.server.entrance import tenant_keys
 from remote_server.server.server import Server
@@ -22,7 +23,6 @@ from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
-from remote_server.turns import MANY_FAILURES, Guard
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
@@ -48,7 +48,7 @@ class Broken:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(turns, "PAUSE_S", 0.0)
+    monkeypatch.setattr(guard, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
     assert watched.ailing == [f"copying failed {MANY_FAILURES} times in a row"]
     assert len(paused) == 1, "a part that is due in every turn would keep a core busy"
     assert len(caplog.records) == 1, "and fill the log"
-    now[0] += turns.LOG_AGAIN_S
+    now[0] += guard.LOG_AGAIN_S
     watched.run("copying", fail, 7)
     assert len(caplog.records) == 2
     assert watched.run("copying", lambda: 5, 7) == 5
@@ -108,10 +108,10 @@ def test_requests_that_fail_often_are_ailing_also_where_others_succeed_between_t
         assert watched.ailing == []
         watched.request_failed(ValueError("x"))
         watched.run("copying", lambda: 5, 7)
-    assert watched.ailing == [f"{MANY_FAILURES} requests failed within {turns.OFTEN_S:g} s"]
+    assert watched.ailing == [f"{MANY_FAILURES} requests failed within {guard.OFTEN_S:g} s"]
     assert len(caplog.records) == 1
     assert watched.counters["internal_errors"] == MANY_FAILURES
-    now[0] += turns.OFTEN_S + 1
+    now[0] += guard.OFTEN_S + 1
     assert watched.ailing == []
 
 
@@ -270,7 +270,7 @@ async def test_health_tells_of_requests_that_fail_while_others_do_not(ask, conte
             assert peer.put([1]).code == "internal"
             assert peer.lookup([1]).prefix == 0
         assert await ask(admin) == (
-            503, f"{MANY_FAILURES} requests failed within {turns.OFTEN_S:g} s\n"
+            503, f"{MANY_FAILURES} requests failed within {guard.OFTEN_S:g} s\n"
         )  # fmt: skip
         assert peer.put([1]).created == 1
         assert peer.stats().counters["internal_errors"] == MANY_FAILURES

@@ -12,7 +12,7 @@ from remote_server.server.sending import send_queue
 from remote_server.server.sending.outgoing import OutgoingMessage
 from remote_server.server.sending.send_queue import SendQueues, Sent
 from remote_server.server.server import Server
-from remote_server.server.upkeep import loop_calls
+from remote_server.server.upkeep import upkeep
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
 from remote_server.values import MiB
@@ -46,7 +46,7 @@ def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
     idle_server._check_periodically(idle=True)
-    now[0] += loop_calls.CHECK_INTERVAL_S
+    now[0] += upkeep.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=False)
     assert not caplog.records
     idle_server._check_periodically(idle=True)
@@ -58,8 +58,8 @@ def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server
 def test_the_check_is_left_out_when_it_would_keep_clients_waiting(idle_server, now, monkeypatch):
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
-    monkeypatch.setattr(loop_calls, "CHECK_MAX_BLOCKS", 0)
-    now[0] += loop_calls.CHECK_INTERVAL_S
+    monkeypatch.setattr(upkeep, "CHECK_MAX_BLOCKS", 0)
+    now[0] += upkeep.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=True)
     assert idle_server.store.counters["failed_checks"] == 0
     block.slab.tick_sum -= 1
@@ -70,7 +70,7 @@ def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(idle_se
         put(idle_server, b"k")
         idle_server.store.gets.lookup("ns", [b"k", b"other"])
         for _ in range(3):
-            now[0] += loop_calls.REPORT_INTERVAL_S
+            now[0] += upkeep.REPORT_INTERVAL_S
             idle_server._check_periodically(idle=False)
     assert len(caplog.records) == 1
     assert "memory 4.0 KiB of 16.0 MiB in 1 blocks" in caplog.text

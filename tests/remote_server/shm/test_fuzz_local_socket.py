@@ -17,12 +17,12 @@ from mutations import HEADER, RAW, Step, spoil_map, steps
 from wire_peer import REGION_BYTES, TICKETS_BYTES
 
 from remote_server import protocol
+from remote_server.guard import Guard
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.server.loop_context import LoopContext
 from remote_server.server.shm.endpoint import MAX_PENDING, LocalSocket
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
-from remote_server.turns import Guard
 
 pytestmark = pytest.mark.real_time
 

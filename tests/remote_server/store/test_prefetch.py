@@ -11,8 +11,8 @@ from gates import jobs_held
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
-from remote_server.server.upkeep import loop_calls as prefetch
-from remote_server.server.upkeep.loop_calls import MAX_PREFETCHES
+from remote_server.server.upkeep import prefetches as prefetch
+from remote_server.server.upkeep.prefetches import MAX_PREFETCHES
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
