@@ -14,7 +14,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     key_of,
 )
 from remote_server.client import GetResult, PutResult
-from remote_server.client.cache_client import Anchors
+from remote_server.client.cache_requests import Anchors
 from remote_server.values import MiB
 
 REQUEST_BYTES = 8 * MiB

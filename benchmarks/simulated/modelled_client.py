@@ -11,13 +11,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from typing import Any
 
-from remote_server.client import BreakerState, GetOutcome, GetResult
+from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
+from remote_server.client.cache_client import OneServer
+from remote_server.client.cache_requests import GetRequest, LookupRequest, PutRequest
 from remote_server.client.transfer.get import GetTransfer
 from remote_server.client.transfer.get_queue import GetQueue
 from remote_server.errors import DeadlineExceeded
-from remote_server.protocol import EngineReport, Found, KeyState
+from remote_server.protocol import EngineReport, Found, KeyState, StatsReply
 
 WINDOW_BLOCKS = 8
 """Blocks that were requested and still cross the link when their get has ended."""
@@ -67,18 +68,12 @@ class Link:
         return found
 
 
-class ModelledClient:
+class ModelledClient(OneServer):
     """Every block is on its server."""
 
-    names: tuple[str, ...] = ("",)
-    places_by_run = False
     ready, absent, closed = True, False, False
     epoch = "boot"
-    epochs: tuple[str | None, ...] = ("boot",)
-    are_ready = (True,)
     breaker = BreakerState.CLOSED
-    breakers = (BreakerState.CLOSED,)
-    num_ready = 1
     queued_bytes = 0
     transport = "tcp"
 
@@ -115,14 +110,12 @@ class ModelledClient:
 
     # ── what a tier asks ─────────────────────────────────────────────────────────────────
 
-    def lookup(
-        self, namespace: str, keys: Sequence[bytes], *, timeout_s: float,
-        on_late: Callable[[Found], None] | None = None, **_: Any,
-    ) -> "Future[Found]":  # fmt: skip
+    def send_lookup(self, asked: LookupRequest) -> "Future[Found]":
         reply: Future[Found] = Future()
-        states = bytes([KeyState.READABLE]) * len(keys)
-        found = Found(request_id=1, epoch="boot", prefix=len(keys), states=states)
-        comes_at, ends_at = self.link.reply_at(self.now), self.now + timeout_s
+        num_keys, on_late = len(asked.keys), asked.on_late
+        states = bytes([KeyState.READABLE]) * num_keys
+        found = Found(request_id=1, epoch="boot", prefix=num_keys, states=states)
+        comes_at, ends_at = self.link.reply_at(self.now), self.now + asked.timeout_s
         if comes_at <= ends_at:
             self._at(comes_at, lambda: self._ends(reply.set_result, found))
         else:
@@ -132,17 +125,18 @@ class ModelledClient:
                 self._at(comes_at, lambda: self._ends(on_late, found))
         return reply
 
-    def get(
-        self, namespace: str, keys: Sequence[bytes], rows: Sequence[memoryview], *,
-        stall_s: float, timeout_s: float, worth_s: float = 0.0, **_: Any,
-    ) -> "Future[GetResult]":  # fmt: skip
+    def send_get(self, asked: GetRequest) -> "Future[GetResult]":
         future: Future[GetResult] = Future()
-        get = GetTransfer(future, namespace, [*keys], [*rows], stall_s, timeout_s, worth_s)
-        get.deadline = self.now + timeout_s
+        get = GetTransfer(
+            future, asked.namespace, asked.keys, asked.rows, asked.stall_s, asked.timeout_s,
+            asked.worth_s,
+        )  # fmt: skip
+        get.deadline = self.now + asked.timeout_s
         get.prepare(get.rows)
         self._queue.add(get, self.now)
-        get.requested(len(keys))
-        self._block_comes(get, 0, self.link.arrivals(self.now, len(keys), self._free_at))
+        num_keys = len(asked.keys)
+        get.requested(num_keys)
+        self._block_comes(get, 0, self.link.arrivals(self.now, num_keys, self._free_at))
         return future
 
     def _block_comes(self, get: GetTransfer, number: int, arrivals: Sequence[float]) -> None:
@@ -174,10 +168,12 @@ class ModelledClient:
         self.num_ended += 1
         how(*about)
 
-    def server_of(self, key: bytes) -> int:
-        return 0
+    def send_put(self, asked: PutRequest) -> "Future[PutResult]":
+        raise AssertionError("every block is there already")
 
-    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+    def declare(
+        self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str] = {}
+    ) -> None:
         """Every namespace is welcome."""
 
     def report(self, report: EngineReport) -> None:
@@ -186,10 +182,13 @@ class ModelledClient:
     def register(self, view: memoryview, fd: int) -> None:
         """The bytes of rows do not matter here."""
 
-    def touch(self, namespace: str, keys: Sequence[bytes], **_: Any) -> None:
+    def forget(self, namespace: str) -> None:
         """Every block stays."""
 
-    def stats(self, **_: Any) -> "Future[Any]":
+    def send_touch(self, namespace: str, keys: list[bytes], timeout_s: float) -> "Future[int]":
+        return Future()  # every block stays
+
+    def send_stats(self, timeout_s: float, *, fingerprints: bool) -> "Future[StatsReply]":
         return Future()  # no reply: there are no other engines
 
     def counters(self) -> dict[str, int]:

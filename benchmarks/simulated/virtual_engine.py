@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from benchmarks.simulated.modelled_client import Link, ModelledClient
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
 from kv_connector.tier.remote_tier import RemoteTier
 from kv_connector.tier.speeds import Chunk, work_of
-from remote_server.client import CacheClient
 
 BLOCK_TOKENS = 32
 ROW_BYTES = 4096
@@ -145,7 +144,7 @@ def engine_of(
     def make(spec: Any, view: memoryview) -> RemoteTier:
         tier = RemoteTier(
             spec, view, "RemoteTier", sees_everything=True, server="tcp://127.0.0.1:1",
-            client_factory=lambda _: cast(CacheClient, client), clock=client.clock, **settings,
+            client_factory=lambda _: client, clock=client.clock, **settings,
         )  # fmt: skip
         tier.declare("virtual", {"model": "virtual"})
         engine = tier.break_even.engine

@@ -4,9 +4,9 @@ from remote_server.client.cache_client import (
     ABSENT_SO_FAR,
     UNANSWERED,
     UNANSWERED_LATE,
-    Anchors,
     CacheClient,
 )
+from remote_server.client.cache_requests import Anchors
 from remote_server.client.config import ClientConfig
 from remote_server.client.connection.breaker import BreakerState
 from remote_server.client.io_thread import IoThread

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+
+from msgspec.structs import replace
 
 from remote_server.client import (
     BreakerState,
@@ -25,7 +26,8 @@ from remote_server.client import (
     PutResult,
     RemoteClient,
 )
-from remote_server.client.cache_client import Anchors, CacheClient
+from remote_server.client.cache_client import CacheClient
+from remote_server.client.cache_requests import GetRequest, LookupRequest, PutRequest
 from remote_server.client.remote_client import future_of
 from remote_server.errors import DeadlineExceeded, Stalled
 from remote_server.fleet.holders import Holders
@@ -41,28 +43,18 @@ from remote_server.fleet.transfers import (
     unavailable,
 )
 from remote_server.fleet.view import View, ends_of, runs_in
-from remote_server.protocol import (
-    EngineReport,
-    Found,
-    Hint,
-    PutOutcome,
-    StatsReply,
-    Stretch,
-    select,
-)
-
-T = TypeVar("T")
+from remote_server.protocol import EngineReport, Found, PutOutcome, StatsReply
 
 logger = logging.getLogger(__name__)
 
 # With `copies=head` the runs up to this token have two copies.
 HEAD_TOKENS = 8192
 
-_BREAKERS = (BreakerState.CLOSED, BreakerState.PROBING, BreakerState.OPEN)
-
 
 class Fleet(CacheClient):
     """See `CacheClient`. Every method may be called from any thread."""
+
+    places_by_run = True
 
     def __init__(
         self,
@@ -108,14 +100,6 @@ class Fleet(CacheClient):
     def breakers(self) -> tuple[BreakerState, ...]:
         return tuple(one.client.breaker for one in self._view.servers.values())
 
-    @property
-    def num_ready(self) -> int:
-        return sum(self.are_ready)
-
-    @property
-    def places_by_run(self) -> bool:
-        return True
-
     def server_of(self, key: bytes) -> int:
         holder = self.holders.get(key)
         return 0 if holder is None else self._view.numbers.get(holder, 0)
@@ -130,10 +114,6 @@ class Fleet(CacheClient):
     @property
     def absent(self) -> bool:
         return all(one.client.absent or one.excluded for one in self._view.servers.values())
-
-    @property
-    def breaker(self) -> BreakerState:
-        return min(self.breakers, key=_BREAKERS.index)
 
     @property
     def transport(self) -> str:
@@ -156,46 +136,35 @@ class Fleet(CacheClient):
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    def lookup(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        *,
-        timeout_s: float = 0.05,
-        on_late: Callable[[Found], None] | None = None,
-        chain: Sequence[Stretch] = (),
-        explain: bool = False,
-        anchors: Anchors = (),
-        hint: Hint | None = None,
-    ) -> "Future[Found]":
-        """`on_late` is called once for each server whose reply comes late."""
+    def send_lookup(self, asked: LookupRequest) -> "Future[Found]":
         future = future_of(Found)
         view, now_s, parts = self._view, self._clock(), dict[FleetServer, Part]()
-        runs, away = [*runs_in(keys, anchors)], list[range]()
+        keys = asked.keys
+        runs, away = [*runs_in(keys, asked.anchors)], list[range]()
         for anchor, run in runs:
-            for server in view.all_homes(namespace, anchor, now_s):
-                left_s = self._left_s(server, timeout_s, namespace, keys[run.start])
+            for server in view.all_homes(asked.namespace, anchor, now_s):
+                left_s = self._left_s(server, asked, keys[run.start])
                 if not left_s:
                     away.append(run)
                     continue
                 part = parts.get(server)
                 if part is None:
                     part = parts[server] = Part(server, left_s)
-                part.add(run, keys, chain)
-        merged = FleetLookup(future, keys, on_late, self.holders.learn, self.holders.forget)
+                part.add(run, keys, asked.chain)
+        merged = FleetLookup(future, keys, asked.on_late, self.holders.learn, self.holders.forget)
         merged.expects([*parts.values()], away)
-        if anchors:
+        if asked.anchors:
             future.add_done_callback(lambda _: self._note_homes(runs, keys))
         with self._lock:
             self._counts["fleet_lookups"] += 1
             self._counts["fleet_parts"] += len(parts)
         for part in parts.values():
-            asked = part.server.client.lookup(
-                namespace, part.keys, timeout_s=part.timeout_s,
+            of_part = replace(
+                asked, keys=part.keys, chain=part.chain, timeout_s=part.timeout_s, anchors=(),
                 on_late=partial(self._late, merged, part, now_s),
-                chain=part.chain, explain=explain, hint=hint,
             )  # fmt: skip
-            asked.add_done_callback(partial(self._found, merged, part, now_s))
+            reply = part.server.client.send_lookup(of_part)
+            reply.add_done_callback(partial(self._found, merged, part, now_s))
         return future
 
     def _note_homes(self, runs: Sequence[tuple[bytes, range]], keys: Sequence[bytes]) -> None:
@@ -204,17 +173,17 @@ class Fleet(CacheClient):
             if (holder := self.holders.get(keys[run.start])) is not None:
                 self.holders.goes_on(anchor, holder)
 
-    def _left_s(self, server: FleetServer, wait_s: float, namespace: str, key: bytes) -> float:
-        """How long of its `wait_s` a lookup waits for this server, 0 if not at all. One that is
-        late is probed as well."""
+    def _left_s(self, server: FleetServer, asked: LookupRequest, key: bytes) -> float:
+        """How long a lookup waits for this server, 0 if not at all. One that is late is probed as
+        well."""
         with self._lock:
             if not server.can_be_looked_up():
                 return 0.0
-            left_s = server.lookups.left_s(wait_s)
+            left_s = server.lookups.left_s(asked.timeout_s)
             probes = server.lookups.take_probe()
         if probes:
-            asked = server.client.lookup(namespace, [key], timeout_s=wait_s)
-            asked.add_done_callback(partial(self._probed, server))
+            probe = server.client.lookup(asked.namespace, [key], timeout_s=asked.timeout_s)
+            probe.add_done_callback(partial(self._probed, server))
         return left_s
 
     def _probed(self, server: FleetServer, reply: "Future[Found]") -> None:
@@ -238,28 +207,16 @@ class Fleet(CacheClient):
             part.server.lookups.replied_late(self._clock() - sent_s)
         merged.late(part, found)
 
-    def put(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        rows: Sequence[memoryview],
-        *,
-        deferred: bool = True,
-        force: bool = False,
-        timeout_s: float = 5.0,
-        chain: Sequence[Stretch] = (),
-        anchors: Anchors = (),
-        hot: bool = False,
-    ) -> "Future[PutResult]":
+    def send_put(self, asked: PutRequest) -> "Future[PutResult]":
         """Each run goes to the home that has its beginning, else to the roomier one; of a list with
         `copies=head` the runs of the first 8,192 tokens go to both, if `chain` has their places. A
         `hot` run goes to the home that does not have it."""
         future = future_of(PutResult)
-        view, keys, rows = self._view, list(keys), list(rows)
-        ends = [*ends_of(chain)] if view.list.copies_head and not hot else []
+        view, keys, hot = self._view, asked.keys, asked.hot
+        ends = [*ends_of(asked.chain)] if view.list.copies_head and not hot else []
         chosen: dict[tuple[FleetServer | None, bool], RowsPart] = {}
-        for anchor, run in runs_in(keys, anchors):
-            homes = [one for one in view.homes(namespace, anchor) if one.takes_puts]
+        for anchor, run in runs_in(keys, asked.anchors):
+            homes = [one for one in view.homes(asked.namespace, anchor) if one.takes_puts]
             if hot:
                 holder = self.holders.get(keys[run.start])
                 server = next((one for one in homes if one is not holder), None)
@@ -282,11 +239,7 @@ class Fleet(CacheClient):
                 nothing: list[PutOutcome | None] = [None] * len(part.indices)
                 merged.ended(part, PutResult(outcomes=nothing, error=unavailable()))
                 continue
-            put = part.server.client.put(
-                namespace, _at(keys, part.indices), _at(rows, part.indices), deferred=deferred,
-                force=force, timeout_s=timeout_s,
-                chain=select(chain, part.indices) if chain else (),
-            )  # fmt: skip
+            put = part.server.client.send_put(asked.part(part.indices))
             put.add_done_callback(partial(_put_ended, merged, part))
         return future
 
@@ -300,26 +253,15 @@ class Fleet(CacheClient):
         self.holders.goes_on(anchor, home)
         return home
 
-    def get(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        rows: Sequence[memoryview],
-        *,
-        stall_s: float = 0.05,
-        timeout_s: float = 10.0,
-        worth_s: float = 0.0,
-        timed: bool = False,
-        anchors: Anchors = (),
-    ) -> "Future[GetResult]":
+    def send_get(self, asked: GetRequest) -> "Future[GetResult]":
         """From the server that a lookup or a put has found to have the key, else from the first
         home that can be asked."""
         future = future_of(GetResult)
-        view, keys, rows = self._view, list(keys), list(rows)
+        view, keys = self._view, asked.keys
         chosen: dict[FleetServer | None, RowsPart] = {}
         holder_of, now_s, others = self.holders.get, self._clock(), 0
-        for anchor, run in runs_in(keys, anchors):
-            homes = view.all_homes(namespace, anchor, now_s)
+        for anchor, run in runs_in(keys, asked.anchors):
+            homes = view.all_homes(asked.namespace, anchor, now_s)
             default = next((one for one in homes if one.ready), None)
             for index in run:
                 server = holder_of(keys[index])
@@ -341,11 +283,8 @@ class Fleet(CacheClient):
                 outcomes = [GetOutcome.UNAVAILABLE] * len(part.indices)
                 merged.ended(part, GetResult([], outcomes, error=unavailable()))
                 continue
-            got = part.server.client.get(
-                namespace, _at(keys, part.indices), _at(rows, part.indices), stall_s=stall_s,
-                timeout_s=timeout_s, worth_s=worth_s, timed=timed,
-            )  # fmt: skip
-            got.add_done_callback(partial(self._got, merged, part, stall_s))
+            got = part.server.client.send_get(asked.part(part.indices))
+            got.add_done_callback(partial(self._got, merged, part, asked.stall_s))
         return future
 
     def _got(
@@ -357,9 +296,7 @@ class Fleet(CacheClient):
                 part.server.lookups.was_late(self._clock() - stall_s)
         merged.ended(part, result)
 
-    def touch(
-        self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 1.0
-    ) -> "Future[int]":
+    def send_touch(self, namespace: str, keys: list[bytes], timeout_s: float) -> "Future[int]":
         """At the servers that are known to have the keys; the others stay as they are."""
         future = future_of(int)
         chosen: dict[FleetServer, list[bytes]] = {}
@@ -367,16 +304,15 @@ class Fleet(CacheClient):
             if (server := self.holders.get(key)) is not None and server.ready:
                 chosen.setdefault(server, []).append(key)
         touched = [
-            server.client.touch(namespace, some, timeout_s=timeout_s)
-            for server, some in chosen.items()
+            server.client.send_touch(namespace, some, timeout_s) for server, some in chosen.items()
         ]
         sum_up(future, touched)
         return future
 
-    def stats(self, *, fingerprints: bool = False, timeout_s: float = 1.0) -> "Future[StatsReply]":
+    def send_stats(self, timeout_s: float, *, fingerprints: bool) -> "Future[StatsReply]":
         servers = [*self._view.servers.values()]
         server = next((one for one in servers if one.ready), servers[0])
-        return server.client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
+        return server.client.send_stats(timeout_s, fingerprints=fingerprints)
 
     # ── this side ────────────────────────────────────────────────────────────────────────
 
@@ -404,7 +340,3 @@ class Fleet(CacheClient):
 
 def _put_ended(merged: FleetPut, part: RowsPart, put: "Future[PutResult]") -> None:
     merged.ended(part, put.result())
-
-
-def _at(items: Sequence[T], indices: Sequence[int]) -> list[T]:
-    return [items[index] for index in indices]

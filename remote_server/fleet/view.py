@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from remote_server.client.cache_client import Anchors
+from remote_server.client.cache_requests import Anchors
 from remote_server.fleet.placement import Placement
 from remote_server.fleet.server import FleetServer
 from remote_server.fleet.server_list import ServerList

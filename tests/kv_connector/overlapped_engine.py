@@ -57,20 +57,19 @@ class ModelServer(ScriptedClient):
         """The number of questions that have their answer."""
         self._before: dict[int, list[bytes]] = {}
 
-    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+    def declare(
+        self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str] = {}
+    ) -> None:
         super().declare(namespace, block_bytes, fingerprint)
         self.on_name(namespace)
 
-    def _ask(
-        self, operation: str, namespace: str, keys: Any, rows: Any = (), anchors: Any = ()
-    ) -> Any:
-        rows = list(rows)
-        reply = super()._ask(operation, namespace, keys, rows, anchors)
+    def _ask(self, operation: str, request: Any) -> Any:
+        reply = super()._ask(operation, request)
         if operation == "get":
-            for row in rows:
+            for row in request.rows:
                 _words(row)[:] = _OURS
         if operation in ("get", "put"):
-            self._before[id(self.asked[-1])] = [bytes(row) for row in rows]
+            self._before[id(self.asked[-1])] = [bytes(row) for row in request.rows]
         if operation == "touch":
             reply.cancel()
         return reply

@@ -1,6 +1,6 @@
 """A stand-in for `RemoteClient` whose futures the test completes, and an engine around the tier."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,28 +15,23 @@ from kv_connector.pool.rows import PoolRows
 from kv_connector.tier import metrics
 from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetPart, GetResult, PutResult
-from remote_server.protocol import EngineReport, Found, Hint, KeyState, PutOutcome, Stretch
+from remote_server.client.cache_client import OneServer
+from remote_server.client.cache_requests import GetRequest, LookupRequest, PutRequest
+from remote_server.protocol import EngineReport, Found, KeyState, PutOutcome
 
 STEP_END = ScheduleEndContext((), ())
 
 
 @dataclass
 class Asked:
-    """One request that the tier made; the test completes `reply`."""
+    """One request that the tier made, whose parts it has; the test completes `reply`."""
 
     operation: str
-    namespace: str
-    keys: list[bytes]
-    rows: Sequence[memoryview]
+    request: Any
     reply: "Future[Any]" = field(default_factory=Future)
-    on_late: Callable[[Found], None] | None = None
-    chain: Sequence[Stretch] = ()
-    stall_s: float = 0.0
-    worth_s: float = 0.0
-    timeout_s: float = 0.0
-    anchors: Sequence[bytes | None] = ()
-    hot: bool = False
-    hint: Hint | None = None
+
+    def __getattr__(self, part: str) -> Any:
+        return getattr(self.request, part)
 
     def found(self, *states: int, remote: Sequence[int] = ()) -> None:
         """The reply comes, in time or after the deadline."""
@@ -64,11 +59,14 @@ class Asked:
         )
 
 
-class ScriptedClient:
+class ScriptedClient(OneServer):
     """Records what it is asked; `ready` is the test's to set."""
 
     names: tuple[str, ...] = ("",)
-    places_by_run = False
+    ready, absent, closed = True, False, False
+    epoch: str | None = "boot-1"
+    breaker = BreakerState.CLOSED
+    transport, queued_bytes = "tcp", 0
 
     latest: "ClassVar[ScriptedClient]"
     """The one that was made last."""
@@ -76,90 +74,39 @@ class ScriptedClient:
     def __init__(self, config: Any) -> None:
         ScriptedClient.latest = self
         self.config = config
-        self.ready = True
-        self.absent = False
-        self.epoch: str | None = "boot-1"
-        self.breaker = BreakerState.CLOSED
-        self.queued_bytes = 0
         self.asked: list[Asked] = []
         self.stats_asked: list[Future[Any]] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
         self.reports: list[EngineReport] = []
-        self.closed = False
 
-    @property
-    def epochs(self) -> tuple[str | None, ...]:
-        return (self.epoch,)
-
-    @property
-    def are_ready(self) -> tuple[bool, ...]:
-        return (self.ready,)
-
-    @property
-    def breakers(self) -> tuple[BreakerState, ...]:
-        return (self.breaker,)
-
-    def server_of(self, key: bytes) -> int:
-        return 0
-
-    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+    def declare(
+        self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str] = {}
+    ) -> None:
         self.declared.append((namespace, block_bytes, dict(fingerprint)))
 
     def report(self, report: EngineReport) -> None:
         self.reports.append(report)
 
-    def register(self, memory: memoryview, fd: int) -> None:
+    def register(self, view: memoryview, fd: int) -> None:
         """The pool is not needed: the test writes into the rows that it is handed."""
 
     def forget(self, namespace: str) -> None:
         self.forgotten.append(namespace)
 
-    def lookup(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        *,
-        timeout_s: float,
-        on_late: Callable[[Found], None] | None = None,
-        chain: Sequence[Stretch] = (),
-        anchors: Sequence[bytes | None] = (),
-        hint: Hint | None = None,
-    ) -> "Future[Any]":
-        reply = self._ask("lookup", namespace, keys, anchors=anchors)
-        self.asked[-1].on_late, self.asked[-1].chain = on_late, chain
-        self.asked[-1].hint, self.asked[-1].timeout_s = hint, timeout_s
-        return reply
+    def send_lookup(self, asked: LookupRequest) -> "Future[Any]":
+        return self._ask("lookup", asked)
 
-    def get(
-        self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float,
-        worth_s: float,
-        anchors: Sequence[bytes | None] = (),
-    ) -> "Future[Any]":  # fmt: skip
-        reply = self._ask("get", namespace, keys, rows, anchors)
-        self.asked[-1].stall_s, self.asked[-1].worth_s = stall_s, worth_s
-        self.asked[-1].timeout_s = timeout_s
-        return reply
+    def send_get(self, asked: GetRequest) -> "Future[Any]":
+        return self._ask("get", asked)
 
-    def put(
-        self,
-        namespace: str,
-        keys: Any,
-        rows: Any,
-        *,
-        timeout_s: float,
-        chain: Sequence[Stretch] = (),
-        anchors: Sequence[bytes | None] = (),
-        hot: bool = False,
-    ) -> "Future[Any]":
-        reply = self._ask("put", namespace, keys, rows, anchors)
-        self.asked[-1].chain, self.asked[-1].hot = chain, hot
-        return reply
+    def send_put(self, asked: PutRequest) -> "Future[Any]":
+        return self._ask("put", asked)
 
-    def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
-        return self._ask("touch", namespace, keys)
+    def send_touch(self, namespace: str, keys: list[bytes], timeout_s: float) -> "Future[Any]":
+        return self._ask("touch", SimpleNamespace(namespace=namespace, keys=keys))
 
-    def stats(self, *, fingerprints: bool = False, timeout_s: float) -> "Future[Any]":
+    def send_stats(self, timeout_s: float, *, fingerprints: bool) -> "Future[Any]":
         self.stats_asked.append(Future())
         return self.stats_asked[-1]
 
@@ -176,7 +123,7 @@ class ScriptedClient:
                 asked.reply.cancel()
         return True
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 1.0) -> None:
         self.closed = True
 
     @property
@@ -205,10 +152,8 @@ class ScriptedClient:
     def count(self, operation: str) -> int:
         return sum(a.operation == operation for a in self.asked)
 
-    def _ask(
-        self, operation: str, namespace: str, keys: Any, rows: Any = (), anchors: Any = ()
-    ) -> "Future[Any]":
-        self.asked.append(Asked(operation, namespace, list(keys), rows, anchors=list(anchors)))
+    def _ask(self, operation: str, request: Any) -> "Future[Any]":
+        self.asked.append(Asked(operation, request))
         return self.asked[-1].reply
 
 

@@ -37,10 +37,6 @@ class ScriptedFleet(ScriptedClient):
     def breakers(self) -> tuple[BreakerState, ...]:
         return (BreakerState.CLOSED,) * len(self.names)
 
-    @property
-    def num_ready(self) -> int:
-        return sum(self.are_ready)
-
     def server_of(self, key: bytes) -> int:
         return self.names.index(self.holders.get(key, self.names[0]))
 

@@ -81,7 +81,6 @@ class Tier:
         broken = Broken()
         if name == "ready":  # read, not called
             kind = type("Unready", (type(owner),), {"ready": property(broken._raise)})
-            del owner.ready
             monkeypatch.setattr(owner, "__class__", kind)
         else:
             monkeypatch.setattr(owner, name, broken)

@@ -33,7 +33,7 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
 from benchmarks.remote_kv_cache.baseline.target import Target
 from remote_server.client import GetResult
-from remote_server.client.cache_client import Anchors
+from remote_server.client.cache_requests import Anchors
 
 SUFFIX = ", one batch at a time"
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from remote_server import protocol
+from remote_server.client.cache_requests import LookupRequest
 from remote_server.client.config import ClientConfig
 from remote_server.client.connection.channel import check_keys, check_namespace
 from remote_server.client.connection.limits import Limits
@@ -100,21 +101,10 @@ def _hello(
     )
 
 
-def lookup(
-    future: "Future[protocol.Found]",
-    namespace: str,
-    keys: Sequence[bytes],
-    timeout_s: float,
-    on_late: Callable[[protocol.Found], None] | None = None,
-    chain: Sequence[protocol.Stretch] = (),
-    *,
-    explain: bool = False,
-    fleet: bool = False,
-    hint: protocol.Hint | None = None,
-) -> Ask:
-    """`future` receives one `Found` for all of `keys`, from any number of messages. After its
-    deadline `on_late` receives it instead. `chain` has the stretches of all keys, or none. With
-    `explain` the namespace need not be declared here. With `fleet` the replies have the load."""
+def lookup(future: "Future[protocol.Found]", asked: LookupRequest, *, fleet: bool = False) -> Ask:
+    """`future` receives one `Found` for all keys, from any number of messages. After its deadline
+    `on_late` receives it instead. With `explain` the namespace need not be declared here. With
+    `fleet` the replies have the load."""
 
     def fits(reply: protocol.Reply, part: Build) -> bool:
         return (
@@ -138,11 +128,13 @@ def lookup(
             load=last.load,
         )  # fmt: skip
 
+    on_late = asked.on_late
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))
-    kind = partial(protocol.Lookup, explain=explain, fleet=fleet, hint=hint)
+    kind = partial(protocol.Lookup, explain=asked.explain, fleet=fleet, hint=asked.hint)
     return Ask(
-        Op.LOOKUP, _by_keys(kind, namespace, keys, chain),
-        fits, _resolve(future, merge), timeout_s, None if explain else namespace, end_late=end_late,
+        Op.LOOKUP, _by_keys(kind, asked.namespace, asked.keys, asked.chain), fits,
+        _resolve(future, merge), asked.timeout_s, None if asked.explain else asked.namespace,
+        end_late=end_late,
     )  # fmt: skip
 
 

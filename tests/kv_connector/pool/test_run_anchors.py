@@ -123,7 +123,7 @@ def test_one_server_needs_no_anchors_and_none_are_looked_for():
     engine.step()
     engine.tier.submit_load(engine.job(context, keys, range(4)))
     engine.tier.submit_store(engine.job(context, keys, range(4)))
-    assert [asked.anchors for asked in engine.client.asked] == [[]] * 3
+    assert [[*asked.anchors] for asked in engine.client.asked] == [[]] * 3
     assert not engine.hook_errors()
 
 

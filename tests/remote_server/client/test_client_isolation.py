@@ -189,7 +189,7 @@ def test_a_call_that_fails_while_the_client_closes_keeps_no_request_open():
 
     mailbox, future = Mailbox(), Future()
     mailbox.submit(Call(fail))
-    mailbox.submit(requests.lookup(future, NAMESPACE, [key(1)], timeout_s=1))
+    mailbox.submit(requests.touch(future, NAMESPACE, [key(1)], timeout_s=1))
     assert not future.done()
     mailbox.close()
     assert isinstance(future.exception(0), ServerUnavailable)
