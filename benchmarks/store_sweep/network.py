@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.store_sweep.points import Result
-from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets
+from remote_server.cli.checks.bench_verdict import CONNECTIONS, RawSockets
 from remote_server.values import MiB
 
 # Percent of the raw sockets' speed: up to the first value the network does not limit a sweep, from

@@ -1,4 +1,4 @@
-"""The list of `kvferry`'s commands: each is a module of this package with a `COMMAND`.
+"""The list of `kvferry`'s commands: each is a module of a room of this package, with a `COMMAND`.
 
 The list has what `kvferry --help` shows, so that no module is imported before its command runs: the
 client and the server behind them take ten times as long to import as Python takes to start.
@@ -38,7 +38,24 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS: dict[str, str] = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
+ROOMS: dict[str, tuple[str, ...]] = {
+    "figures": ("stats", "top", "watch"),
+    "blocks": ("bucket", "clear", "pin", "unpin", "why"),
+    "serving": ("drain", "serve"),
+    "setup": ("completion", "init", "keys"),
+    "checks": ("bench", "doctor"),
+    "traces": ("advise", "record"),
+}
+"""The commands of each room."""
+
+
+def module_of(name: str) -> str:
+    """The module of the command `name`, of `COMMANDS`."""
+    room = next(room for room, names in ROOMS.items() if name in names)
+    return f"remote_server.cli.{room}.{name}"
+
+
 def load(name: str) -> Command:
     """The command `name`, of `COMMANDS`."""
-    command: Command = import_module(f"remote_server.cli.{name}").COMMAND
+    command: Command = import_module(module_of(name)).COMMAND
     return command

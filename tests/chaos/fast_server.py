@@ -6,8 +6,8 @@ import time
 from functools import partial
 from unittest.mock import patch
 
-from remote_server.cli import serve
 from remote_server.cli.__main__ import run
+from remote_server.cli.serving import serve
 from remote_server.server.server import Server
 
 

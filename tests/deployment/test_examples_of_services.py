@@ -17,7 +17,7 @@ from deployment_fixtures import REPOSITORY
 from packaging.specifiers import SpecifierSet
 from typed_commands import flags_of
 
-from remote_server.cli.serve_all import conflicts
+from remote_server.cli.serving.serve_all import conflicts
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
 from remote_server.values import MiB, parse_bytes

@@ -19,8 +19,8 @@ from cluster import (
 
 from examples.processes import free_port
 from examples.tiny_model import prompt_tokens
-from remote_server.cli import record
 from remote_server.cli.__main__ import main
+from remote_server.cli.traces import record
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 

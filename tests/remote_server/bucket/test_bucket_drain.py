@@ -10,9 +10,9 @@ from admin_http import served, write_token
 from bucket_helpers import ROW_BYTES, ROW_TOKENS, folder_url, hello
 from wire_peer import Peer, block
 
-from remote_server.cli import drain as drain_command
 from remote_server.cli.__main__ import main
 from remote_server.cli.exit_status import NoServer
+from remote_server.cli.serving import drain as drain_command
 from remote_server.errors import KVFerryError
 from remote_server.protocol import Stretch
 from remote_server.server.upkeep.loop_calls import drain_to_bucket, drained

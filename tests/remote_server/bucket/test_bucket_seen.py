@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from wire_peer import Peer, key
 
 from remote_server.cli.__main__ import main
-from remote_server.cli.stats_lines import picture
+from remote_server.cli.figures.stats_lines import picture
 from remote_server.protocol import StatsReply, TierStats
 from remote_server.server.reports.bucket_calls import KINDS, CallMeter, MeteredObjects, all_tenants
 from remote_server.store.bucket.objects import (

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from remote_server.cli import bench
 from remote_server.cli.__main__ import main
-from remote_server.cli.bench_verdict import RawSockets, Row, Verdict, advice
+from remote_server.cli.checks import bench
+from remote_server.cli.checks.bench_verdict import RawSockets, Row, Verdict, advice
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB

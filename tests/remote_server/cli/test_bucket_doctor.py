@@ -9,8 +9,8 @@ from bucket_helpers import FaultyObjects, bucket_server, folder_url, hello
 from test_bucket import fill
 from wire_peer import Peer
 
-from remote_server.cli import doctor_bucket
 from remote_server.cli.__main__ import main
+from remote_server.cli.checks import doctor_bucket
 from remote_server.protocol import BucketStats, StatsReply, TierStats
 from remote_server.store.bucket.objects import Failure, StoreObjects
 
@@ -22,7 +22,7 @@ NO_SERVER = ["--server", "tcp://127.0.0.1:1"]
 @pytest.fixture
 def doctor(capsys, monkeypatch):
     """Run it: what it found of the bucket, as pairs of a verdict and a text."""
-    monkeypatch.setattr("remote_server.cli.doctor.host_findings", lambda: [])
+    monkeypatch.setattr("remote_server.cli.checks.doctor.host_findings", lambda: [])
 
     def run(*flags):
         main(["doctor", "--json", *NO_SERVER, *flags])
@@ -144,7 +144,7 @@ def test_the_counts_of_a_running_server_show_the_state_of_its_bucket(counters, v
 def test_a_server_that_leaves_its_bucket_alone_is_found_by_doctor(
     capsys, context, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("remote_server.cli.doctor.host_findings", lambda: [])
+    monkeypatch.setattr("remote_server.cli.checks.doctor.host_findings", lambda: [])
     url = folder_url(tmp_path)
     with bucket_server(url) as server:
         flags = ["doctor", "--json", "--server", server.endpoint]

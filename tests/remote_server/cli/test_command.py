@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from client_helpers import key
 
-from remote_server.cli import doctor as doctor_module
 from remote_server.cli.__main__ import main
-from remote_server.cli.stats_lines import events
+from remote_server.cli.checks import doctor as doctor_module
+from remote_server.cli.figures.stats_lines import events
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.client.lanes import link as lane_link
 from remote_server.protocol import StatsReply

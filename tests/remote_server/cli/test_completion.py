@@ -8,7 +8,7 @@ import pytest
 
 from remote_server.cli.__main__ import main
 from remote_server.cli.commands import COMMANDS
-from remote_server.cli.completion import SHELLS
+from remote_server.cli.setup.completion import SHELLS
 
 pytest.importorskip("shtab", reason="shtab is not installed")
 

@@ -37,7 +37,7 @@ def engine() -> Iterator[str]:
 
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
-    monkeypatch.setattr("remote_server.cli.doctor.host_findings", lambda: [])
+    monkeypatch.setattr("remote_server.cli.checks.doctor.host_findings", lambda: [])
 
     def run(url: str) -> tuple[str, str]:
         main(["doctor", "--json", "--server", "tcp://127.0.0.1:1", "--engine", url])

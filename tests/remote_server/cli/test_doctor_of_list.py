@@ -10,7 +10,7 @@ from fake_server import eventually
 from fleet_scene import Scene
 
 from remote_server.cli.__main__ import main
-from remote_server.cli.doctor_fleet import Asked, lists_of_engines, name_of
+from remote_server.cli.checks.doctor_fleet import Asked, lists_of_engines, name_of
 from remote_server.fleet.server_list import Member, read_list
 from remote_server.protocol import StatsReply
 

@@ -6,8 +6,8 @@ from random import Random
 import msgspec
 import pytest
 
-from remote_server.cli.sums import sum_of
-from remote_server.cli.what_if_lines import miss_lines, what_if_lines, why_lines
+from remote_server.cli.figures.sums import sum_of
+from remote_server.cli.figures.what_if_lines import miss_lines, what_if_lines, why_lines
 from remote_server.protocol import EngineState, FoundAt, StatsReply, WhatIf
 from remote_server.protocol.what_if_words import sound
 

@@ -19,7 +19,7 @@ from typed_commands import flags_of
 
 from kv_connector.config import ConnectorConfig, read_config
 from remote_server.cli.__main__ import main
-from remote_server.cli.init_files import SETTINGS
+from remote_server.cli.setup.init_files import SETTINGS
 from remote_server.fleet.server_list import read_list
 from remote_server.server import settings
 from remote_server.values import GiB, MiB, parse_bytes
@@ -148,7 +148,7 @@ def test_a_folder_that_a_unit_or_an_address_reads_otherwise_is_refused(tmp_path,
 
 
 def test_the_memory_of_a_container_is_what_its_limit_gives(init, monkeypatch):
-    monkeypatch.setattr("remote_server.cli.init_answers.most_memory", lambda: 8 * GiB)
+    monkeypatch.setattr("remote_server.cli.setup.init_answers.most_memory", lambda: 8 * GiB)
     assert chosen(init()).memory == 2 * GiB
 
 

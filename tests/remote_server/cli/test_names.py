@@ -170,9 +170,9 @@ def test_no_command_prints_what_a_terminal_obeys(evil_server, capsys, monkeypatc
             raise KeyboardInterrupt
 
         clock = SimpleNamespace(sleep=stop, time=time.time, strftime=time.strftime)
-        monkeypatch.setattr("remote_server.cli.watch.time", clock)
+        monkeypatch.setattr("remote_server.cli.figures.watch.time", clock)
     # What never comes, shared memory and lanes, is not waited for.
-    monkeypatch.setattr("remote_server.cli.doctor._within", lambda _, so: so())
+    monkeypatch.setattr("remote_server.cli.checks.doctor._within", lambda _, so: so())
     main([*arguments.split(), "--server", evil_server.endpoint, "--timeout-s", "60"])
     out, err = capsys.readouterr()
     assert out or err
@@ -193,7 +193,7 @@ def test_every_command_that_prints_a_reply_is_among_these():
 
 def test_commands_print_through_one_seam():
     folder = Path(main.__code__.co_filename).parent
-    for file in folder.glob("*.py"):
+    for file in folder.rglob("*.py"):
         if file.name not in ("output.py", "bench.py"):
             assert not re.search(r"\bprint\(", file.read_text()), file
 

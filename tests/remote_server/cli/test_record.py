@@ -19,10 +19,10 @@ import pytest
 from fake_server import FakeServer, eventually
 from memory_server import memory_server
 
-from remote_server.cli import record
 from remote_server.cli.__main__ import main
-from remote_server.cli.record_file import TraceFile
-from remote_server.cli.record_listen import NoStore
+from remote_server.cli.traces import record
+from remote_server.cli.traces.record_file import TraceFile
+from remote_server.cli.traces.record_listen import NoStore
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.prompt_keys import Recipe

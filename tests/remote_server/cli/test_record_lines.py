@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from remote_server.cli import record_lines
-from remote_server.cli.record_lines import ID_BITS, Lines, foot, head
+from remote_server.cli.traces import record_lines
+from remote_server.cli.traces.record_lines import ID_BITS, Lines, foot, head
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import KeyState, RecordedRequest, Stretch
 from remote_server.store.eviction.learner import AGAIN_S, REQUEST_S

@@ -15,10 +15,10 @@ from fleet_processes import COMMAND, All, fleet_file, is_running, serve_all
 from server_process import PATIENCE_S
 from wire_peer import Peer
 
-from remote_server.cli import supervisor
 from remote_server.cli.__main__ import main
-from remote_server.cli.serve_all import conflicts, list_for_engines
-from remote_server.cli.supervisor import Supervisor
+from remote_server.cli.serving import supervisor
+from remote_server.cli.serving.serve_all import conflicts, list_for_engines
+from remote_server.cli.serving.supervisor import Supervisor
 from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import read_list
 from remote_server.server.config import ServerConfig
@@ -140,8 +140,10 @@ def test_the_example_starts_four_servers(monkeypatch):
         def run(self, _: object) -> int:
             return 0
 
-    monkeypatch.setattr("remote_server.cli.serve_all.Supervisor", Started)
-    monkeypatch.setattr("remote_server.cli.serve_all.check_memory_fits", lambda *_, **__: None)
+    monkeypatch.setattr("remote_server.cli.serving.serve_all.Supervisor", Started)
+    monkeypatch.setattr(
+        "remote_server.cli.serving.serve_all.check_memory_fits", lambda *_, **__: None
+    )
     assert main(["serve", "--all", "--settings", str(FLEET)]) == 0
     assert [*started] == [f"cache-{number}" for number in range(4)]
     assert started["cache-1"][-3:] == [f"--settings={FLEET}", "--name", "cache-1"]
@@ -215,7 +217,7 @@ def test_a_mistake_is_one_sentence_and_nothing_starts(
 ):
     monkeypatch.delenv("KVFERRY_ADMIN", raising=False)
     monkeypatch.setattr(All, "__init__", None)
-    monkeypatch.setattr("remote_server.cli.supervisor.Child.__init__", None)
+    monkeypatch.setattr("remote_server.cli.serving.supervisor.Child.__init__", None)
     if text is not None:
         (tmp_path / "fleet.toml").write_text(text)
         flags = [*flags, "--settings", str(tmp_path / "fleet.toml")]

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from remote_server.cli.stats_lines import contents
-from remote_server.cli.sums import sum_of
+from remote_server.cli.figures.stats_lines import contents
+from remote_server.cli.figures.sums import sum_of
 from remote_server.protocol import NamespaceStats, StatsReply, TierShare, TierStats
 
 

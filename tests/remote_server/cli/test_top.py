@@ -10,9 +10,9 @@ import pytest
 from fake_server import eventually
 
 from remote_server.cli.__main__ import main
-from remote_server.cli.stats_lines import contents
-from remote_server.cli.sums import sum_of
-from remote_server.cli.top_lines import WIDTH, screen
+from remote_server.cli.figures.stats_lines import contents
+from remote_server.cli.figures.sums import sum_of
+from remote_server.cli.figures.top_lines import WIDTH, screen
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import EngineReport, EngineState, StatsReply, TierStats
@@ -120,7 +120,7 @@ def test_ctrl_c_gives_the_terminal_back(server):
     """On a terminal of its own: the other screen and the hidden cursor end with it."""
     code = (
         "import os, signal, sys, time, types\n"
-        "from remote_server.cli import top\n"
+        "from remote_server.cli.figures import top\n"
         "from remote_server.cli.__main__ import main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
         "def wait(_):\n"
@@ -152,7 +152,7 @@ def test_a_server_that_is_gone_between_two_looks_ends_it_with_status_3(server, c
             return one
         raise ServerUnavailable("gone")
 
-    monkeypatch.setattr("remote_server.cli.top.ask_stats", ask)
+    monkeypatch.setattr("remote_server.cli.figures.top.ask_stats", ask)
     typed = ["top", "--once", "--every-s", "0.01", "--server", server.endpoint]
     assert main([*typed, "--timeout-s", "60"]) == 3
     assert "no answer any more" in capsys.readouterr().err

@@ -7,8 +7,8 @@ import pytest
 from client_helpers import PatientClient, key
 
 from remote_server.cli.__main__ import main
-from remote_server.cli.sums import sum_of
-from remote_server.cli.what_if_lines import miss_lines, what_if_lines, why_lines
+from remote_server.cli.figures.sums import sum_of
+from remote_server.cli.figures.what_if_lines import miss_lines, what_if_lines, why_lines
 from remote_server.client import ClientConfig
 from remote_server.protocol import EngineState, FoundAt, StatsReply, Stretch, WhatIf
 from remote_server.protocol.what_if_words import (

@@ -10,7 +10,7 @@ from wire_peer import block, key
 
 from remote_server import protocol
 from remote_server.admin.exposition import families
-from remote_server.cli.stats_lines import picture
+from remote_server.cli.figures.stats_lines import picture
 from remote_server.server.lanes.listener import MAGIC, PREAMBLE, VERSION
 from remote_server.server.lanes.offer import num_threads
 

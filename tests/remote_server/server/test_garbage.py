@@ -7,7 +7,7 @@ import pytest
 
 from remote_server import garbage
 from remote_server.admin.admin import Admin
-from remote_server.cli.serve import _begin
+from remote_server.cli.serving.serve import _begin
 from remote_server.garbage import only_new_collected
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

@@ -8,7 +8,7 @@ from wire_peer import Peer
 
 from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
 from remote_server.admin.exposition import families
-from remote_server.cli.eviction_lines import eviction_lines
+from remote_server.cli.figures.eviction_lines import eviction_lines
 from remote_server.protocol import Hint, StatsReply
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

@@ -13,8 +13,8 @@ import pytest
 from fake_server import eventually
 
 from benchmarks.remote_kv_cache.replay.room import memory_for
-from remote_server.cli import record
 from remote_server.cli.__main__ import main
+from remote_server.cli.traces import record
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig

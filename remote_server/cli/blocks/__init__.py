@@ -1,0 +1,1 @@
+"""Commands about blocks: `why`, `clear`, `pin`, `unpin`, and `bucket` about those of a bucket."""

@@ -1,0 +1,1 @@
+"""Commands that check and measure a host and its servers: `doctor`, `bench`."""

@@ -1,0 +1,1 @@
+"""Commands that show the statistics of servers: `stats`, `watch`, `top`."""

@@ -1,0 +1,1 @@
+"""Commands that write files and scripts for a host: `init`, `keys`, `completion`."""

@@ -1,0 +1,1 @@
+"""Commands that record requests and try caches on them: `record`, `advise`."""
