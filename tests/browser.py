@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -88,12 +87,7 @@ class Browser:
         # A page without a window's focus moves its own focus but fires no event of it.
         await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
         if self._process.returncode is None:
             self._process.kill()

@@ -7,7 +7,6 @@ import socket
 import threading
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from remote_server import values
@@ -167,12 +166,7 @@ class Admin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

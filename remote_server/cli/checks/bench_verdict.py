@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from remote_server.values import KiB, format_bytes
@@ -43,12 +42,7 @@ class RawSockets:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in (each for pair in self._pairs for each in pair):
             each.close()
         self._threads.shutdown()

@@ -3,7 +3,6 @@
 import os
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from remote_server.errors import ConfigError, KVFerryError
@@ -72,12 +71,7 @@ class TraceFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _append(self, line: bytes) -> None:
