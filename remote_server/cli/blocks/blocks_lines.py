@@ -1,15 +1,59 @@
 """Lines of `kvferry why`, `clear`, `pin` and `unpin`."""
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from remote_server.cli.output import duration, print_error, print_lines
-from remote_server.protocol import BlockCopy, Kept, StatsReply, Stretch, read_key
+from remote_server.cli.output import agreed, duration, print_error, print_lines
+from remote_server.protocol import (
+    BlockCopy,
+    Found,
+    Kept,
+    KeyState,
+    NamespaceStats,
+    StatsReply,
+    Stretch,
+    read_key,
+)
 from remote_server.protocol.namespace_diff import Difference
 from remote_server.values import format_bytes
 
-PENDING_S = 0.05
+_PENDING_S = 0.05
 """The time between two questions for a block that is being looked for."""
+
+
+def settled(ask: Callable[[], dict[str, Found]], timeout_s: float) -> dict[str, Found]:
+    """The replies of lookups. While a copy is still being looked for, they are asked again."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        replies = ask()
+        pending = any(KeyState.PENDING in reply.states for reply in replies.values())
+        if not pending or time.monotonic() >= deadline:
+            return replies
+        time.sleep(_PENDING_S)
+
+
+def place_of(namespace: str, block: Stretch) -> dict[str, object]:
+    """For `--json`: the place of a block in its prompt."""
+    return {"namespace": namespace, "start": block.start, "end": block.end, "group": block.group,
+            "known": block.known}  # fmt: skip
+
+
+def may_clear(
+    flags: argparse.Namespace, namespaces: Mapping[str, NamespaceStats], which: str
+) -> bool:
+    """Whether the namespace of the flags is there, and a person or `--yes` agrees to remove its
+    blocks from `which`. Prints why not."""
+    if flags.namespace is not None and flags.namespace not in namespaces:
+        known = ", ".join(sorted(namespaces)) or "none"
+        print_error(f"no namespace {flags.namespace!r}; known: {known}")
+        return False
+    about = [flags.namespace] if flags.namespace is not None else [*namespaces]
+    num_blocks = sum(namespaces[name].total.blocks for name in about)
+    if flags.yes or agreed(f"remove {num_blocks:,} blocks of {which}?"):
+        return True
+    print_error("nothing removed; --yes skips the question")
+    return False
 
 
 def to_clear(flags: argparse.Namespace, namespaces: Collection[str]) -> Sequence[str | None]:
@@ -73,6 +117,11 @@ def summary_of(removed: Mapping[str, int]) -> str:
     """`removed`: blocks by tier."""
     counts = ", ".join(f"{count:,} from {tier}" for tier, count in removed.items())
     return f"removed blocks: {counts or 'none'}"
+
+
+def facts_of(done: Kept, *, keep: bool) -> dict[str, int]:
+    """For `--json`."""
+    return {"kept" if keep else "let_go": done.kept, "bytes": done.bytes, "declined": done.declined}
 
 
 def print_result(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:

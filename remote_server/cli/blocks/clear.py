@@ -4,9 +4,9 @@ import argparse
 from collections import Counter
 
 from remote_server.cli.blocks import fleet_blocks
-from remote_server.cli.blocks.blocks_lines import summary_of, to_clear
+from remote_server.cli.blocks.blocks_lines import may_clear, summary_of, to_clear
 from remote_server.cli.connection import ask_stats, connected
-from remote_server.cli.output import agreed, print_error, print_lines
+from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import add_servers, servers_of
 
@@ -26,14 +26,7 @@ def run(flags: argparse.Namespace) -> int:
         return fleet_blocks.clear(servers, flags)
     with connected(flags) as client:
         namespaces = ask_stats(client, flags.timeout_s).namespaces
-        if flags.namespace is not None and flags.namespace not in namespaces:
-            known = ", ".join(sorted(namespaces)) or "none"
-            print_error(f"no namespace {flags.namespace!r}; known: {known}")
-            return 1
-        about = [flags.namespace] if flags.namespace is not None else list(namespaces)
-        num_blocks = sum(namespaces[name].total.blocks for name in about)
-        if not flags.yes and not agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
-            print_error("nothing removed; --yes skips the question")
+        if not may_clear(flags, namespaces, flags.server):
             return 1
         removed: Counter[str] = Counter()
         for name in to_clear(flags, namespaces):

@@ -5,11 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
-from remote_server.cli.blocks.blocks_lines import print_result, summary_of, to_clear
+from remote_server.cli.blocks.blocks_lines import (
+    facts_of,
+    may_clear,
+    print_result,
+    summary_of,
+    to_clear,
+)
 from remote_server.cli.figures.sums import sum_of
-from remote_server.cli.output import agreed, print_error, print_lines
+from remote_server.cli.output import print_error, print_lines
 from remote_server.cli.servers import connected_to_each, print_failed, some
 from remote_server.client import RemoteClient
 from remote_server.fleet.server_list import ServerList
@@ -22,15 +27,8 @@ def clear(servers: ServerList, flags: argparse.Namespace) -> int:
     with connected_to_each(servers, flags) as (each, replies):
         print_failed(replies.failed)
         namespaces = sum_of(replies.received).namespaces
-        if flags.namespace is not None and flags.namespace not in namespaces:
-            known = ", ".join(namespaces) or "none"
-            print_error(f"no namespace {flags.namespace!r}; known: {known}")
-            return 1
-        about = [flags.namespace] if flags.namespace is not None else [*namespaces]
-        num_blocks = sum(namespaces[name].total.blocks for name in about)
         which = f"{len(replies.received):,} servers ({some(replies.received)})"
-        if not flags.yes and not agreed(f"remove {num_blocks:,} blocks of {which}?"):
-            print_error("nothing removed; --yes skips the question")
+        if not may_clear(flags, namespaces, which):
             return 1
         removed: dict[str, Counter[str]] = {name: Counter() for name in replies.received}
         failed: dict[str, str] = {}
@@ -85,8 +83,8 @@ def pin(servers: ServerList, flags: argparse.Namespace, *, keep: bool) -> int:
         total = _added(total, done)
     absent = absent if keys else 0
     if flags.json:
-        shown = {name: _as_json(done, keep=keep) for name, done in kept.items()}
-        facts = _as_json(total, keep=keep) | {"absent": absent}
+        shown = {name: facts_of(done, keep=keep) for name, done in kept.items()}
+        facts = facts_of(total, keep=keep) | {"absent": absent}
         print_lines(ascii_json(facts | {"servers": shown, "failed": failed}))
     else:
         print_result(flags.namespace, total, absent, keep=keep)
@@ -113,7 +111,3 @@ def _added(one: Kept | None, other: Kept) -> Kept:
         request_id=0, epoch="", kept=one.kept + other.kept, bytes=one.bytes + other.bytes,
         declined=one.declined + other.declined,
     )  # fmt: skip
-
-
-def _as_json(done: Kept, *, keep: bool) -> dict[str, Any]:
-    return {"kept" if keep else "let_go": done.kept, "bytes": done.bytes, "declined": done.declined}

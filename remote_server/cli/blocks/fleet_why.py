@@ -1,10 +1,9 @@
 """`kvferry why` of a list of servers: what each has of a block, and the block's homes."""
 
 import argparse
-import time
 from collections.abc import Iterable, Mapping
 
-from remote_server.cli.blocks.blocks_lines import PENDING_S, key_in, origin, report, where
+from remote_server.cli.blocks.blocks_lines import key_in, origin, place_of, report, settled, where
 from remote_server.cli.figures.sums import sum_of
 from remote_server.cli.figures.what_if_lines import why_lines
 from remote_server.cli.output import print_lines
@@ -12,7 +11,7 @@ from remote_server.cli.servers import connected_to_each, print_failed
 from remote_server.fleet.each import EachServer, Replies
 from remote_server.fleet.placement import homes
 from remote_server.fleet.server_list import ServerList
-from remote_server.protocol import UNKNOWN, BlockCopy, Found, KeyState, StatsReply, Stretch
+from remote_server.protocol import UNKNOWN, BlockCopy, Found, StatsReply, Stretch
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
 from remote_server.runs import begins_run, run_of
@@ -52,20 +51,18 @@ def _num(replies: Replies[StatsReply]) -> str:
 def _look_up(
     each: EachServer, key: bytes, namespace: str, replies: Replies[StatsReply], timeout_s: float
 ) -> dict[str, Found]:
-    """The replies by server. While a copy is still being looked for, they are asked again. Those
-    that fail join the failed of `replies`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+    """The replies by server. Those that fail join the failed of `replies`."""
+
+    def ask() -> dict[str, Found]:
         asked = each.ask(
             lambda one: one.lookup(namespace, (key,), explain=True, timeout_s=timeout_s),
             timeout_s,
             replies.received.keys() - replies.failed.keys(),
         )
         replies.failed |= asked.failed
-        pending = any(KeyState.PENDING in found.states for found in asked.received.values())
-        if not pending or time.monotonic() >= deadline:
-            return asked.received
-        time.sleep(PENDING_S)
+        return asked.received
+
+    return settled(ask, timeout_s)
 
 
 def _explain(
@@ -87,10 +84,7 @@ def _explain(
         first, second = homes(names, namespace, key)
         at_home = [names[first], names[second]] if _begins(block) else []
         copies = {name: next(iter(one.copies), []) for name, one in having.items()}
-        facts.append(
-            {"namespace": namespace, "start": block.start, "end": block.end, "group": block.group,
-             "known": block.known, "homes": at_home, "copies": copies}
-        )  # fmt: skip
+        facts.append(place_of(namespace, block) | {"homes": at_home, "copies": copies})
         if not flags.json:
             print_lines(f"{namespace}: {origin(block)}", *_places(block, at_home))
             print_lines(*_servers(names, replies, copies))

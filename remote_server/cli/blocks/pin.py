@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from remote_server.cli.blocks import fleet_blocks
-from remote_server.cli.blocks.blocks_lines import print_result
+from remote_server.cli.blocks.blocks_lines import facts_of, print_result
 from remote_server.cli.connection import connected
 from remote_server.cli.flags import add_json
 from remote_server.cli.output import print_lines
@@ -46,8 +46,7 @@ def run(flags: argparse.Namespace, *, keep: bool) -> int:
         )
     absent = 0 if keys is None else len(keys) - done.kept - done.declined
     if flags.json:
-        print_lines(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
-                        "declined": done.declined, "absent": absent}))  # fmt: skip
+        print_lines(ascii_json(facts_of(done, keep=keep) | {"absent": absent}))
     else:
         print_result(flags.namespace, done, absent, keep=keep)
     return 0 if done.kept and not done.declined else 1

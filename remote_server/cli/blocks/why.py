@@ -1,10 +1,9 @@
 """`kvferry why`: the settings that keep engines from sharing blocks, or the origin of one block."""
 
 import argparse
-import time
 
 from remote_server.cli.blocks import fleet_why
-from remote_server.cli.blocks.blocks_lines import PENDING_S, key_in, origin, report, where
+from remote_server.cli.blocks.blocks_lines import key_in, origin, place_of, report, settled, where
 from remote_server.cli.connection import ask_stats, connected
 from remote_server.cli.figures.what_if_lines import why_lines
 from remote_server.cli.flags import add_json
@@ -12,7 +11,7 @@ from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.servers import add_servers, servers_of
 from remote_server.client import RemoteClient
-from remote_server.protocol import UNKNOWN, Found, KeyState
+from remote_server.protocol import UNKNOWN, Found
 from remote_server.protocol.codec import ascii_json
 from remote_server.protocol.namespace_diff import all_gaps
 
@@ -60,11 +59,7 @@ def _explain(
     }
     copies = {name: next(iter(replies[name].copies), []) for name in found}
     if flags.json:
-        facts = [
-            {"namespace": name, "start": block.start, "end": block.end, "group": block.group,
-             "known": block.known, "copies": copies[name]}
-            for name, block in found.items()
-        ]  # fmt: skip
+        facts = [place_of(name, one) | {"copies": copies[name]} for name, one in found.items()]
         print_lines(ascii_json(facts))
     elif found:
         for name, block in found.items():
@@ -77,18 +72,16 @@ def _explain(
 def _look_up(
     client: RemoteClient, key: bytes, namespaces: list[str], timeout_s: float
 ) -> dict[str, Found]:
-    """The replies by namespace. While a copy is still being looked for, they are asked again."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+    """The replies by namespace."""
+
+    def ask() -> dict[str, Found]:
         asked = {
             name: client.lookup(name, (key,), explain=True, timeout_s=timeout_s)
             for name in namespaces
         }
-        replies = {name: reply.result(timeout_s + 1) for name, reply in asked.items()}
-        pending = any(KeyState.PENDING in reply.states for reply in replies.values())
-        if not pending or time.monotonic() >= deadline:
-            return replies
-        time.sleep(PENDING_S)
+        return {name: reply.result(timeout_s + 1) for name, reply in asked.items()}
+
+    return settled(ask, timeout_s)
 
 
 COMMAND = Command(

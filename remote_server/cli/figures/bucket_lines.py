@@ -1,5 +1,6 @@
 """The bucket in the output of `kvferry stats`."""
 
+from remote_server.cli.figures.changes import seconds_since
 from remote_server.cli.output import duration
 from remote_server.histograms import percentile
 from remote_server.protocol import BucketCalls, StatsReply
@@ -33,7 +34,7 @@ def bucket_lines(reply: StatsReply, before: StatsReply | None) -> list[str]:
         share = 100 * counters.get("hits_bucket", 0) / counters["get_hit"]
         lines.append(f"{'':<10} {share:.1f} % of the blocks that were got came from it")
     since = before.bucket if before is not None and before.epoch == reply.epoch else None
-    took_s = max(reply.uptime_s - before.uptime_s, 1e-3) if before is not None and since else 0.0
+    took_s = seconds_since(reply, before) if since is not None else 0.0
     table = [
         _line(kind, calls, since.calls.get(kind) if since is not None else None, took_s)
         for kind, calls in bucket.calls.items()

@@ -2,57 +2,26 @@
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from remote_server.cli.figures.stats_lines import contents, events, print_events
+from remote_server.cli.figures.stats_lines import Look, events, print_events
 from remote_server.cli.figures.sums import sum_of
-from remote_server.cli.figures.what_if_lines import what_if_lines
-from remote_server.cli.output import clear_screen, print_lines
-from remote_server.cli.servers import connected_to_each, print_failed
+from remote_server.cli.servers import connected_to_each
 from remote_server.fleet.each import Replies
 from remote_server.fleet.server_list import ServerList
 from remote_server.protocol import StatsReply
-from remote_server.protocol.codec import ascii_json
 from remote_server.values import format_bytes
 
 _TIERS = ("memory", "disk")
 _TITLES = ("server", "ready", "up", "blocks")
 
 
-def run(servers: ServerList, flags: argparse.Namespace) -> int:
-    """Exit status 1 when a server did not answer, the last time that it was asked."""
-    before: StatsReply | None = None
-    failed: Mapping[str, str] = {}
-    for replies in _replies(servers, flags):
-        total, failed = sum_of(replies.received), replies.failed
-        if flags.json:
-            print_lines(ascii_json(_as_json(replies, total)))
-        else:
-            if flags.watch:
-                clear_screen()
-            lines = what_if_lines(total) if flags.what_if else contents(total, before)
-            print_lines(*table(servers, replies, total), "", *lines)
-            print_failed(failed)
-        before = total
-    return 1 if failed else 0
-
-
-def _replies(servers: ServerList, flags: argparse.Namespace) -> Iterator[Replies[StatsReply]]:
-    in_full = flags.json or flags.what_if
-    with connected_to_each(servers, flags, fingerprints=in_full) as (
-        each,
-        replies,
-    ):
-        yield replies
-        while flags.watch:
-            time.sleep(1)
-            yield each.stats(flags.timeout_s, fingerprints=in_full)
-
-
-def _as_json(replies: Replies[StatsReply], total: StatsReply) -> dict[str, Any]:
+def look_at(servers: ServerList, replies: Replies[StatsReply]) -> Look:
+    """What these replies show: a table of servers, and their sum."""
+    total = sum_of(replies.received)
     sums = {"tiers": total.tiers, "namespaces": total.namespaces, "counters": total.counters}
-    return {"servers": replies.received, "failed": replies.failed, "sum": sums}
+    shown = {"servers": replies.received, "failed": replies.failed, "sum": sums}
+    return Look(total, shown, [*table(servers, replies, total), ""], replies.failed)
 
 
 def table(servers: ServerList, replies: Replies[StatsReply], total: StatsReply) -> list[str]:

@@ -3,8 +3,10 @@
 import argparse
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from remote_server.cli.figures.bucket_lines import bucket_lines
+from remote_server.cli.figures.changes import flows, grown
 from remote_server.cli.figures.eviction_lines import eviction_lines
 from remote_server.cli.figures.what_if_lines import miss_lines
 from remote_server.cli.output import duration, print_lines
@@ -14,27 +16,32 @@ from remote_server.values import format_bytes
 
 # Hits of lookups and gets: the first figures to look at.
 RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
-FLOWS = (
-    ("in", ("bytes_in", "shared_bytes_in", "lane_bytes_in")),
-    ("out", ("bytes_out", "shared_bytes_out", "lane_bytes_out")),
-    ("to disk", ("disk_written_bytes",)),
-    ("from disk", ("disk_read_bytes",)),
-    ("to bucket", ("bucket_written_bytes",)),
-    ("from bucket", ("bucket_read_bytes",)),
-)
 
 
-def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
-    """The lines to print. With an earlier reply `before`, flows are per second since then."""
+class Look(NamedTuple):
+    """The statistics of a server, or of a list, at one moment."""
+
+    total: StatsReply
+    """Those of all servers, as those of one."""
+
+    json: object
+    head: list[str]
+    """The lines above those of `total`."""
+
+    failed: Mapping[str, str]
+    """The servers that did not answer, each with the reason."""
+
+
+def head(reply: StatsReply) -> str:
+    """The line of a server."""
     name = f"{reply.name}  " if reply.name else ""
     mover = f"  mover {reply.mover}" if reply.mover else ""
     lanes = f"  lanes {reply.lanes}" if reply.lanes else ""
-    head = f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}{mover}{lanes}"
-    return [head, "", *contents(reply, before)]
+    return f"{name}{reply.server}  epoch {reply.epoch}  up {duration(reply.uptime_s)}{mover}{lanes}"
 
 
 def contents(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
-    """The same without the line of the server."""
+    """The lines below it. With an earlier reply `before`, flows are per second since then."""
     lines = [f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned"]
     for name, tier in reply.tiers.items():
         kept = f" ({tier.kept:,} kept)" if tier.kept else ""
@@ -48,7 +55,10 @@ def contents(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
         if counters.get(total):
             share = 100 * counters[hits] / counters[total]
             lines.append(f"{name:<10} {counters[total]:>14,} blocks, {share:.1f} % found")
-    lines += _flows(reply, before)
+    for name, moved, rate in flows(reply, before):
+        if moved:
+            text = f"{format_bytes(moved)}, {rate}" if rate else format_bytes(moved)
+            lines.append(f"{name:<11} {text:>13}")
     lines += miss_lines(reply)
     lines += eviction_lines(reply)
     lines += bucket_lines(reply, before)
@@ -74,21 +84,6 @@ def _namespaces(reply: StatsReply) -> list[str]:
     return lines
 
 
-def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
-    lines = []
-    for name, parts in FLOWS:
-        total = sum(reply.counters.get(part, 0) for part in parts)
-        if before is None or before.epoch != reply.epoch:
-            text = format_bytes(total)
-        else:
-            seconds = max(reply.uptime_s - before.uptime_s, 1e-3)
-            moved = total - sum(before.counters.get(part, 0) for part in parts)
-            text = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
-        if total:
-            lines.append(f"{name:<11} {text:>13}")
-    return lines
-
-
 def _wrong(counters: Mapping[str, int]) -> dict[str, int]:
     """Counters of declined, refused or damaged blocks that are not zero."""
     words = ("declined", "refused", "bad_", "integrity", "damaged", "error", "failed", "evicted")
@@ -108,16 +103,12 @@ def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[
         return [f"the server was restarted, epoch {now.epoch}"], {}
     lines = [f"+ namespace {name}" for name in now.namespaces if name not in before.namespaces]
     lines += [f"- namespace {name}" for name in before.namespaces if name not in now.namespaces]
-    grown = {
-        name: count - before.counters.get(name, 0)
-        for name, count in now.counters.items()
-        if count != before.counters.get(name, 0)
-    }
+    changed = {name: by for name, by in grown(now, before).items() if by}
     lines += [
         f"{name} {format_bytes(by) if 'bytes' in name else format(by, ',')}"
-        for name, by in grown.items()
+        for name, by in changed.items()
     ]
-    return lines, grown
+    return lines, changed
 
 
 def print_events(

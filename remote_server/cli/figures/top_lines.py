@@ -1,8 +1,9 @@
 """The screen of `kvferry top`: 80 columns, from two replies to `Stats`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from remote_server.cli.figures.stats_lines import FLOWS, RATIOS
+from remote_server.cli.figures.changes import flows, grown, seconds_since
+from remote_server.cli.figures.stats_lines import RATIOS
 from remote_server.cli.output import duration
 from remote_server.protocol import EngineState, StatsReply
 from remote_server.values import format_bytes
@@ -18,8 +19,6 @@ def screen(reply: StatsReply, before: StatsReply | None, most_engines: int = 20)
 
     `before` of another epoch, that is of a server that has been restarted since, counts as none.
     """
-    if before is not None and before.epoch != reply.epoch:
-        before = None
     return [
         line[:WIDTH].rstrip()
         for line in (
@@ -42,7 +41,7 @@ def _head(reply: StatsReply) -> str:
 def _found(reply: StatsReply, before: StatsReply | None) -> list[str]:
     """Hit rates, now and since the start."""
     rows = [("found", "now", "since the start", "")]
-    now = _grown(reply, before)
+    now = grown(reply, before)
     for name, hits, total in RATIOS:
         share = _percent(now.get(hits, 0), now.get(total, 0))
         whole = _percent(reply.counters.get(hits, 0), reply.counters.get(total, 0))
@@ -58,19 +57,15 @@ def _found(reply: StatsReply, before: StatsReply | None) -> list[str]:
 
 
 def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
-    now, seconds = _grown(reply, before), _seconds(reply, before)
     lines = [f"{'blocks':<16}{'now':>12}{'since the start':>18}"]
-    for name, parts in FLOWS:
-        total = sum(reply.counters.get(part, 0) for part in parts)
-        moved = sum(now.get(part, 0) for part in parts)
+    for name, total, rate in flows(reply, before):
         if total or name in ("in", "out"):
-            rate = f"{format_bytes(int(moved / seconds))}/s" if seconds else "-"
-            lines.append(f"{name:<16}{rate:>12}{format_bytes(total):>18}")
+            lines.append(f"{name:<16}{rate or '-':>12}{format_bytes(total):>18}")
     return lines
 
 
 def _tiers(reply: StatsReply, before: StatsReply | None) -> list[str]:
-    now, seconds = _grown(reply, before), _seconds(reply, before)
+    now, seconds = grown(reply, before), seconds_since(reply, before)
     lines = [f"{'tier':<10}{'used':>11}{'of':>11}{'full':>9}{'blocks':>12}{'evicted/s':>12}"
              f"{'declined/s':>12}"]  # fmt: skip
     for name, tier in reply.tiers.items():
@@ -105,17 +100,6 @@ def _engines(engines: Sequence[EngineState], most: int) -> list[str]:
     if len(shown) > most:
         lines.append(f"and {len(shown) - most:,} more")
     return lines
-
-
-def _grown(reply: StatsReply, before: StatsReply | None) -> Mapping[str, int]:
-    """The counters since `before`; none without it."""
-    if before is None:
-        return {}
-    return {name: count - before.counters.get(name, 0) for name, count in reply.counters.items()}
-
-
-def _seconds(reply: StatsReply, before: StatsReply | None) -> float:
-    return max(reply.uptime_s - before.uptime_s, 1e-3) if before is not None else 0.0
 
 
 def _percent(part: int, whole: int) -> str:

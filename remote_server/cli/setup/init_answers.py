@@ -74,8 +74,7 @@ class Answers:
     @property
     def is_reachable(self) -> bool:
         """Whether other machines can reach the servers."""
-        return self.target == KUBERNETES or any(not is_loopback(f"tcp://{host}:{PORT}")
-                                                for host in self.hosts)  # fmt: skip
+        return _is_reachable(self.hosts, self.target)
 
     def servers(self) -> ServerList:
         """The servers by name."""
@@ -125,7 +124,7 @@ def answers_of(flags: argparse.Namespace, ask: Callable[[str, str], str] | None)
                          "--memory")  # fmt: skip
     disk = answer(flags.disk, "Folder for blocks on disk, or none", "none")
     bucket = answer(flags.bucket, "Bucket that servers share, or none", "none")
-    reachable = flags.target == KUBERNETES or hosts != (HERE,)
+    reachable = _is_reachable(hosts, flags.target)
     names = answer(flags.keys, "Names of tenants with a key, or none", "engines" if reachable
                    else "none")  # fmt: skip
     return Answers(
@@ -154,6 +153,10 @@ def _hosts_of(text: str, target: str) -> tuple[str, ...]:
         raise ConfigError(f"--hosts {number}: name them, as cache-a,cache-b: engines need their "
                           "addresses")  # fmt: skip
     return tuple(f"kvferry-{at}" for at in range(number)) if target == KUBERNETES else (HERE,)
+
+
+def _is_reachable(hosts: tuple[str, ...], target: str) -> bool:
+    return target == KUBERNETES or any(not is_loopback(f"tcp://{host}:{PORT}") for host in hosts)
 
 
 def _or_none(text: str) -> str:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from wire_peer import Peer, key
 
 from remote_server.cli.__main__ import main
-from remote_server.cli.figures.stats_lines import picture
+from remote_server.cli.figures.stats_lines import contents
 from remote_server.protocol import StatsReply, TierStats
 from remote_server.server.reports.bucket_calls import KINDS, CallMeter, MeteredObjects, all_tenants
 from remote_server.store.bucket.objects import (
@@ -225,26 +225,26 @@ def reply(bucket, uptime_s: float = 10.0, tier: TierStats = TIER, **counters: in
 
 
 def test_stats_have_lines_of_the_bucket_and_none_without_one():
-    lines = "\n".join(picture(reply(a_bucket(timeout=2), get_hit=200, hits_bucket=25)))
+    lines = "\n".join(contents(reply(a_bucket(timeout=2), get_hit=200, hits_bucket=25)))
     assert "bucket     answers\n" in lines
     assert "1,200 packs known, 3 wait to be written; 1.0 MiB may be written now" in lines
     assert "12.5 % of the blocks that were got came from it" in lines
     (get,) = [line.split() for line in lines.splitlines() if line.startswith("get ")]
     assert get == ["get", "20", "2", "16.0", "MiB", "25.0", "ms", "10.00", "s"]
     assert "no limit" in lines, "it has no budget"
-    shown = picture(reply(a_bucket(), tier=replace(TIER, budget_bytes=50 << 40)))
+    shown = contents(reply(a_bucket(), tier=replace(TIER, budget_bytes=50 << 40)))
     assert any("50.0 TiB" in line for line in shown)
-    assert "bucket" not in "\n".join(picture(reply(None))).replace("bucket  ", "")
+    assert "bucket" not in "\n".join(contents(reply(None))).replace("bucket  ", "")
 
 
 def test_stats_of_a_paused_bucket_show_for_how_long_and_the_words_of_the_store():
-    lines = picture(reply(a_bucket(paused_s=75.0)))
+    lines = contents(reply(a_bucket(paused_s=75.0)))
     assert "bucket     left alone for 1 min 15 s, because its calls fail" in lines
     assert f"{'':<10} last failure, 1 min 15 s ago: get: timeout: no answer" in lines
 
 
 def test_stats_watched_show_calls_and_bytes_per_second():
     before, now = a_bucket(), all_tenants([a_bucket(), a_bucket()])
-    lines = picture(reply(now, uptime_s=12.0), reply(before))
+    lines = contents(reply(now, uptime_s=12.0), reply(before))
     (get,) = [line.split() for line in lines if line.startswith("get ")]
     assert get[:5] == ["get", "9.0", "0", "8.0", "MiB/s"]

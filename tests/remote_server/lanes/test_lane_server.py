@@ -10,7 +10,7 @@ from wire_peer import block, key
 
 from remote_server import protocol
 from remote_server.admin.exposition import families
-from remote_server.cli.figures.stats_lines import picture
+from remote_server.cli.figures.stats_lines import head
 from remote_server.server.lanes.listener import MAGIC, PREAMBLE, VERSION
 from remote_server.server.lanes.offer import num_threads
 
@@ -131,7 +131,7 @@ def test_an_operator_sees_lanes_and_their_bytes(lane, lane_server):
     assert samples["kvferry_server_lanes", None] == 1
     assert samples["kvferry_server_bytes_total", "in"] == 8192
     assert samples["kvferry_server_bytes_total", "out"] == 4096
-    assert f"  lanes {snapshot.lanes}" in picture(lane.peer.stats())[0]
+    assert f"  lanes {snapshot.lanes}" in head(lane.peer.stats())
 
 
 def test_the_document_has_the_bytes_of_a_block_and_of_a_preamble():
