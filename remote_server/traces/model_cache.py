@@ -55,25 +55,75 @@ class Result:
         return 100 * self.written / self.requested if self.requested else 0.0
 
 
-class OneLevel:
-    """`capacity` blocks under a policy. Requests follow each other, at times that they bring."""
+class Level:
+    """`capacity` blocks under a policy, without their bytes. Requests follow each other."""
 
-    def __init__(self, capacity: int, policy: str, block_tokens: int = TOKENS_PER_BLOCK) -> None:
+    def __init__(self, capacity: int) -> None:
+        """Least recently used first, until a class below sets another policy."""
         self.capacity = capacity
-        self.now = 0.0
-        self.learner: Learner | None = None
-        self._block_tokens = block_tokens
         self._index: dict[bytes, Place] = {}
         self._policy: EvictionPolicy[Place] = LRU()
-        if policy in RULES:
-            self.learner = Learner(lambda: self.now, RULES[policy])
-            self._policy = LearnedPolicy(self.learner, lambda _, key: self._index.get(key))
+        self.declined = 0
+        """Blocks that ranked below all that they could replace."""
 
     def __len__(self) -> int:
         return len(self._index)
 
     def __contains__(self, key: object) -> bool:
         return key in self._index
+
+    def learns(self, learner: Learner) -> None:
+        """Evict by what `learner` learns. Before there is any block."""
+        self._policy = LearnedPolicy(learner, lambda _, key: self._index.get(key))
+
+    def use_all(self, keys: Sequence[bytes]) -> None:
+        """A request read, or touched, those of `keys` that are here: the last of its prompt
+        first."""
+        if used := [self._index[key] for key in keys if key in self._index]:
+            self._policy.use_all(used)
+
+    def bring(self, namespace: str, keys: Sequence[bytes], *, may_refuse: bool) -> int:
+        """Add `keys` of one prompt, which are absent, and evict for them: as many of the first as
+        there is room for. With `may_refuse` there is none for what is unlikely to return. Returns
+        how many were added."""
+        if not keys or not self.capacity:
+            return 0
+        index, policy = self._index, self._policy
+        policy.arrive(namespace, keys[0], may_refuse=may_refuse)
+        room = self.capacity - len(index)
+        while room < len(keys) and (victim := policy.victim()) is not None:
+            policy.remove(victim)
+            del index[victim.key]
+            room += 1
+        self.declined += max(0, len(keys) - room) if policy.refuses else 0
+        policy.arrived()
+        places = [Place(namespace, key) for key in keys[:room]]
+        policy.reserve(places)
+        for place in reversed(places):
+            index[place.key] = place
+            policy.add(place)
+            place.pins = 0
+        return len(places)
+
+    def check(self) -> None:
+        """Assert that index and policy agree and that the capacity is kept."""
+        assert len(self._index) == len(self._policy) <= self.capacity
+        assert all(place in self._policy for place in self._index.values())
+        if isinstance(self._policy, LearnedPolicy):
+            self._policy.check()
+
+
+class OneLevel(Level):
+    """`capacity` blocks under a policy. Requests follow each other, at times that they bring."""
+
+    def __init__(self, capacity: int, policy: str, block_tokens: int = TOKENS_PER_BLOCK) -> None:
+        super().__init__(capacity)
+        self.now = 0.0
+        self.learner: Learner | None = None
+        self._block_tokens = block_tokens
+        if policy in RULES:
+            self.learner = Learner(lambda: self.now, RULES[policy])
+            self.learns(self.learner)
 
     def request(
         self, now: float, keys: Sequence[bytes], hint: Hint | None = None,
@@ -100,31 +150,10 @@ class OneLevel:
         return self._bring(namespace, keys)
 
     def _bring(self, namespace: str, keys: Sequence[bytes]) -> int:
-        index, policy = self._index, self._policy
-        new = [key for key in keys if key not in index]
-        if not new:
-            return 0
-        if self.learner is not None:
+        new = [key for key in keys if key not in self._index]
+        if new and self.learner is not None:
             self.learner.num_blocks = self.capacity
-        policy.arrive(namespace, new[0], may_refuse=True)
-        room = self.capacity - len(index)
-        while room < len(new) and (victim := policy.victim()) is not None:
-            policy.remove(victim)
-            del index[victim.key]
-            room += 1
-        policy.arrived()
-        places = [Place(namespace, key) for key in new[:room]]
-        policy.reserve(places)
-        for place in reversed(places):
-            index[place.key] = place
-            policy.add(place)
-            place.pins = 0
-        return len(places)
-
-    def check(self) -> None:
-        """Assert that index and policy agree and that the capacity is kept."""
-        assert len(self._index) == len(self._policy) <= self.capacity
-        assert all(place in self._policy for place in self._index.values())
+        return self.bring(namespace, new, may_refuse=True)
 
 
 def key_of(block: int) -> bytes:

@@ -1,63 +1,12 @@
 """Memory above disk without bytes: the store's own policy on both levels."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 from remote_server.protocol import Stretch
 from remote_server.store.eviction.learner import Learner
-from remote_server.store.eviction.policy import LearnedPolicy
-from remote_server.traces.model_cache import NAMESPACE, Place
+from remote_server.traces.model_cache import NAMESPACE, Level
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
-
-
-class LearnedLevel:
-    """A level of `capacity` blocks under the policy that learns."""
-
-    def __init__(self, capacity: int, learner: Learner) -> None:
-        self.capacity = capacity
-        self._places: dict[Hashable, Place] = {}
-        self._policy = LearnedPolicy(learner, lambda _, key: self._places.get(key))
-        self.declined = 0
-        """Blocks that ranked below all that they could replace."""
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._places
-
-    def use_all(self, keys: Sequence[Hashable]) -> None:
-        """A request read, or touched, those of `keys` that are here: the last of its prompt
-        first."""
-        used = [self._places[key] for key in keys if key in self._places]
-        if used:
-            self._policy.use_all(used)
-
-    def put(self, keys: Sequence[Any], *, may_refuse: bool) -> int:
-        """Add `keys` of one prompt, which are absent, and evict for them: as many of the first as
-        there is room for. With `may_refuse` there is none for what is unlikely to return. Returns
-        how many were added."""
-        if not keys or not self.capacity:
-            return 0
-        policy, places = self._policy, self._places
-        policy.arrive(NAMESPACE, keys[0], may_refuse=may_refuse)
-        room = self.capacity - len(places)
-        while room < len(keys) and (victim := policy.victim()) is not None:
-            policy.remove(victim)
-            del places[victim.key]
-            room += 1
-        self.declined += max(0, len(keys) - room) if policy.refuses else 0
-        policy.arrived()
-        new = [Place(NAMESPACE, key) for key in keys[:room]]
-        policy.reserve(new)
-        for place in reversed(new):
-            places[place.key] = place
-            policy.add(place)
-            place.pins = 0
-        return len(new)
-
-    def check(self) -> None:
-        """Assert that index and policy agree and that the capacity is kept."""
-        assert len(self._places) == len(self._policy) <= self.capacity
-        self._policy.check()
 
 
 class TwoLevels:
@@ -66,8 +15,9 @@ class TwoLevels:
     def __init__(self, memory: int, disk: int, block_tokens: int = TOKENS_PER_BLOCK) -> None:
         self.now = 0.0
         self.learner = Learner(lambda: self.now)
-        self.memory = LearnedLevel(memory, self.learner)
-        self.disk = LearnedLevel(disk, self.learner)
+        self.memory, self.disk = Level(memory), Level(disk)
+        for level in (self.memory, self.disk):
+            level.learns(self.learner)
         self.from_memory = 0
         self.from_disk = 0
         self.block_tokens = block_tokens
@@ -91,7 +41,7 @@ class TwoLevels:
         for level in (self.memory, self.disk):
             level.use_all(found[::-1])
         self._set_places()
-        self.memory.put(missing, may_refuse=False)
+        self.memory.bring(NAMESPACE, missing, may_refuse=False)
         self._put_on_disk(found)
         self.from_memory += len(found) - len(missing)
         self.from_disk += len(missing)
@@ -102,11 +52,12 @@ class TwoLevels:
         return. Returns how many are written on the disk."""
         new = [key for key in keys if not self.holds(key)]
         self._set_places()
-        self.memory.put(new, may_refuse=not self.disk.capacity)
+        self.memory.bring(NAMESPACE, new, may_refuse=not self.disk.capacity)
         return self._put_on_disk(new)
 
     def _put_on_disk(self, keys: Sequence[bytes]) -> int:
-        return self.disk.put([key for key in keys if key not in self.disk], may_refuse=True)
+        new = [key for key in keys if key not in self.disk]
+        return self.disk.bring(NAMESPACE, new, may_refuse=True)
 
     @property
     def remarks(self) -> dict[str, int]:
