@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
-from disk_helpers import BOUND_S
+from disk_helpers import BOUND_S, RealTier
 from wire_peer import Peer
 
 from remote_server import protocol
@@ -30,8 +30,8 @@ from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.tier import Written
 
 
-class RealBucket:
-    """A `BucketTier` over `url`. `with` waits for its jobs and checks it."""
+class RealBucket(RealTier):
+    """A `BucketTier` over `url`."""
 
     def __init__(self, url: str = "memory://", objects: Any = None, **options: Any) -> None:
         self.event = threading.Event()
@@ -69,16 +69,20 @@ class RealBucket:
         """All objects of the bucket."""
         return sorted(one.name for chunk in self.objects.listing("") for one in chunk)
 
-    def __enter__(self) -> "RealBucket":
-        return self
+    def read(self, namespace: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The bytes of the rows of `keys`; None for a miss."""
+        rows = self.tier.pin_all(namespace, keys)
+        found = [row for row in rows if row is not None]
+        views = [memoryview(bytearray(row.length)) for row in found]
+        results: list[bool] = []
+        if found:
+            self.tier.read(found, views, results.extend)
+            self.drain()
+        came = dict(zip(found, zip(views, results, strict=True), strict=True))
+        return [bytes(came[row][0]) if row and came[row][1] else None for row in rows]
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.drain()
-                self.tier.check()
-        finally:
-            self.pool.stop()
+    def close(self) -> None:
+        self.pool.stop()
 
 
 ROW_BYTES = 65_536

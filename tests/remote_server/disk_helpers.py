@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from one_by_one import OneByOne
 
@@ -44,7 +44,30 @@ def wait_for(tier: DiskTier, event: threading.Event, until: Callable[[], bool]) 
         tier.finish_jobs()
 
 
-class RealDisk:
+class RealTier:
+    """A tier below memory with real threads. `with` waits for its jobs, checks it and ends it."""
+
+    tier: Any
+
+    def drain(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.drain()
+                self.tier.check()
+        finally:
+            self.close()
+
+
+class RealDisk(RealTier):
     """A `DiskTier` over `path`. `with` ends it as a clean stop does, and checks it first."""
 
     def __init__(self, path: Path, budget: int, segment_bytes: int, **options: Any) -> None:
@@ -96,17 +119,6 @@ class RealDisk:
         self.tier.recovery.stop()
         self.pool.stop()
         self.tier.close()
-
-    def __enter__(self) -> "RealDisk":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.drain()
-                self.tier.check()
-        finally:
-            self.close()
 
 
 def stack_of(

@@ -65,19 +65,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealBucket]:
         yield bucket
 
 
-def read(bucket: RealBucket, keys: list[bytes]) -> list[bytes | None]:
-    """The bytes of the rows of `keys`; None for a miss."""
-    rows = bucket.tier.pin_all(NAMESPACE, keys)
-    found = [row for row in rows if row is not None]
-    views = [memoryview(bytearray(row.length)) for row in found]
-    results: list[bool] = []
-    if found:
-        bucket.tier.read(found, views, results.extend)
-        bucket.drain()
-    came = dict(zip(found, zip(views, results, strict=True), strict=True))
-    return [bytes(came[row][0]) if row and came[row][1] else None for row in rows]
-
-
 def test_each_row_of_a_wild_pack_comes_as_it_was_stored_or_not_at_all(
     fuzz: Any, bucket: RealBucket, internal_errors: list[object]
 ) -> None:
@@ -95,10 +82,12 @@ def test_each_row_of_a_wild_pack_comes_as_it_was_stored_or_not_at_all(
         bucket.tier.expect(NAMESPACE, [*packs_in(keys, CHAIN, BLOCK_BYTES, 8 * BLOCK_BYTES)])
         bucket.drain()
         for _ in range(2):  # of a pack that was damaged the second read has nothing
-            for each, data in zip([*keys, *strays], read(bucket, [*keys, *strays]), strict=True):
+            for each, data in zip(
+                [*keys, *strays], bucket.read(NAMESPACE, [*keys, *strays]), strict=True
+            ):
                 assert data in (None, data_of(each, True), data_of(each, False))
         if not program:
-            assert read(bucket, keys) == [data_of(each, compress) for each in keys]
+            assert bucket.read(NAMESPACE, keys) == [data_of(each, compress) for each in keys]
         bucket.objects.remove([name])
         bucket.tier.check()
         assert not internal_errors

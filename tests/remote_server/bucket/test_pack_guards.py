@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from bucket_helpers import FaultyObjects, RealBucket, folder_url
-from wild_packs import ROWS, VALUES, Step, wild_pack
+from mutations import Step
+from wild_packs import ROWS, VALUES, wild_pack
 from wire_peer import key
 
 from remote_server.protocol import Stretch

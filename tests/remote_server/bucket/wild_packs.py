@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
+from mutations import Step
 
 from remote_server import protocol
 from remote_server.store.bucket import layout
@@ -23,15 +24,6 @@ VALUES: tuple[Any, ...] = (
     [0], [1, 2, 3, 4], {}, {"a": 1},
 )  # fmt: skip
 """Of any field."""
-
-
-class Step(NamedTuple):
-    """`what` to do, and three numbers: where, and with what."""
-
-    what: str
-    a: int
-    b: int
-    c: int
 
 
 FIELDS = (
