@@ -13,6 +13,7 @@ beside it, so an `ipc://` address would change only the small messages.
 
 import errno
 import ipaddress
+import math
 import re
 import socket
 from collections.abc import Container
@@ -96,6 +97,14 @@ def whole_number(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS:
         return value
     raise ValueError("not a whole number")
+
+
+def float_or_nan(text: str) -> float:
+    """What Python's `float` makes of `text`; nan of other texts."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def finite_number(value: object) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.engine.kinds import VLLM, named
+from benchmarks.engine.prompts import check_length
 from benchmarks.harness import options
 from benchmarks.harness.machine import num_gpus
 from benchmarks.remote_kv_cache.models import MODELS, Model
@@ -131,6 +132,23 @@ def chosen(arguments: argparse.Namespace, presets: Mapping[str, Some]) -> Some:
         if getattr(arguments, field.name) is not None
     }
     return dataclasses.replace(preset, **given)
+
+
+def chosen_or_exit(
+    made: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    presets: Mapping[str, Some],
+    check: Callable[[Some], object] = lambda one: check_length(one.input_len, one.block_size),
+) -> Some:
+    """The same, for this machine. Exits with 2 and the reason where `check` raises `ConfigError`,
+    or `refuse`."""
+    try:
+        numbers = chosen(arguments, presets)
+        check(numbers)
+        refuse(arguments, numbers)
+    except ConfigError as error:
+        made.exit(2, f"{made.prog.removeprefix('python -m ')}: {error}\n")
+    return numbers
 
 
 def refuse(

@@ -14,7 +14,7 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
 from remote_server.fleet.server_list import read_list
-from remote_server.values import parse_bytes
+from remote_server.values import float_or_nan, parse_bytes
 
 T = TypeVar("T")
 
@@ -22,11 +22,8 @@ T = TypeVar("T")
 def parser(
     module: str, question: str, *, trials: int = 7, warm_ups: int = 1
 ) -> argparse.ArgumentParser:
-    """A parser for `python -m MODULE` with the common flags; the caller adds its own. Flags are
-    whole: labels of titles and the record's command are made from them."""
-    made = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=question, allow_abbrev=False
-    )
+    """A parser for `python -m MODULE` with the common flags; the caller adds its own."""
+    made = bare_parser(module, question)
     made.add_argument(
         "--trials", type=positive, default=trials, help="timed rounds (default: %(default)s)"
     )
@@ -37,11 +34,24 @@ def parser(
         "--memory", type=size, metavar="SIZE", help="use at most this much; cases that need more "
         "are skipped (default: the machine's free memory)",
     )  # fmt: skip
+    add_files(made)
+    return made
+
+
+def bare_parser(module: str, question: str) -> argparse.ArgumentParser:
+    """One without any flag. Flags are whole: labels of titles and the record's command are made
+    from them."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=question, allow_abbrev=False
+    )
+
+
+def add_files(made: argparse.ArgumentParser) -> None:
+    """`--json` and `--plot`, for `write`."""
     made.add_argument("--json", type=result, metavar="FILE", help="write the record to this file")
     made.add_argument(
         "--plot", type=drawing, metavar="FILE", help="write a chart to this file, as SVG and as PNG"
     )
-    return made
 
 
 def add_resume(made: argparse.ArgumentParser) -> None:
@@ -87,10 +97,7 @@ def positive(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """A finite number above 0; `nan` is refused."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float_or_nan(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value

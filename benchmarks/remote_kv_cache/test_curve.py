@@ -93,10 +93,8 @@ def _made(name: str, limit: int | None, places: int) -> Sequence[Request]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description="the live miss-ratio curve beside full replays, and its cost",
-        allow_abbrev=False,
+    made = options.bare_parser(
+        MODULE, "the live miss-ratio curve beside full replays, and its cost"
     )
     add = made.add_argument
     add("--trace", type=Path, metavar="FILE",
@@ -121,8 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompts", type=options.positive, default=2000, metavar="NUMBER",
         help="of a chunk there (default: %(default)s)")  # fmt: skip
     add("--trials", type=options.positive, default=7, help="chunks there (default: %(default)s)")
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
-    add("--plot", type=options.drawing, metavar="FILE", help="write charts to this file")
+    options.add_files(made)
     return made
 
 

@@ -19,14 +19,13 @@ from benchmarks.engine import presets, transfer_ratio
 from benchmarks.engine.driver import Batch, Request
 from benchmarks.engine.kinds import label, model_of
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
-from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
+from benchmarks.engine.prompts import Expected, distinct, whole_blocks
 from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
 from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.statistics import compare
 from benchmarks.remote_kv_cache.source_figures import LONG_PREFILL
-from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.remote_kv_cache.test_long_prefill"
 
@@ -81,12 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "how much faster a long prompt is the second time", PRESETS)
     arguments = parser.parse_args(argv)
-    try:
-        numbers = presets.chosen(arguments, PRESETS)
-        check_length(numbers.input_len, numbers.block_size)
-        presets.refuse(arguments, numbers)
-    except ConfigError as error:
-        parser.exit(2, f"{MODULE}: {error}\n")
+    numbers = presets.chosen_or_exit(parser, arguments, PRESETS)
     record = Record.begin(MODULE, argv)
     bench = LongPrefillBench(numbers, arguments)
     runner = Runner(numbers.trials, arguments.warm_ups, total=1.8 * len(numbers.engine_cache))

@@ -300,11 +300,7 @@ def chart(record: Record) -> plot.Chart:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description=(__doc__ or "").partition("\n")[0],
-        allow_abbrev=False,
-    )
+    made = options.bare_parser(MODULE, (__doc__ or "").partition("\n")[0])
     add: Callable[..., Any] = made.add_argument
     add("--policies", type=options.names(POLICIES), default=[*POLICIES], metavar="NAMES",
         help=f"some of {', '.join(POLICIES)} (default: all)")  # fmt: skip
@@ -318,8 +314,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ms of each step for answers of other requests (default: %(default)s)")  # fmt: skip
     add("--prompts", type=options.positive, default=150, metavar="NUMBER",
         help="of each engine (default: %(default)s)")  # fmt: skip
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
+    options.add_files(made)
     return made
 
 

@@ -192,11 +192,7 @@ def chart(record: Record) -> plot.Chart:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description="the placement of prompts over a fleet of servers",
-        allow_abbrev=False,
-    )
+    made = options.bare_parser(MODULE, "the placement of prompts over a fleet of servers")
     add = made.add_argument
     add("--trace", type=Path, metavar="FILE",
         help="chats, in the format of the Mooncake paper (default: only agents)")  # fmt: skip
@@ -215,8 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         "the previous list")  # fmt: skip
     add("--lists", type=options.positive, default=1, metavar="NUMBER",
         help="lists of names; results are the means over them (default: %(default)s)")  # fmt: skip
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
+    options.add_files(made)
     return made
 
 

@@ -196,11 +196,7 @@ def chart(record: Record) -> plot.Chart:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
-        description="rules of routers before engines that share a server",
-        allow_abbrev=False,
-    )
+    made = options.bare_parser(MODULE, "rules of routers before engines that share a server")
     add = made.add_argument
     add("--trace", type=Path, metavar="FILE", required=True,
         help="chats, in the format of the Mooncake paper")  # fmt: skip
@@ -247,8 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", type=options.folder, default=Path(tempfile.gettempdir()) / "kvferry-models",
         metavar="FOLDER", help="where the generated model is kept, with --real (default: "
         "%(default)s)")  # fmt: skip
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
+    options.add_files(made)
     return made
 
 

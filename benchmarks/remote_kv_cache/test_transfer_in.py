@@ -24,7 +24,6 @@ from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.remote_kv_cache import transfer_in_results as results
 from benchmarks.remote_kv_cache.transfer_in_results import FIRST, PASSES, SECOND, Key, charts
-from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.remote_kv_cache.test_transfer_in"
 
@@ -61,13 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--csv", type=options.result, metavar="FILE", help="write every point to this file"
     )
     arguments = parser.parse_args(argv)
-    try:
-        numbers = presets.chosen(arguments, PRESETS)
-        for rate in numbers.hit_rate:
-            share(rate, numbers.input_len, numbers.block_size)
-        presets.refuse(arguments, numbers)
-    except ConfigError as error:
-        parser.exit(2, f"{MODULE}: {error}\n")
+    numbers = presets.chosen_or_exit(
+        parser, arguments, PRESETS,
+        lambda one: [share(rate, one.input_len, one.block_size) for rate in one.hit_rate],
+    )  # fmt: skip
     record = Record.begin(MODULE, argv)
     bench = TransferInBench(numbers, arguments)
     runner = Runner(numbers.trials, arguments.warm_ups, total=len(numbers.engine_cache) * 1.5)

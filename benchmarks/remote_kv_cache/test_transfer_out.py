@@ -20,14 +20,13 @@ from benchmarks.engine.driver import Batch, Engine, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.profile import Profile, median, profile
-from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
+from benchmarks.engine.prompts import Expected, distinct, whole_blocks
 from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
 from benchmarks.remote_kv_cache.source_figures import TRANSFER_OUT
-from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.remote_kv_cache.test_transfer_out"
 
@@ -94,12 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "what handing the KV cache out costs an engine", PRESETS)
     arguments = parser.parse_args(argv)
-    try:
-        numbers = presets.chosen(arguments, PRESETS)
-        check_length(numbers.input_len, numbers.block_size)
-        presets.refuse(arguments, numbers)
-    except ConfigError as error:
-        parser.exit(2, f"{MODULE}: {error}\n")
+    numbers = presets.chosen_or_exit(parser, arguments, PRESETS)
     record = Record.begin(MODULE, argv)
     bench = TransferOutBench(numbers, arguments)
     conditions = len(numbers.engine_cache) * len(numbers.scheduling)

@@ -7,7 +7,6 @@ recorded order, each when it is free; an open loop sends them at their times or 
 import csv
 import itertools
 import json
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.storage_workload.requests import Request
 from remote_server.errors import ConfigError
 from remote_server.traces import TraceError
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
+from remote_server.traces.tables import seconds
 
 MOONCAKE_BLOCK_TOKENS = TOKENS_PER_BLOCK
 
@@ -89,7 +89,7 @@ def read_burst(path: Path) -> TraceSource:
                     continue
                 arrival_s = number * BURST_INTERVAL_S
                 if row.get("Timestamp"):
-                    arrival_s = _seconds(row, "Timestamp")
+                    arrival_s = seconds(row, "Timestamp")
                 user = number % BURST_USERS
                 request = _request(number, user, generation, arrival_s)
                 new = Entry(Kind.TURN, max(1, context), user, number, 1)
@@ -149,16 +149,6 @@ def _whole(row: Mapping[str, str | None], column: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError(f"{column} is {text!r}, not a whole number")
     return int(text)
-
-
-def _seconds(row: Mapping[str, str], column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{column} is {row[column]!r}, not seconds")
-    return value
 
 
 def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:

@@ -11,10 +11,7 @@ blocks. An engine's block has a prefix: here a block is its id and all ids befor
 
 from pathlib import Path
 
-import msgspec
-
-from remote_server.traces.collector import BlockSizes, Collector
-from remote_server.traces.json_lines import decode
+from remote_server.traces.collector import BlockSizes, Collector, id_lines
 from remote_server.traces.text import Lines
 from remote_server.traces.trace import Request, Trace
 
@@ -29,24 +26,12 @@ _BEYOND = 1 << 70
 """Larger than any id of a trace."""
 
 
-class _Line(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
-
-
 def read(path: Path, lines: Lines, partial_blocks: bool, limit: int | None) -> Trace:
     """The first `limit` requests; see `reader.read`."""
     made = Collector(path, NAME, is_tree=True)
     sizes = BlockSizes((TOKENS_PER_BLOCK,))
     blocks = _Blocks()
-    for number, line in lines:
-        try:
-            one = decode(line, _Line)
-            sizes.add(one.input_length, len(one.hash_ids))
-        except ValueError as error:
-            raise made.refuse(number, f"{error}") from None
+    for number, one in id_lines(made, sizes, lines):
         prompt, has_moved = blocks.of(one.hash_ids)
         if has_moved:
             made.problem(number, MOVED)

@@ -1,9 +1,13 @@
 """Collection of a trace's lines: checks that every format shares, and the problems, counted."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
+from remote_server.traces.json_lines import decode
+from remote_server.traces.text import Lines
 from remote_server.traces.trace import Problem, Request, Trace, TraceError, Tree
 
 MAX_TOKENS = 1 << 31
@@ -102,6 +106,26 @@ class Collector:
             self.recorded_found,
             self._starts_anywhere,
         )
+
+
+class IdLine(msgspec.Struct):
+    """The fields that count of a line with an id for each block, Mooncake's or Qwen-Bailian's."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def id_lines(made: Collector, sizes: "BlockSizes", lines: Lines) -> Iterator[tuple[int, IdLine]]:
+    """Each line with its number; `sizes` learns from it. Raises `TraceError`."""
+    for number, line in lines:
+        try:
+            one = decode(line, IdLine)
+            sizes.add(one.input_length, len(one.hash_ids))
+        except ValueError as error:
+            raise made.refuse(number, f"{error}") from None
+        yield number, one
 
 
 class BlockSizes:

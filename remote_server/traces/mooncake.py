@@ -11,10 +11,7 @@ write it with other block sizes, which only the counts of ids show.
 
 from pathlib import Path
 
-import msgspec
-
-from remote_server.traces.collector import BlockSizes, Collector
-from remote_server.traces.json_lines import decode
+from remote_server.traces.collector import BlockSizes, Collector, id_lines
 from remote_server.traces.text import Lines
 from remote_server.traces.trace import Request, Trace
 
@@ -25,23 +22,11 @@ TOKENS_PER_BLOCK = 512
 OTHER_SIZES = (16, 32, 64, 128, 256, 1024, 2048)
 
 
-class _Line(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
-
-
 def read(path: Path, lines: Lines, partial_blocks: bool, limit: int | None) -> Trace:
     """The first `limit` requests; see `reader.read`."""
     made = Collector(path, NAME)
     sizes = BlockSizes((TOKENS_PER_BLOCK, *OTHER_SIZES))
-    for number, line in lines:
-        try:
-            one = decode(line, _Line)
-            sizes.add(one.input_length, len(one.hash_ids))
-        except ValueError as error:
-            raise made.refuse(number, f"{error}") from None
+    for number, one in id_lines(made, sizes, lines):
         made.add(
             number,
             Request(one.timestamp / 1000, one.input_length, one.output_length, one.hash_ids),

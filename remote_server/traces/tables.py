@@ -7,6 +7,7 @@ from pathlib import Path
 
 from remote_server.traces.text import Lines
 from remote_server.traces.trace import TraceError
+from remote_server.values import float_or_nan
 
 Row = dict[str, str]
 
@@ -37,10 +38,7 @@ def rows_of(path: Path, lines: Lines) -> Iterator[tuple[int, Row]]:
 
 def whole(row: Row, column: str) -> int:
     """Raises `ValueError` with a sentence."""
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
+    value = float_or_nan(row[column])
     if not value.is_integer() or value < 0:  # not a number is no integer either
         raise ValueError(f"{column} is {row[column]!r:.40}, not a whole number")
     return int(value)
@@ -48,10 +46,7 @@ def whole(row: Row, column: str) -> int:
 
 def seconds(row: Row, column: str) -> float:
     """Raises `ValueError` with a sentence."""
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
+    value = float_or_nan(row[column])
     if not math.isfinite(value):
         raise ValueError(f"{column} is {row[column]!r:.40}, not seconds")
     return value

@@ -28,11 +28,7 @@ SERVED = ("lru", "learned")
 
 
 def parser(module: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description="what real requests find on each cache level",
-        allow_abbrev=False,
-    )
+    made = options.bare_parser(module, "what real requests find on each cache level")
     add = made.add_argument
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -181,9 +177,8 @@ def parser(module: str) -> argparse.ArgumentParser:
             metavar="DOLLARS",
             help=f"{PRICED[name]} (default: %(default)s, {LISTED})",
         )
-    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
     add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
+    options.add_files(made)
     return made  # fmt: skip
 
 

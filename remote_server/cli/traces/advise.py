@@ -13,7 +13,7 @@ from remote_server.cli.output import print_lines
 from remote_server.cli.parser import Command, Parser
 from remote_server.cli.progress import Progress
 from remote_server.errors import ConfigError
-from remote_server.values import parse_bytes
+from remote_server.values import float_or_nan, parse_bytes
 
 if TYPE_CHECKING:
     from remote_server.traces import Trace
@@ -136,10 +136,7 @@ def _size(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float_or_nan(text)
     if not math.isfinite(value) or not 0 <= value <= 1e15:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number from 0 on")
     return value
