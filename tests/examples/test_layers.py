@@ -68,6 +68,16 @@ ROOMS = {
 """The same of `kv_connector`; of the files beside them, those that a room may import are `COMMON`,
 which import none."""
 
+CLI = {
+    "figures": set(),
+    "blocks": {"figures"},
+    "checks": {"blocks"},
+    "serving": set(),
+    "setup": set(),
+    "traces": set(),
+}
+"""The same of `remote_server/cli`, whose files beside the rooms import none of them."""
+
 COMMON = {"__init__", "config", "hints"}
 
 
@@ -94,6 +104,16 @@ def test_packages_of_the_server_import_those_below_them_only(package: str):
         and (above := packages_of(file, root) - BELOW.get(package, set()) - {package})
     }
     assert wrong == {}
+
+
+def test_rooms_of_the_commands_import_those_below_them_only():
+    root = REPOSITORY / "remote_server/cli"
+    assert {file.parent.name for file in root.glob("*/__init__.py")} == CLI.keys()
+    for file in root.rglob("*.py"):
+        found = (name.split(".") for name in imports_of(file))
+        rooms = {parts[2] for parts in found if parts[1:2] == ["cli"] and len(parts) > 2}
+        above = rooms & CLI.keys() - CLI.get(file.parent.name, set()) - {file.parent.name}
+        assert not above, file
 
 
 def test_the_server_and_its_client_import_neither_torch_nor_vllm():
