@@ -308,9 +308,7 @@ def client_of(server: RemoteServer) -> Iterator[RemoteClient]:
 
 
 def stats_of(client: RemoteClient) -> StatsReply:
-    deadline = time.monotonic() + 10
-    while not client.ready and time.monotonic() < deadline:
-        time.sleep(0.01)
+    client.wait_until_ready(10)
     return client.stats(timeout_s=5).result()
 
 

@@ -4,7 +4,6 @@ import argparse
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -127,12 +126,9 @@ def _client_of(address: str, cleanup: ExitStack) -> RemoteClient:
     except KVFerryError as error:
         raise BadFlags(str(error)) from None
     cleanup.callback(client.close)
-    deadline = time.monotonic() + _REACH_S
-    while not client.ready:
-        if time.monotonic() > deadline:
-            raise BadFlags(
-                f"--cache-server {address}: nothing answers; it is the engine's setting 'server'. "
-                "Without the flag memory and disk are one level"
-            )
-        time.sleep(0.02)
+    if not client.wait_until_ready(_REACH_S):
+        raise BadFlags(
+            f"--cache-server {address}: nothing answers; it is the engine's setting 'server'. "
+            "Without the flag memory and disk are one level"
+        )
     return client

@@ -83,9 +83,7 @@ class Site:
         self.server = self._stack.enter_context(RemoteServer(memory, args=args))
         self.client = RemoteClient(ClientConfig(self.server.endpoint, client_name="observer"))
         self._stack.callback(self.client.close)
-        deadline = time.monotonic() + _READABLE_S
-        while not self.client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.client.wait_until_ready(_READABLE_S)
 
     def stop_server(self) -> None:
         if self.client is not None:

@@ -239,10 +239,8 @@ def wait_ready(pool: TieredPool, timeout_s: float = 10.0, attach_s: float = 3.0)
     assert isinstance(pool.tier, RemoteTier)
     client = pool.tier._client
     began = time.monotonic()
-    while not client.ready:
-        if time.monotonic() - began > timeout_s:
-            raise TimeoutError(f"the server did not answer within {timeout_s:g} s")
-        time.sleep(0.005)
+    if not client.wait_until_ready(timeout_s):
+        raise TimeoutError(f"the server did not answer within {timeout_s:g} s")
     if pool.tier._config.transport == "auto":
         while client.transport != "shm" and time.monotonic() - began < attach_s:
             time.sleep(0.005)

@@ -13,6 +13,7 @@ lost server costs only its blocks. A time that is nan raises `ValueError` at onc
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ late reply may still find the key."""
 ABSENT_SO_FAR = 253
 """The same: a server that may hold this key lacks it, and another one could not be asked. As a rule
 it is to be treated as absent: that server may be away for long."""
+
+_LOOK_S = 0.01
 
 _BREAKERS = (BreakerState.CLOSED, BreakerState.PROBING, BreakerState.OPEN)
 
@@ -104,6 +107,14 @@ class CacheClient(ABC):
         With `transport` set to "shm" and a region registered, attached as well. True is no
         guarantee: the server may be gone when a request comes.
         """
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Return `ready` as soon as it is true, at the latest after `timeout_s`. For a thread that
+        has nothing else to do."""
+        ends_by = time.monotonic() + timeout_s
+        while not self.ready and time.monotonic() < ends_by:
+            time.sleep(_LOOK_S)
+        return self.ready
 
     @property
     @abstractmethod

@@ -145,11 +145,8 @@ def _config(endpoint: str, transport: str, *, integrity: bool) -> ClientConfig:
 
 def wait_until_ready(client: Client) -> None:
     """Until the client may be used, for its own namespace. Raises `Skipped` after some seconds."""
-    deadline = time.monotonic() + _READY_S
-    while not client.ready:
-        if time.monotonic() > deadline:
-            raise Skipped(f"no connection within {_READY_S:g} s")
-        time.sleep(0.01)
+    if not client.wait_until_ready(_READY_S):
+        raise Skipped(f"no connection within {_READY_S:g} s")
 
 
 def _prepare(

@@ -145,9 +145,7 @@ class StepCost:
         self._client = RemoteClient(ClientConfig(self._server.endpoint, client_name="filler"))
         stack.callback(self._client.close)
         self._namespace = self._engine.declare_to(self._client)
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._client.wait_until_ready(PATIENCE_S)
         # Numbers below 1 in the model's format, so that attention over them costs as usual.
         words = np.random.default_rng(0).integers(0x3C00, 0x3F00, block_bytes // 2, np.uint16)
         self._row: memoryview = words.data.cast("B")

@@ -1,5 +1,6 @@
 """The same requests as those of `model_cache`, sent to a real server process by the client."""
 
+import math
 import mmap
 import sys
 import tempfile
@@ -108,6 +109,5 @@ def _server(
         client = RemoteClient(ClientConfig(endpoint=server.endpoint, **settings))
         stack.callback(client.close)
         client.declare(NAMESPACE, PAYLOAD)
-        while not client.ready:
-            time.sleep(0.01)
+        client.wait_until_ready(math.inf)
         yield client, clock
