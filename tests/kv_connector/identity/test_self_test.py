@@ -125,7 +125,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
     def damaged(blocks: Sequence[Block], *_: object) -> list[bool]:
         return [False] * len(blocks)
 
-    monkeypatch.setattr("remote_server.server.transfer.copies.copy_in", damaged)
+    monkeypatch.setattr("remote_server.server.zmq.put.copy_in", damaged)
     report = run_self_test(make_host().stage, to(server, transport="tcp", lanes=0))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 
