@@ -106,11 +106,12 @@ router-demo: $(READY) ## vLLM's router before two engines and a cache server: wh
 site: $(READY) ## the documentation site, in build/site; fails at a link that leads nowhere
 	$(PYTHON_VENV) .ci/site.py
 
-docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
+docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results, the rooms
 	$(PYTHON_VENV) -m benchmarks.settings_page docs/settings.md
 	$(PYTHON_VENV) -m benchmarks.commands_page docs/commands.md
 	$(PYTHON_VENV) -m benchmarks.features_page benchmarks/sources/README.md
 	$(PYTHON_VENV) -m benchmarks results
+	@$(PYTHON_VENV) .ci/rooms.py --svg docs/rooms.svg > /dev/null || echo "an arrow runs back: .ci/rooms.py"
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
 	$(PYTHON_VENV) -m remote_server $(ARGS)
