@@ -15,8 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, pictures, readmes, registry, remaking, scripts
+from benchmarks.harness import pictures
+from benchmarks.harness.commands import registry, remaking, scripts
 from benchmarks.harness.compare import compare_records
+from benchmarks.harness.pages import page, readmes
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record, RecordError
 

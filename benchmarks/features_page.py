@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from benchmarks.harness import registry
+from benchmarks.harness.commands import registry
 from benchmarks.harness.source import Document
 
 TABLE = registry.REPOSITORY / "benchmarks" / "sources" / "features.toml"

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import options, peer_folder
-from benchmarks.harness.peer_folder import PACKAGES, ROOT, STAMP
+from benchmarks.harness import options
+from benchmarks.harness.commands import peer_folder
+from benchmarks.harness.commands.peer_folder import PACKAGES, ROOT, STAMP
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.runner import Skipped
 

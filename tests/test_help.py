@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import registry
+from benchmarks.harness.commands import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "vllm", "transformers", "matplotlib", "pandas", "scipy", "aiohttp", "h5py"}

@@ -11,7 +11,7 @@ from absences import KINDS, found
 from test_help import PROGRAMS
 
 from benchmarks.features_page import RESULTS, Feature, read, render
-from benchmarks.harness import registry
+from benchmarks.harness.commands import registry
 from benchmarks.harness.record import Record
 from remote_server.cli.commands import COMMANDS
 

@@ -16,7 +16,7 @@ from benchmarks.engine.kinds import VLLM, named
 from benchmarks.engine.prompts import check_length
 from benchmarks.harness import options
 from benchmarks.harness.machine import num_gpus
-from benchmarks.remote_kv_cache.models import MODELS, Model
+from benchmarks.remote_kv_cache.work.models import MODELS, Model
 from examples import tiny_model
 from remote_server.errors import ConfigError
 from remote_server.values import parse_bytes

@@ -15,8 +15,8 @@ from benchmarks.engine.session import Site
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.summary import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, TRANSPORTS, connect, key_of
+from benchmarks.remote_kv_cache.work.blocks import filled_pools
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, TRANSPORTS, connect, key_of
 from remote_server.client import GetOutcome
 
 NAME = "prefill to transfer"

@@ -48,8 +48,8 @@ from benchmarks.engine.messages import (
 )
 from benchmarks.engine.presets import gpu_is_here
 from benchmarks.harness.runner import Skipped
-from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
-from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
+from benchmarks.remote_kv_cache.baseline.steps.hook_timer import HookTimer
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import time_hooks
 
 _SERVER_IN_REACH_S = 30.0
 

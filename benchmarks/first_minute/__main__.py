@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import options, plot, table, titles
+from benchmarks.harness.commands.registry import REPOSITORY
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.registry import REPOSITORY
 from benchmarks.harness.runner import Runner
 from remote_server.cli.commands import COMMANDS
 

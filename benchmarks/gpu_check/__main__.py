@@ -19,10 +19,10 @@ from benchmarks.gpu_check.checks import CHECKS
 from benchmarks.gpu_check.judging import OK
 from benchmarks.gpu_check.session import Session, look
 from benchmarks.harness import machine, table
+from benchmarks.harness.commands.registry import REPOSITORY
 from benchmarks.harness.files import why_not_into, why_not_written
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
-from benchmarks.harness.registry import REPOSITORY
 from benchmarks.harness.runner import Runner
 
 MODULE = "benchmarks.gpu_check"

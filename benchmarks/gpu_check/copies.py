@@ -23,7 +23,7 @@ from benchmarks.gpu_check.layouts import LAYOUTS, SHAPES, Cache, Rows, Shape
 from benchmarks.gpu_check.mapped_pool import MappedPool
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes
-from benchmarks.remote_kv_cache.baseline.device_copies import Pieces
+from benchmarks.remote_kv_cache.baseline.copies.device_copies import Pieces
 
 MODULE = "benchmarks.gpu_check.copies"
 

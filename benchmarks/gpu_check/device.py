@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness.runner import Skipped
-from benchmarks.remote_kv_cache.baseline.device_copies import Copies, CudaCopies, HostCopies
+from benchmarks.remote_kv_cache.baseline.copies.device_copies import Copies, CudaCopies, HostCopies
 
 GPU, CPU = "cuda", "cpu"
 DEVICES = (GPU, CPU)

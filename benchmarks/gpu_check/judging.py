@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness.commands.steps import Ended, last_lines
 from benchmarks.harness.record import Figure, Record, RecordError, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.steps import Ended, last_lines
 
 OK, FAILED, SKIPPED = "OK", "FAILED", "SKIPPED"
 

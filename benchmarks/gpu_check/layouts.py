@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_check.device import Device
-from benchmarks.remote_kv_cache.baseline.device_copies import Pieces
+from benchmarks.remote_kv_cache.baseline.copies.device_copies import Pieces
 
 Rows = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]

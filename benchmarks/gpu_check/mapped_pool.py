@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from benchmarks.gpu_check.device import Device
-from benchmarks.harness.registry import REPOSITORY
+from benchmarks.harness.commands.registry import REPOSITORY
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 

@@ -23,7 +23,7 @@ from benchmarks.gpu_check.pool_holder import FILLED_BYTES, pattern
 from benchmarks.harness import machine
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Skipped, WrongBytes
-from benchmarks.remote_kv_cache.baseline.device_copies import Pieces
+from benchmarks.remote_kv_cache.baseline.copies.device_copies import Pieces
 
 MODULE = "benchmarks.gpu_check.registration"
 

@@ -22,9 +22,10 @@ from benchmarks.gpu_check.judging import (
     row_of,
     verdict_of,
 )
-from benchmarks.harness import machine, steps
+from benchmarks.harness import machine
+from benchmarks.harness.commands import steps
+from benchmarks.harness.commands.steps import Ended
 from benchmarks.harness.record import Record
-from benchmarks.harness.steps import Ended
 
 MODEL = "checks"
 """`model` of the rows that are the checks themselves."""

@@ -20,11 +20,11 @@ from benchmarks.gpu_demo import plan, report
 from benchmarks.gpu_demo.plan import Step, Where
 from benchmarks.gpu_demo.report import Result
 from benchmarks.harness import machine, options
+from benchmarks.harness.commands.registry import REPOSITORY
+from benchmarks.harness.commands.steps import Ended, run
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
-from benchmarks.harness.registry import REPOSITORY
 from benchmarks.harness.runner import Runner
-from benchmarks.harness.steps import Ended, run
 
 MODULE = "benchmarks.gpu_demo"
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from benchmarks.gpu_check.judging import FAILED, OK, SKIPPED, Verdict, every_row, read
 from benchmarks.gpu_demo.plan import Step
-from benchmarks.harness import html, page, table
+from benchmarks.harness import table
+from benchmarks.harness.commands.registry import REPOSITORY
+from benchmarks.harness.commands.steps import Ended, last_lines
+from benchmarks.harness.pages import html, page
 from benchmarks.harness.record import Record
-from benchmarks.harness.registry import REPOSITORY
-from benchmarks.harness.steps import Ended, last_lines
 
 CANNOT_RUN = 2
 """A benchmark's exit status where this machine cannot measure these numbers."""

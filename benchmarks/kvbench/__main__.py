@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import options, peer_folder
+from benchmarks.harness import options
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
@@ -27,7 +28,7 @@ from benchmarks.kvbench.making import WAYS
 from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
 from benchmarks.kvbench.report import chart
-from benchmarks.remote_kv_cache.baseline.target import Target
+from benchmarks.remote_kv_cache.work.target import Target
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
 from remote_server.traces import models

@@ -12,10 +12,10 @@ from benchmarks.kvbench.nixl_ways import GDS, NixlFile
 from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import Way
 from benchmarks.kvbench.ways import Memory, Rows, Server
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
-from benchmarks.remote_kv_cache.baseline.ferry_client import connect_to
-from benchmarks.remote_kv_cache.baseline.target import Target
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.blocks import SharedPool
+from benchmarks.remote_kv_cache.work.ferry_client import connect_to
+from benchmarks.remote_kv_cache.work.target import Target
 from remote_server.store.disk.layout import padded
 
 MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"

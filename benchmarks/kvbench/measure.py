@@ -17,8 +17,8 @@ from benchmarks.kvbench.making import MEMORY, THROUGH_SERVER, Made, Maker
 from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import StageLog, Stages, move
 from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.target import Target
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.target import Target
 from remote_server.store.disk.layout import padded
 
 WRITE, READ = "write", "read"

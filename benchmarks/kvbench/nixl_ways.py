@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.device_ways import DeviceRows
 from benchmarks.kvbench.transfer import Range
 from benchmarks.kvbench.ways import Rows, blocks_per_request
-from benchmarks.remote_kv_cache.baseline.blocks import Pool
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
+from benchmarks.remote_kv_cache.work.blocks import Pool
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S
 
 POSIX, GDS = "POSIX", "GDS"
 

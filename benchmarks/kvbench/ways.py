@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.kvbench.transfer import Range
-from benchmarks.remote_kv_cache.baseline.blocks import Pool
-from benchmarks.remote_kv_cache.baseline.ferry_client import (
+from benchmarks.remote_kv_cache.work.blocks import Pool
+from benchmarks.remote_kv_cache.work.ferry_client import (
     PATIENCE_S,
     Client,
     anchors_of,

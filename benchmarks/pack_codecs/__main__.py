@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.engine.driver import EngineFailed
-from benchmarks.harness import options, peer_folder, plot, table, titles
+from benchmarks.harness import options, plot, table, titles
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes
 from benchmarks.pack_codecs import trained_model, ways

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Skipped
 
 PEER = "smollm2"

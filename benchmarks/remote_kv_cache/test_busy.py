@@ -21,10 +21,10 @@ from benchmarks.engine.slow_engine import SlowEngine
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner
-from benchmarks.remote_kv_cache import busy_plan
-from benchmarks.remote_kv_cache import busy_results as results
-from benchmarks.remote_kv_cache.busy_plan import BLOCK_TOKENS, WARM, Plan
-from benchmarks.remote_kv_cache.busy_results import NONE, ON, Counted, Key, Trial, chart
+from benchmarks.remote_kv_cache.busy import plan as busy_plan
+from benchmarks.remote_kv_cache.busy import results
+from benchmarks.remote_kv_cache.busy.plan import BLOCK_TOKENS, WARM, Plan
+from benchmarks.remote_kv_cache.busy.results import NONE, ON, Counted, Key, Trial, chart
 from examples import tiny_model
 from examples.engine import Completion
 from examples.processes import RemoteServer

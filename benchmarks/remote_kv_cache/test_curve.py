@@ -16,12 +16,14 @@ from benchmarks.harness import options
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.models import MODELS
-from benchmarks.remote_kv_cache.replay import curve_cost, curve_study, recorded
-from benchmarks.remote_kv_cache.replay.curve_cost import Cost
-from benchmarks.remote_kv_cache.replay.curve_study import Cell
-from benchmarks.remote_kv_cache.replay.mixtures import MADE
-from benchmarks.remote_kv_cache.replay.one_level_report import Make, Room
+from benchmarks.remote_kv_cache.replay.curve import cost as curve_cost
+from benchmarks.remote_kv_cache.replay.curve import study as curve_study
+from benchmarks.remote_kv_cache.replay.curve.cost import Cost
+from benchmarks.remote_kv_cache.replay.curve.study import Cell
+from benchmarks.remote_kv_cache.replay.eviction.one_level_report import Make, Room
+from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
+from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.traces import Request, TraceError
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 

@@ -25,7 +25,7 @@ from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.statistics import compare
-from benchmarks.remote_kv_cache.source_figures import LONG_PREFILL
+from benchmarks.remote_kv_cache.work.source_figures import LONG_PREFILL
 
 MODULE = "benchmarks.remote_kv_cache.test_long_prefill"
 

@@ -14,11 +14,12 @@ from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
-from benchmarks.remote_kv_cache.models import MODELS
-from benchmarks.remote_kv_cache.replay import agent_sessions, fleet_model, recorded
-from benchmarks.remote_kv_cache.replay.fleet_model import FleetCounts, FleetModel, Run
-from benchmarks.remote_kv_cache.replay.progress import Progress
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.fleet import model as fleet_model
+from benchmarks.remote_kv_cache.replay.fleet.model import FleetCounts, FleetModel, Run
+from benchmarks.remote_kv_cache.replay.levels.progress import Progress
+from benchmarks.remote_kv_cache.replay.requests import agent_sessions, recorded
+from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.fleet.placement import homes
 from remote_server.store.policies import LRU
 from remote_server.traces import Request, TraceError

@@ -30,8 +30,8 @@ from benchmarks.engine.session import Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S
 from examples.processes import free_port
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError

@@ -19,9 +19,9 @@ from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
-from benchmarks.remote_kv_cache.models import MODELS
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.progress import Progress
+from benchmarks.remote_kv_cache.replay.levels.progress import Progress
+from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.work.models import MODELS
 from benchmarks.routing import model
 from benchmarks.routing.model import Rooms, Served, Speeds
 from benchmarks.routing.rules import RULES, sessions_of

@@ -15,13 +15,14 @@ from benchmarks.harness import options
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.replay import flags, recorded, report
-from benchmarks.remote_kv_cache.replay.candidates import IN_STORE
-from benchmarks.remote_kv_cache.replay.costs import PRICED
-from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
-from benchmarks.remote_kv_cache.replay.points import REPLAYS, WIRE, Setting
-from benchmarks.remote_kv_cache.replay.progress import Progress
-from benchmarks.remote_kv_cache.replay.report import BucketStudy, Study
+from benchmarks.remote_kv_cache.replay.caches.candidates import IN_STORE
+from benchmarks.remote_kv_cache.replay.caches.optimum import next_uses, optimum, without_limit
+from benchmarks.remote_kv_cache.replay.levels import flags, report
+from benchmarks.remote_kv_cache.replay.levels.costs import PRICED
+from benchmarks.remote_kv_cache.replay.levels.points import REPLAYS, WIRE, Setting
+from benchmarks.remote_kv_cache.replay.levels.progress import Progress
+from benchmarks.remote_kv_cache.replay.levels.report import BucketStudy, Study
+from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.sweep import Limits
 from remote_server.traces import Request, TraceError, distinct, longest
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TraceError, ConfigError) as error:
         print(f"{MODULE}: {error}", file=sys.stderr)
         return 2
-    from benchmarks.remote_kv_cache.replay.replays import Pace, replay
+    from benchmarks.remote_kv_cache.replay.levels.replays import Pace, replay
 
     shape = Shape(model.bytes_per_token, arguments.row_tokens, arguments.pack)
     limits = Limits(arguments.bucket_bytes, 86_400 * arguments.bucket_days)
@@ -112,7 +113,8 @@ def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: 
 
 def charts(record: Record) -> Mapping[str, Chart]:
     """Those of the report that belongs to the record's command."""
-    from benchmarks.remote_kv_cache.replay import fleet_report, one_level_report
+    from benchmarks.remote_kv_cache.replay.eviction import one_level_report
+    from benchmarks.remote_kv_cache.replay.fleet import report as fleet_report
 
     words = record.command.split()
     if any(word.partition("=")[0] == "--servers" for word in words):
@@ -139,7 +141,7 @@ def settings_of(
     arguments: argparse.Namespace, block_bytes: int, requests: Sequence[Request]
 ) -> list[Setting]:
     """Every replay to be made, in order. Raises `ConfigError` for a pool that is too small."""
-    from benchmarks.remote_kv_cache.replay.replays import rounded
+    from benchmarks.remote_kv_cache.replay.levels.replays import rounded
 
     everything = distinct(requests)
     pool = _pool_of(arguments, block_bytes, requests)
@@ -182,7 +184,7 @@ def _pool_of(arguments: argparse.Namespace, block_bytes: int, requests: Sequence
 
 def _fleets(arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[Request]) -> int:
     """The replays of `--servers`."""
-    from benchmarks.remote_kv_cache.replay import fleet_report
+    from benchmarks.remote_kv_cache.replay.fleet import report as fleet_report
 
     model = arguments.model
     block_bytes = model.block_bytes(TOKENS_PER_BLOCK)
@@ -205,7 +207,7 @@ def _one_level(
     arguments: argparse.Namespace, argv: Sequence[str], requests: Sequence[Request]
 ) -> int:
     """The replays of `--eviction`."""
-    from benchmarks.remote_kv_cache.replay import one_level_report as of
+    from benchmarks.remote_kv_cache.replay.eviction import one_level_report as of
 
     block_bytes = arguments.model.block_bytes(TOKENS_PER_BLOCK)
     record = Record.begin(MODULE, argv)
@@ -229,7 +231,7 @@ def _one_level(
 
 def _workloads(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """The replays of `--workload all`."""
-    from benchmarks.remote_kv_cache.replay import one_level_report, workload_study
+    from benchmarks.remote_kv_cache.replay.eviction import one_level_report, workload_study
 
     block_bytes = arguments.model.block_bytes(TOKENS_PER_BLOCK)
     record = Record.begin(MODULE, argv)

@@ -22,8 +22,8 @@ from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, ne
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
-from benchmarks.remote_kv_cache import transfer_in_results as results
-from benchmarks.remote_kv_cache.transfer_in_results import FIRST, PASSES, SECOND, Key, charts
+from benchmarks.remote_kv_cache.transfer import in_results as results
+from benchmarks.remote_kv_cache.transfer.in_results import FIRST, PASSES, SECOND, Key, charts
 
 MODULE = "benchmarks.remote_kv_cache.test_transfer_in"
 

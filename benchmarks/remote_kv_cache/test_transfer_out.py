@@ -26,7 +26,7 @@ from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import LEAST_ROUNDS, compare_pairs, judge
-from benchmarks.remote_kv_cache.source_figures import TRANSFER_OUT
+from benchmarks.remote_kv_cache.work.source_figures import TRANSFER_OUT
 
 MODULE = "benchmarks.remote_kv_cache.test_transfer_out"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
 from benchmarks.routing.rules import Prompt, Rule
 from examples.scorer import Engine
 from remote_server.store.policies import LRU

@@ -12,9 +12,9 @@ from functools import cache
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.summary import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
-from benchmarks.remote_kv_cache.models import MODELS
+from benchmarks.remote_kv_cache.work.blocks import filled_pools
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect, key_of, server_for
+from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.values import MiB
 
 SOURCE_RATIOS = {

@@ -21,14 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import machine, options, peer_folder, plot, table, titles
+from benchmarks.harness import machine, options, plot, table, titles
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, nothing
-from benchmarks.six_systems import catalogue, flags, latency, over_hosts, shared_prefix
+from benchmarks.six_systems import catalogue, flags, latency, shared_prefix
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Clients, Step, alone, crowd, own_rows
-from benchmarks.six_systems.nodes import Plan
+from benchmarks.six_systems.hosts import over_hosts
+from benchmarks.six_systems.hosts.nodes import Plan
 from benchmarks.six_systems.systems import Share, Sizes
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError

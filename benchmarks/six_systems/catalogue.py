@@ -5,17 +5,17 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks.six_systems import (
+from benchmarks.six_systems import ours
+from benchmarks.six_systems.peers import (
     lmcache_server,
     lmcache_shared,
     memcached,
     mooncake,
     nixl,
-    ours,
     redis,
 )
-from benchmarks.six_systems.lmcache_disk import LmcacheDisk
-from benchmarks.six_systems.others import Gpu, Hdf5, VllmFiles, serve_pdc
+from benchmarks.six_systems.peers.lmcache_disk import LmcacheDisk
+from benchmarks.six_systems.peers.others import Gpu, Hdf5, VllmFiles, serve_pdc
 from benchmarks.six_systems.systems import (
     FilePerBlock,
     Host,

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from benchmarks.harness.runner import Skipped, WrongBytes
 from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.blocks import shared_pools
 from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import Entry
 from benchmarks.six_systems.systems import Host, Share, Sizes, System, verify

@@ -4,9 +4,10 @@ import argparse
 import socket
 
 from benchmarks.harness import options
-from benchmarks.six_systems import catalogue, launch
+from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
-from benchmarks.six_systems.nodes import Plan
+from benchmarks.six_systems.hosts import launch
+from benchmarks.six_systems.hosts.nodes import Plan
 from remote_server.values import MiB
 
 

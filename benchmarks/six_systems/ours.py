@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import move
 from benchmarks.kvbench.ways import Server
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import RemoteServer
 from remote_server.client import RemoteClient

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect, key_of, server_for
 
 NAMESPACE = "shared-prefix"
 SESSIONS = 100

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped, WrongBytes
 from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
-from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
+from benchmarks.remote_kv_cache.work.blocks import SharedPool
+from benchmarks.remote_kv_cache.work.ferry_client import key_of
 
 
 class System(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from benchmarks.harness.source import Cell, Correction, Document, Table
-from benchmarks.remote_kv_cache import source_figures as figures
+from benchmarks.remote_kv_cache.work import source_figures as figures
 
 _BASELINE = "benchmarks.remote_kv_cache.baseline"
 _HERE = "benchmarks.remote_kv_cache"

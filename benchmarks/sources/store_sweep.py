@@ -1,7 +1,8 @@
 """A store for KV blocks in a cloud, swept over the number of clients."""
 
 from benchmarks.harness.source import Correction, Document, Table
-from benchmarks.store_sweep import conversation, source
+from benchmarks.store_sweep import source
+from benchmarks.store_sweep.load import conversation
 
 _BENCHMARK = "benchmarks.store_sweep"
 _MOVED = 81.5 * (conversation.READS + conversation.WRITES) * source.BLOCK_BYTES / 1e9

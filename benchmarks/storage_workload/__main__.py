@@ -10,10 +10,12 @@ from typing import Any
 
 from benchmarks.harness.files import why_not_into
 from benchmarks.harness.printing import tolerate_closed_pipe
-from benchmarks.storage_workload import document, flags, pictures, report, suite, trials
-from benchmarks.storage_workload.options import default_output
-from benchmarks.storage_workload.pictures import charts_of_file as charts_of_file
-from benchmarks.storage_workload.run import execute
+from benchmarks.storage_workload.pages import document, pictures, report
+from benchmarks.storage_workload.pages.pictures import charts_of_file as charts_of_file
+from benchmarks.storage_workload.plan import flags
+from benchmarks.storage_workload.plan.options import default_output
+from benchmarks.storage_workload.runs import suite, trials
+from benchmarks.storage_workload.runs.run import execute
 from remote_server.errors import ConfigError
 
 

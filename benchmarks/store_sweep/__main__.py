@@ -24,29 +24,21 @@ from benchmarks.harness.files import why_not_written
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
-from benchmarks.remote_kv_cache import object_stores
-from benchmarks.store_sweep import (
-    blob,
-    measuring,
-    network,
-    page,
-    plan,
-    printed,
-    source,
-    spare,
-    sweep,
-)
+from benchmarks.remote_kv_cache.work import object_stores
+from benchmarks.store_sweep import plan, source, spare
 from benchmarks.store_sweep.figures import as_figure
-from benchmarks.store_sweep.operating import WithinSla, slas_for, within_slas
-from benchmarks.store_sweep.pictures import chart as chart
-from benchmarks.store_sweep.points import BLOB_ALONE, Point, as_csv
-from benchmarks.store_sweep.servers import (
+from benchmarks.store_sweep.load import blob, measuring, network, sweep
+from benchmarks.store_sweep.load.servers import (
     Bucket,
     Servers,
     Storage,
     Wanted,
     running,
 )
+from benchmarks.store_sweep.operating import WithinSla, slas_for, within_slas
+from benchmarks.store_sweep.pages import page, printed
+from benchmarks.store_sweep.pages.pictures import chart as chart
+from benchmarks.store_sweep.points import BLOB_ALONE, Point, as_csv
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.store_sweep"

@@ -10,8 +10,9 @@ import pytest
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import run, stores, wire
-from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.backends import wire
+from benchmarks.storage_workload.backends.payload import Payload
+from benchmarks.storage_workload.runs import run, stores
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import options, registry
+from benchmarks.harness import options
+from benchmarks.harness.commands import registry
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.pack_codecs import __main__ as command

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.peers import CannotInstall, Peer, Recipe
 from examples.processes import REPOSITORY

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.storage_workload import host_reads, store_host, wire
-from benchmarks.storage_workload.backend import Backend, Part
-from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.payload import Payload
-from benchmarks.storage_workload.samples import TransferSample
-from benchmarks.storage_workload.store_host import StoreHost
-from benchmarks.storage_workload.wire import WireBackend
+from benchmarks.storage_workload.backends import wire
+from benchmarks.storage_workload.backends.backend import Backend, Part
+from benchmarks.storage_workload.backends.host import reads as host_reads
+from benchmarks.storage_workload.backends.host import store as store_host
+from benchmarks.storage_workload.backends.host.store import StoreHost
+from benchmarks.storage_workload.backends.payload import Payload
+from benchmarks.storage_workload.backends.wire import WireBackend
+from benchmarks.storage_workload.figures.samples import TransferSample
+from benchmarks.storage_workload.traffic.entries import Blocks
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES

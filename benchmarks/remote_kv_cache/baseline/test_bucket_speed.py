@@ -15,11 +15,11 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.summary import summarize
-from benchmarks.remote_kv_cache import object_stores
-from benchmarks.remote_kv_cache.baseline import bucket_cases, results
-from benchmarks.remote_kv_cache.baseline.bucket_cases import Load, Way
-from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.object_stores import Store
+from benchmarks.remote_kv_cache.baseline.bucket import bucket_cases
+from benchmarks.remote_kv_cache.baseline.bucket.bucket_cases import Load, Way
+from benchmarks.remote_kv_cache.work import object_stores, results
+from benchmarks.remote_kv_cache.work.object_stores import Store
+from benchmarks.remote_kv_cache.work.results import Variant
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.opening import NUM_THREADS

@@ -20,8 +20,9 @@ from benchmarks.harness import machine, options, table
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
-from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.baseline.disk import disk_cases
+from benchmarks.remote_kv_cache.work import blocks, results
+from benchmarks.remote_kv_cache.work.results import Variant
 from remote_server.store.disk.pool import NUM_THREADS
 from remote_server.values import MiB, format_bytes
 

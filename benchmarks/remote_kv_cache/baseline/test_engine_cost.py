@@ -17,19 +17,19 @@ from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, NotJudged, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline import step_results
-from benchmarks.remote_kv_cache.baseline.background_client import (
+from benchmarks.remote_kv_cache.baseline.steps import step_results
+from benchmarks.remote_kv_cache.baseline.steps.background_client import (
     BLOCK_BYTES,
     NAMESPACE,
     NUM_BLOCKS,
     BackgroundClient,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, connect
-from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
-from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial, chart
-from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, SteppedEngine
+from benchmarks.remote_kv_cache.baseline.steps.hook_timer import cost_of_timing
+from benchmarks.remote_kv_cache.baseline.steps.step_results import IDLE, Trial, chart
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import BLOCK_TOKENS, SteppedEngine
+from benchmarks.remote_kv_cache.work.blocks import filled_pools
+from benchmarks.remote_kv_cache.work.ferry_client import TRANSPORTS, connect
+from benchmarks.remote_kv_cache.work.results import Variant
 from examples import tiny_model
 from examples.processes import RemoteServer
 from remote_server.values import GiB, MiB

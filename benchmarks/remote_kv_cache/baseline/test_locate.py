@@ -23,9 +23,10 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import percentile
-from benchmarks.remote_kv_cache.baseline import blocks, results
-from benchmarks.remote_kv_cache.baseline.event_follower import EventFollower
-from benchmarks.remote_kv_cache.baseline.ferry_client import (
+from benchmarks.remote_kv_cache.baseline.latency.small_operations import LARGE, SMALL, work_of
+from benchmarks.remote_kv_cache.baseline.server.event_follower import EventFollower
+from benchmarks.remote_kv_cache.work import blocks, results
+from benchmarks.remote_kv_cache.work.ferry_client import (
     PATIENCE_S,
     TRANSPORTS,
     FerryWork,
@@ -33,8 +34,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import (
     connect,
     wait_until_ready,
 )
-from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.baseline.small_operations import LARGE, SMALL, work_of
+from benchmarks.remote_kv_cache.work.results import Variant
 from examples.processes import free_port
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.prompt_keys import Recipe

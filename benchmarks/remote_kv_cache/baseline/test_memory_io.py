@@ -15,10 +15,9 @@ from benchmarks.harness import machine, options, table
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache import source_figures
-from benchmarks.remote_kv_cache.baseline import blocks, results
-from benchmarks.remote_kv_cache.baseline.blocks import BLOCK_SIZE, Pool, Work
-from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.work import blocks, results, source_figures
+from benchmarks.remote_kv_cache.work.blocks import BLOCK_SIZE, Pool, Work
+from benchmarks.remote_kv_cache.work.results import Variant
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_memory_io"
 
@@ -127,7 +126,7 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
     """Cases that need torch, vLLM or a GPU, SKIPPED without them; and a call that ends them."""
     of_worker, close = _host_worker_cases(source, target, work)
     try:
-        from benchmarks.remote_kv_cache.baseline import gpu_swaps
+        from benchmarks.remote_kv_cache.baseline.copies import gpu_swaps
     except ImportError as error:
         reason = f"needs torch: {error}"
         return [*of_worker, *(Case.skipped(column, reason) for column in NEED_TORCH)], close
@@ -155,7 +154,7 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
 def _swap_way() -> str:
     """What moves blocks to a GPU and back."""
     try:
-        from benchmarks.remote_kv_cache.baseline import gpu_swaps
+        from benchmarks.remote_kv_cache.baseline.copies import gpu_swaps
     except ImportError as error:
         return f"needs torch: {error}"
     return gpu_swaps.way()
@@ -166,7 +165,7 @@ def _host_worker_cases(
 ) -> tuple[list[Case], Callable[[], None]]:
     """Each direction reads `source` and fills `target`: the layouts swap, not the bytes."""
     try:
-        from benchmarks.remote_kv_cache.baseline import host_copies
+        from benchmarks.remote_kv_cache.baseline.copies import host_copies
     except ImportError as error:
         reason = f"needs torch and vLLM: {error}"
         return [Case.skipped(column, reason) for column in (HOST_STORE, HOST_LOAD)], lambda: None

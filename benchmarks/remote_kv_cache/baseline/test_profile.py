@@ -18,18 +18,18 @@ from typing import NamedTuple
 from benchmarks.harness import machine, options, plot, table, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import (
+from benchmarks.remote_kv_cache.baseline.server.server_cases import SET, STREAM_GET
+from benchmarks.remote_kv_cache.baseline.threads.hasher import Hasher
+from benchmarks.remote_kv_cache.baseline.threads.thread_times import WHO, ThreadTimes
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.blocks import SharedPool, Work
+from benchmarks.remote_kv_cache.work.ferry_client import (
     TRANSPORTS,
     FerryWork,
     connect,
     server_for,
 )
-from benchmarks.remote_kv_cache.baseline.hasher import Hasher
-from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
-from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
-from benchmarks.remote_kv_cache.models import Model
+from benchmarks.remote_kv_cache.work.models import Model
 from remote_server.allocator import keep_freed_memory
 from remote_server.values import MiB, format_bytes
 

@@ -13,33 +13,27 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from benchmarks.harness import machine, options, peer_folder, table
+from benchmarks.harness import machine, options, table
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Runner, Skipped
-from benchmarks.remote_kv_cache import source_figures
-from benchmarks.remote_kv_cache.baseline import (
-    blocks,
+from benchmarks.remote_kv_cache.baseline.disk import saturation, tiers
+from benchmarks.remote_kv_cache.baseline.latency import fairness, lookups, small_operations
+from benchmarks.remote_kv_cache.baseline.links import lane_scaling, link_cases
+from benchmarks.remote_kv_cache.baseline.peers import memcached_work, redis_work
+from benchmarks.remote_kv_cache.baseline.server import (
     encryption,
-    fairness,
     fleet_cases,
-    lane_scaling,
-    link_cases,
-    lookups,
-    memcached_work,
     one_batch,
-    redis_work,
-    results,
-    saturation,
     server_cases,
-    small_operations,
-    tiers,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import Work
-from benchmarks.remote_kv_cache.baseline.cpu_cost import CpuCost
-from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, WAYS
-from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from benchmarks.remote_kv_cache.work import blocks, results, source_figures
+from benchmarks.remote_kv_cache.work.blocks import Work
+from benchmarks.remote_kv_cache.work.cpu_cost import CpuCost
+from benchmarks.remote_kv_cache.work.ferry_client import TRANSPORTS, WAYS
+from benchmarks.remote_kv_cache.work.results import Variant
+from benchmarks.remote_kv_cache.work.target import ELSEWHERE, Target
 from remote_server.allocator import keep_freed_memory
 from remote_server.errors import ConfigError
 from remote_server.values import MiB

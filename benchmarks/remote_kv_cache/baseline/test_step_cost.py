@@ -22,11 +22,15 @@ from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, NotJudged, Runner
-from benchmarks.remote_kv_cache.baseline import step_cost_results as results
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, server_for
-from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
-from benchmarks.remote_kv_cache.baseline.step_cost_results import ASKS, Trial, chart
-from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step, SteppedEngine
+from benchmarks.remote_kv_cache.baseline.steps import step_cost_results as results
+from benchmarks.remote_kv_cache.baseline.steps.hook_timer import charged_by_timing
+from benchmarks.remote_kv_cache.baseline.steps.step_cost_results import ASKS, Trial, chart
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import (
+    BLOCK_TOKENS,
+    Step,
+    SteppedEngine,
+)
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, server_for
 from examples import tiny_model
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.values import GiB

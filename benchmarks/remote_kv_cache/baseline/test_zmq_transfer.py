@@ -18,11 +18,11 @@ from benchmarks.harness import machine, options, table
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache import source_figures
-from benchmarks.remote_kv_cache.baseline import blocks, results, sender
-from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
-from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver, ZmqReceiver
-from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.baseline.sockets import sender
+from benchmarks.remote_kv_cache.baseline.sockets.receivers import RawReceiver, ZmqReceiver
+from benchmarks.remote_kv_cache.work import blocks, results, source_figures
+from benchmarks.remote_kv_cache.work.blocks import Pool, Work
+from benchmarks.remote_kv_cache.work.results import Variant
 from remote_server.allocator import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_zmq_transfer"

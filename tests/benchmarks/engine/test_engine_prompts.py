@@ -7,7 +7,7 @@ from benchmarks.engine.prompts import Expected, SharedPrefix, check_length, shar
 from benchmarks.remote_kv_cache import test_long_prefill as long_prefill
 from benchmarks.remote_kv_cache import test_transfer_in as transfer_in
 from benchmarks.remote_kv_cache.test_transfer_in import TENTHS, TransferInBench
-from benchmarks.remote_kv_cache.transfer_in_results import FIRST, SECOND, Key
+from benchmarks.remote_kv_cache.transfer.in_results import FIRST, SECOND, Key
 from remote_server.errors import ConfigError
 
 BLOCK = 32

@@ -11,9 +11,9 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample
 from benchmarks.remote_kv_cache import test_swap as swap
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
-from benchmarks.remote_kv_cache import transfer_in_results as into
 from benchmarks.remote_kv_cache.test_transfer_out import CONTROL, NONE, POOL, SERVER
-from benchmarks.remote_kv_cache.transfer_in_results import COLD, FIRST, SECOND
+from benchmarks.remote_kv_cache.transfer import in_results as into
+from benchmarks.remote_kv_cache.transfer.in_results import COLD, FIRST, SECOND
 
 
 def batch(seconds: float, count: int = 4, cached: dict[str, int] | None = None) -> Batch:

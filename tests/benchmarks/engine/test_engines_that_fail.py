@@ -12,7 +12,7 @@ from benchmarks.engine.session import conduct
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, NotJudged, Runner, Skipped, WrongBytes, in_words
 from benchmarks.remote_kv_cache.baseline import test_engine_cost as engine_cost
-from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, Step
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import BLOCK_TOKENS, Step
 from benchmarks.remote_kv_cache.baseline.test_engine_cost import NUM_REQUESTS, OF_THE_MACHINE
 from examples import tiny_model
 from kv_connector.tier.lookup_state import Missed

@@ -13,7 +13,11 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.gpu_check.device import GPU, Device
-from benchmarks.remote_kv_cache.baseline.device_copies import _BATCH_CALL, Attributes, CudaCopies
+from benchmarks.remote_kv_cache.baseline.copies.device_copies import (
+    _BATCH_CALL,
+    Attributes,
+    CudaCopies,
+)
 
 ALREADY_REGISTERED = 712
 STREAM = 0x51

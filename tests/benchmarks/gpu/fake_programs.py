@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness.commands.steps import Ended
 from benchmarks.harness.record import Record
-from benchmarks.harness.steps import Ended
 
 
 class Programs:

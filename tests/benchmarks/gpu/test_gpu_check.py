@@ -24,10 +24,10 @@ from benchmarks.gpu_check.judging import (
     storage_with_gpu,
 )
 from benchmarks.gpu_check.session import Here, Session
-from benchmarks.harness import registry, steps
+from benchmarks.harness.commands import registry, steps
+from benchmarks.harness.commands.steps import Ended
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.steps import Ended
 
 EVERYTHING = Here(True, 16)
 MACHINE = {"cores": 16, "memory_gib": 128}

@@ -13,10 +13,10 @@ from benchmarks.gpu_check.judging import FAILED, OK, SKIPPED, Verdict
 from benchmarks.gpu_demo import __main__ as command
 from benchmarks.gpu_demo import plan
 from benchmarks.gpu_demo.plan import Step, Where, num_prompts, steps
+from benchmarks.harness.commands.registry import REPOSITORY
+from benchmarks.harness.commands.steps import Ended
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.registry import REPOSITORY
 from benchmarks.harness.runner import Sample
-from benchmarks.harness.steps import Ended
 from benchmarks.remote_kv_cache import test_transfer_in as transfer_in
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from remote_server.values import GiB

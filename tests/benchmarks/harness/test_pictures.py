@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.harness import pictures, readmes, registry, titles
+from benchmarks.harness import pictures, titles
+from benchmarks.harness.commands import registry
+from benchmarks.harness.pages import readmes
 from benchmarks.harness.record import Record
 
 RESULTS = registry.REPOSITORY / "benchmarks" / "results"

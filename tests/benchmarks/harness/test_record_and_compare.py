@@ -13,7 +13,7 @@ from benchmarks.harness import machine as here
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.record import Figure, Record, RecordError, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.remote_kv_cache.baseline import ferry_client
+from benchmarks.remote_kv_cache.work import ferry_client
 from remote_server.client import RemoteClient
 from remote_server.client.results import LaneState
 

@@ -4,10 +4,11 @@ import pytest
 
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Sample
-from benchmarks.remote_kv_cache import busy_plan, test_busy
-from benchmarks.remote_kv_cache import busy_results as results
-from benchmarks.remote_kv_cache.busy_plan import BLOCK_TOKENS, Plan
-from benchmarks.remote_kv_cache.busy_results import NONE, OFF, ON, Answers, Counted, Key, Trial
+from benchmarks.remote_kv_cache import test_busy
+from benchmarks.remote_kv_cache.busy import plan as busy_plan
+from benchmarks.remote_kv_cache.busy import results
+from benchmarks.remote_kv_cache.busy.plan import BLOCK_TOKENS, Plan
+from benchmarks.remote_kv_cache.busy.results import NONE, OFF, ON, Answers, Counted, Key, Trial
 from examples.engine import Completion
 
 PROMPT = 24 * BLOCK_TOKENS + 1

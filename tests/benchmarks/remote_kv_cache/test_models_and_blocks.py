@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.harness import machine
 from benchmarks.harness.runner import Skipped, WrongBytes
-from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.models import MODELS, TINY, choose
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.models import MODELS, TINY, choose
 
 MiB = 1 << 20
 

@@ -11,13 +11,13 @@ from typing import NoReturn
 
 import pytest
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Runner, Skipped, WrongBytes
 from benchmarks.six_systems import __main__ as six
 from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Client, alone, crowd, own_rows
-from benchmarks.six_systems.redis import slot_of
+from benchmarks.six_systems.peers.redis import slot_of
 from benchmarks.six_systems.systems import Host, Share, Sizes, verify
 
 BLOCK_BYTES = 4096

@@ -13,7 +13,8 @@ from benchmarks.harness import origin
 from benchmarks.harness.journal import SUFFIX, Journal
 from benchmarks.harness.runner import Skipped
 from benchmarks.six_systems import __main__ as six
-from benchmarks.six_systems import flags, launch, nodes
+from benchmarks.six_systems import flags
+from benchmarks.six_systems.hosts import launch, nodes
 from benchmarks.six_systems.systems import SharedMap
 
 SHORT = ["--total", "64KiB", "--block-bytes", "8KiB", "--trials", "2", "--warm-ups", "1",

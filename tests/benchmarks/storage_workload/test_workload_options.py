@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import flags
-from benchmarks.storage_workload.models import MODELS
-from benchmarks.storage_workload.options import DEFAULTS, Options, default_output
-from benchmarks.storage_workload.scenarios import SCENARIOS
+from benchmarks.storage_workload.plan import flags
+from benchmarks.storage_workload.plan.options import DEFAULTS, Options, default_output
+from benchmarks.storage_workload.plan.scenarios import SCENARIOS
+from benchmarks.storage_workload.traffic.models import MODELS
 from remote_server.errors import ConfigError
 
 

@@ -15,15 +15,15 @@ from pages import Parsed
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import report
-from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend
-from benchmarks.storage_workload.models import MODELS, BlockShape
-from benchmarks.storage_workload.page import page
-from benchmarks.storage_workload.plots import charts
-from benchmarks.storage_workload.progress import LOGGED_EVERY_S, Progress
-from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.samples import Samples
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend
+from benchmarks.storage_workload.figures.samples import Samples
+from benchmarks.storage_workload.load.driver import Driver, Pace
+from benchmarks.storage_workload.pages import report
+from benchmarks.storage_workload.pages.page import page
+from benchmarks.storage_workload.pages.plots import charts
+from benchmarks.storage_workload.runs.progress import LOGGED_EVERY_S, Progress
+from benchmarks.storage_workload.traffic.models import MODELS, BlockShape
+from benchmarks.storage_workload.traffic.requests import Workload
 
 HEADERS = [
     "STORAGE PERFORMANCE ASSESSMENT: NOT JUDGED", "TEST CONDITIONS", "OVERALL PERFORMANCE",

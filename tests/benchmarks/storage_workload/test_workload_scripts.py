@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from benchmarks.harness.registry import REPOSITORY
-from benchmarks.harness.scripts import scripts
+from benchmarks.harness.commands.registry import REPOSITORY
+from benchmarks.harness.commands.scripts import scripts
 
 FOLDER = REPOSITORY / "benchmarks" / "storage_workload"
 

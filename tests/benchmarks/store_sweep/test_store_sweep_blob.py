@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.harness import origin
 from benchmarks.harness.journal import SUFFIX
-from benchmarks.remote_kv_cache import object_stores
+from benchmarks.remote_kv_cache.work import object_stores
 from benchmarks.store_sweep import __main__ as store_sweep
-from benchmarks.store_sweep import bucket_server, network, sweep
 from benchmarks.store_sweep.figures import read_record
+from benchmarks.store_sweep.load import bucket_server, network, sweep
+from benchmarks.store_sweep.load.servers import Servers, SweptServerProcess
 from benchmarks.store_sweep.points import BLOB_ALONE, PARTS, Point, ReadSplit
-from benchmarks.store_sweep.servers import Servers, SweptServerProcess
 from examples.processes import RemoteServer
 
 SHORT = ["--concurrency", "1,2", "--rounds", "1", "--seconds", "0.1", "--block-bytes", "64KiB"]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.store_sweep import charts
+from benchmarks.store_sweep.pages import charts
 from benchmarks.store_sweep.points import NOTHING, PARTS, Percentiles, Point, ReadSplit, Result
 
 SPLIT = ReadSplit(0.1, 0.2, 0.3, 0.4, 0.5, 1.5, 0.0)

@@ -11,12 +11,13 @@ from msgspec import structs
 from pages import Parsed
 
 from benchmarks.harness.record import Figure, Record
-from benchmarks.store_sweep import page, source, spare
+from benchmarks.store_sweep import source, spare
 from benchmarks.store_sweep.__main__ import main
 from benchmarks.store_sweep.figures import as_figure, read_evenness
+from benchmarks.store_sweep.load.slow_server import Channels, SlowGets
 from benchmarks.store_sweep.operating import servers_for, slas_for, within_slas
+from benchmarks.store_sweep.pages import page
 from benchmarks.store_sweep.points import Result, as_csv, read_csv
-from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig

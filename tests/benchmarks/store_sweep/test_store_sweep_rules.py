@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.record import Record
-from benchmarks.store_sweep import conversation, network, source, spare, sweep
+from benchmarks.store_sweep import source, spare
 from benchmarks.store_sweep.figures import as_figure, read_record
+from benchmarks.store_sweep.load import conversation, network, sweep
+from benchmarks.store_sweep.load.talkers import Talk, Talker, add_split
 from benchmarks.store_sweep.operating import best_within, operating_points, slas_for, within_slas
 from benchmarks.store_sweep.points import Percentiles, Point, ReadSplit, Result, as_csv, read_csv
-from benchmarks.store_sweep.talkers import Talk, Talker, add_split
 from remote_server.client import GetTimes
 from remote_server.errors import ConfigError
 

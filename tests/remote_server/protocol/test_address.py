@@ -8,8 +8,8 @@ from lane_peer import has_ipv6
 from memory_server import memory_server
 from typed_commands import flags_of
 
-from benchmarks.storage_workload.payload import Payload
-from benchmarks.storage_workload.wire import WireBackend
+from benchmarks.storage_workload.backends.payload import Payload
+from benchmarks.storage_workload.backends.wire import WireBackend
 from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
 from remote_server.cli.__main__ import main
 from remote_server.cli.servers import servers_of

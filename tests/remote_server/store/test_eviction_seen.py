@@ -6,7 +6,7 @@ import pytest
 from metrics_helpers import LEARNED, a_snapshot
 from wire_peer import Peer
 
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+from benchmarks.remote_kv_cache.replay.requests.workloads import WORKLOADS
 from remote_server.admin.exposition import families
 from remote_server.cli.figures.eviction_lines import eviction_lines
 from remote_server.protocol import Hint, StatsReply

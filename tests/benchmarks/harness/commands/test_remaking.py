@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import origin, remaking
+from benchmarks.harness import origin
+from benchmarks.harness.commands import remaking
+from benchmarks.harness.commands.registry import REPOSITORY
+from benchmarks.harness.commands.remaking import Outcome, Remaking
 from benchmarks.harness.record import Record, Row
-from benchmarks.harness.registry import REPOSITORY
-from benchmarks.harness.remaking import Outcome, Remaking
 from benchmarks.harness.runner import Sample
 
 SOURCE = {"commit": "new", "clean": True}
@@ -212,7 +213,7 @@ def test_a_run_that_is_interrupted_has_time_to_remove_its_files(tmp_path: Path) 
     parent = (
         "import signal, sys, pathlib\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from benchmarks.harness import remaking\n"
+        "from benchmarks.harness.commands import remaking\n"
         "remaking._run([sys.executable, '-c', sys.argv[1]], pathlib.Path(sys.argv[2]))"
     )
     words = [sys.executable, "-c", parent, child, str(tmp_path)]

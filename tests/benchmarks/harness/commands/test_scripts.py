@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import registry
-from benchmarks.harness.scripts import command_of, scripts
+from benchmarks.harness.commands import registry
+from benchmarks.harness.commands.scripts import command_of, scripts
 
 # Commands and files as the five documents write them.
 OF_THE_SOURCES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import steps
-from benchmarks.harness.steps import Ended
+from benchmarks.harness.commands import steps
+from benchmarks.harness.commands.steps import Ended
 
 pytestmark = pytest.mark.real_time
 

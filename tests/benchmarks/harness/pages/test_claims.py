@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import claims, readmes, registry
-from benchmarks.harness.claims import Claim
+from benchmarks.harness.commands import registry
+from benchmarks.harness.pages import claims, readmes
+from benchmarks.harness.pages.claims import Claim
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 

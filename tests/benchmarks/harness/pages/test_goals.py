@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import goals, readmes, registry
-from benchmarks.harness.goals import MET, MISSED, NOT_JUDGED, Goal
+from benchmarks.harness.commands import registry
+from benchmarks.harness.pages import goals, readmes
+from benchmarks.harness.pages.goals import MET, MISSED, NOT_JUDGED, Goal
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 

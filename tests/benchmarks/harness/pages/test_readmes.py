@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import readmes, registry
+from benchmarks.harness.commands import registry
+from benchmarks.harness.pages import readmes
+from benchmarks.harness.pages.result_facts import Table
+from benchmarks.harness.pages.result_tables import NO_FACTS, render
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.result_facts import Table
-from benchmarks.harness.result_tables import NO_FACTS, render
 from benchmarks.harness.runner import Sample
 
 ROOT = registry.REPOSITORY

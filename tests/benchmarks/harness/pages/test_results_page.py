@@ -9,8 +9,8 @@ import pytest
 from pages import Parsed
 
 from benchmarks.__main__ import RESULTS, main
-from benchmarks.harness import page, page_tables
-from benchmarks.harness.page import Shown
+from benchmarks.harness.pages import page, page_tables
+from benchmarks.harness.pages.page import Shown
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Sample
 from benchmarks.harness.source import Correction, Document, Table

@@ -11,22 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Runner
-from benchmarks.remote_kv_cache.baseline import (
-    fairness,
-    fleet_cases,
-    link_cases,
-    memcached_work,
-    saturation,
-    server_cases,
-)
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
-from benchmarks.remote_kv_cache.baseline.target import Target
+from benchmarks.remote_kv_cache.baseline.disk import saturation
+from benchmarks.remote_kv_cache.baseline.latency import fairness
+from benchmarks.remote_kv_cache.baseline.links import link_cases
+from benchmarks.remote_kv_cache.baseline.peers import memcached_work
+from benchmarks.remote_kv_cache.baseline.server import fleet_cases, server_cases
+from benchmarks.remote_kv_cache.work.target import Target
 from remote_server.client.lanes.opening import why_slow
 
 pytestmark = pytest.mark.real_time

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.runner import WrongBytes
-from benchmarks.remote_kv_cache import object_stores
-from benchmarks.remote_kv_cache.baseline import bucket_cases
 from benchmarks.remote_kv_cache.baseline import test_bucket_speed as bucket_speed
+from benchmarks.remote_kv_cache.baseline.bucket import bucket_cases
+from benchmarks.remote_kv_cache.work import object_stores
 from benchmarks.store_sweep.__main__ import main as sweep
 from remote_server.store.bucket.objects import StoreObjects
 

@@ -7,13 +7,14 @@ import pytest
 
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample, WrongBytes
-from benchmarks.remote_kv_cache.baseline import background_client, blocks, step_results
-from benchmarks.remote_kv_cache.baseline.background_client import BackgroundClient, Moved
-from benchmarks.remote_kv_cache.baseline.ferry_client import connect
-from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer, cost_of_timing
-from benchmarks.remote_kv_cache.baseline.results import Variant
-from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
-from benchmarks.remote_kv_cache.baseline.stepped_engine import Step
+from benchmarks.remote_kv_cache.baseline.steps import background_client, step_results
+from benchmarks.remote_kv_cache.baseline.steps.background_client import BackgroundClient, Moved
+from benchmarks.remote_kv_cache.baseline.steps.hook_timer import HookTimer, cost_of_timing
+from benchmarks.remote_kv_cache.baseline.steps.step_results import IDLE, Trial
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import Step
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.ferry_client import connect
+from benchmarks.remote_kv_cache.work.results import Variant
 from examples.processes import RemoteServer
 
 pytestmark = pytest.mark.real_time

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.harness.record import Row
 from benchmarks.harness.runner import Runner, Sample
-from benchmarks.remote_kv_cache.baseline import lane_scaling
-from benchmarks.remote_kv_cache.baseline.lane_scaling import SCALING, measure, verdicts
+from benchmarks.remote_kv_cache.baseline.links import lane_scaling
+from benchmarks.remote_kv_cache.baseline.links.lane_scaling import SCALING, measure, verdicts
 from remote_server.values import MiB
 
 

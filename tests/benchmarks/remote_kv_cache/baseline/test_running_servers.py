@@ -7,10 +7,12 @@ import pytest
 
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import __main__ as kvbench
-from benchmarks.remote_kv_cache.baseline import fairness, ferry_client, server_cases
 from benchmarks.remote_kv_cache.baseline import test_server as server
-from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
-from benchmarks.remote_kv_cache.baseline.target import ELSEWHERE, Target
+from benchmarks.remote_kv_cache.baseline.latency import fairness
+from benchmarks.remote_kv_cache.baseline.server import server_cases
+from benchmarks.remote_kv_cache.work import ferry_client
+from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect
+from benchmarks.remote_kv_cache.work.target import ELSEWHERE, Target
 from examples.processes import RemoteServer
 
 pytestmark = pytest.mark.real_time

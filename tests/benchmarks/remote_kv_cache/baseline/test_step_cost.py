@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Sample
-from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline import test_step_cost as step_cost
-from benchmarks.remote_kv_cache.baseline.step_cost_results import (
+from benchmarks.remote_kv_cache.baseline.steps import step_cost_results as results
+from benchmarks.remote_kv_cache.baseline.steps.step_cost_results import (
     ADMITS,
     AGAIN,
     ANSWERED,
@@ -17,7 +17,7 @@ from benchmarks.remote_kv_cache.baseline.step_cost_results import (
     NO_ANSWER,
     Trial,
 )
-from benchmarks.remote_kv_cache.baseline.stepped_engine import Step
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import Step
 
 LENGTH = 3_200  # 100 blocks
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay import one_level_wire
-from benchmarks.remote_kv_cache.replay.workloads import chat
+from benchmarks.remote_kv_cache.replay.eviction import one_level_wire
+from benchmarks.remote_kv_cache.replay.requests.workloads import chat
 from remote_server.traces import Trace
 from remote_server.traces.advice import Given, advise
 from remote_server.traces.prices import Prices

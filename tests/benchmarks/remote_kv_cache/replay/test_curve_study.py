@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from synthetic_trace import write
 
-from benchmarks.harness.goals import Goal, results
-from benchmarks.harness.readmes import goals_of
+from benchmarks.harness.pages.goals import Goal, results
+from benchmarks.harness.pages.readmes import goals_of
 from benchmarks.harness.record import Figure, Record
 from benchmarks.remote_kv_cache import test_curve as curve_benchmark
-from benchmarks.remote_kv_cache.replay import curve_cost, curve_study
-from benchmarks.remote_kv_cache.replay.curve_study import Cell, Replays, Size
-from benchmarks.remote_kv_cache.replay.mixtures import MADE
-from benchmarks.remote_kv_cache.replay.one_level_report import Room
+from benchmarks.remote_kv_cache.replay.curve import cost as curve_cost
+from benchmarks.remote_kv_cache.replay.curve import study as curve_study
+from benchmarks.remote_kv_cache.replay.curve.study import Cell, Replays, Size
+from benchmarks.remote_kv_cache.replay.eviction.one_level_report import Room
+from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
 from remote_server.traces import Request, model_cache
 
 MiB = 1 << 20

@@ -6,16 +6,16 @@ import json
 import pytest
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import (
+from benchmarks.remote_kv_cache.replay.eviction import (
     one_level_report,
     one_level_wire,
     workload_study,
 )
-from benchmarks.remote_kv_cache.replay.flags import EVICTIONS
-from benchmarks.remote_kv_cache.replay.mixtures import MADE
-from benchmarks.remote_kv_cache.replay.one_level_report import LevelPoint, LevelStudy, Room
-from benchmarks.remote_kv_cache.replay.workload_study import BELOW, Cell, WorkloadStudy
-from benchmarks.remote_kv_cache.replay.workloads import scan
+from benchmarks.remote_kv_cache.replay.eviction.one_level_report import LevelPoint, LevelStudy, Room
+from benchmarks.remote_kv_cache.replay.eviction.workload_study import BELOW, Cell, WorkloadStudy
+from benchmarks.remote_kv_cache.replay.levels.flags import EVICTIONS
+from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
+from benchmarks.remote_kv_cache.replay.requests.workloads import scan
 from remote_server.traces import model_cache
 
 SMALL = ["--workload", "chat", "--requests", "250", "--capacity", "2GiB,8GiB"]

@@ -10,8 +10,9 @@ from test_trace_replay import prompts
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_placement as placement_benchmark
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.fleet_model import (
+from benchmarks.remote_kv_cache.replay.caches.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.fleet.model import (
     FleetCounts,
     FleetModel,
     Homes,
@@ -19,8 +20,7 @@ from benchmarks.remote_kv_cache.replay.fleet_model import (
     replay,
     runs_of,
 )
-from benchmarks.remote_kv_cache.replay.optimum import without_limit
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.store.policies import LRU
 from remote_server.traces import Request
 

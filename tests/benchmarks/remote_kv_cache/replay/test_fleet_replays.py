@@ -6,9 +6,11 @@ import pytest
 from synthetic_trace import write
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import fleet_model, fleet_report, recorded
-from benchmarks.remote_kv_cache.replay.fleet_replays import Event, FleetPoint, FleetSetting, replay
-from benchmarks.remote_kv_cache.replay.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.caches.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.fleet import model as fleet_model
+from benchmarks.remote_kv_cache.replay.fleet import report as fleet_report
+from benchmarks.remote_kv_cache.replay.fleet.replays import Event, FleetPoint, FleetSetting, replay
+from benchmarks.remote_kv_cache.replay.requests import recorded
 from benchmarks.simulated.tiered_pool import key_of
 from remote_server.traces import distinct
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.conversations import conversations
-from benchmarks.remote_kv_cache.replay.hints import hints, returns_after, some_hints
+from benchmarks.remote_kv_cache.replay.eviction.hints import hints, returns_after, some_hints
+from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.conversations import conversations
 from remote_server.protocol import Hint
 from remote_server.traces import Request
 from remote_server.traces.model_cache import OneLevel, key_of, replay

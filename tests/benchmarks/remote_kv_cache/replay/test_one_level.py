@@ -7,9 +7,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.shifting import SHIFTING
-from benchmarks.remote_kv_cache.replay.workloads import WORKLOADS
+from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.shifting import SHIFTING
+from benchmarks.remote_kv_cache.replay.requests.workloads import WORKLOADS
 from remote_server.store.eviction import hazard, learner, policy
 from remote_server.traces import check_tree
 from remote_server.traces.model_cache import replay

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from fake_server import eventually
 
-from benchmarks.remote_kv_cache.replay.room import memory_for
+from benchmarks.remote_kv_cache.replay.caches.room import memory_for
 from remote_server.cli.__main__ import main
 from remote_server.cli.traces import record
 from remote_server.client import ClientConfig, RemoteClient

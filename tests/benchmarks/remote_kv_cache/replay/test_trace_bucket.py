@@ -8,11 +8,11 @@ from test_trace_replay import prompts, replayed
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.costs import cost_of
-from benchmarks.remote_kv_cache.replay.optimum import without_limit
-from benchmarks.remote_kv_cache.replay.points import BucketUse, Found, Setting, point_of
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.caches.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.levels.costs import cost_of
+from benchmarks.remote_kv_cache.replay.levels.points import BucketUse, Found, Setting, point_of
+from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.store.bucket.sweep import Limits
 from remote_server.store.policies import LRU, Admit
 from remote_server.traces import Request

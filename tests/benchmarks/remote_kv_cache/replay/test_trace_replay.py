@@ -11,13 +11,14 @@ from synthetic_trace import write
 
 from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import progress, recorded
-from benchmarks.remote_kv_cache.replay.candidates import POLICIES
-from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
-from benchmarks.remote_kv_cache.replay.model_tier import model_tier
-from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
-from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for, require_size
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.caches.candidates import POLICIES
+from benchmarks.remote_kv_cache.replay.caches.model_tier import model_tier
+from benchmarks.remote_kv_cache.replay.caches.optimum import next_uses, optimum, without_limit
+from benchmarks.remote_kv_cache.replay.caches.room import disk_for, memory_for, require_size
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.levels import progress
+from benchmarks.remote_kv_cache.replay.levels.driver import Replay, WrongBlock
+from benchmarks.remote_kv_cache.replay.requests import recorded
 from benchmarks.simulated.tiered_pool import TieredPool
 from remote_server.errors import ConfigError
 from remote_server.store.policies import LRU

@@ -6,8 +6,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.remote_kv_cache.replay import mixtures, traffic
-from benchmarks.remote_kv_cache.replay.mixtures import BY_DAY, BY_NIGHT, MADE, MIXTURES, phases
+from benchmarks.remote_kv_cache.replay.requests import mixtures, traffic
+from benchmarks.remote_kv_cache.replay.requests.mixtures import (
+    BY_DAY,
+    BY_NIGHT,
+    MADE,
+    MIXTURES,
+    phases,
+)
 from remote_server.traces import Request, check_tree
 from remote_server.traces.model_cache import replay
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK

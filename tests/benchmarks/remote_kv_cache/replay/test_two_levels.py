@@ -6,14 +6,14 @@ import pytest
 from synthetic_trace import write
 
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
-from benchmarks.remote_kv_cache.replay import recorded
-from benchmarks.remote_kv_cache.replay.driver import Replay
-from benchmarks.remote_kv_cache.replay.learned_model import LearnedServer
-from benchmarks.remote_kv_cache.replay.model_tier import model_tier
-from benchmarks.remote_kv_cache.replay.optimum import without_limit
-from benchmarks.remote_kv_cache.replay.points import Found
-from benchmarks.remote_kv_cache.replay.server_model import ServerModel
-from benchmarks.remote_kv_cache.replay.workloads import loop, scan
+from benchmarks.remote_kv_cache.replay.caches.learned_model import LearnedServer
+from benchmarks.remote_kv_cache.replay.caches.model_tier import model_tier
+from benchmarks.remote_kv_cache.replay.caches.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.levels.driver import Replay
+from benchmarks.remote_kv_cache.replay.levels.points import Found
+from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.workloads import loop, scan
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
 from kv_connector.tier.backfill import REST_S
 from remote_server.store.policies import LRU

@@ -11,18 +11,26 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.storage_workload import device_library, gpu_tier, report, run
-from benchmarks.storage_workload.accounting import lines_of_gpu
-from benchmarks.storage_workload.backend import Backend, Part
-from benchmarks.storage_workload.device_library import CupyLibrary, Library, NoDevice, TorchLibrary
-from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
-from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
-from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.gpu_tier import GpuTier
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.payload import Payload
-from benchmarks.storage_workload.samples import TransferSample
-from benchmarks.storage_workload.store_host import StoreHost
+from benchmarks.storage_workload.backends.backend import Backend, Part
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend, NoTier
+from benchmarks.storage_workload.backends.gpu import library as device_library
+from benchmarks.storage_workload.backends.gpu import tier as gpu_tier
+from benchmarks.storage_workload.backends.gpu.library import (
+    CupyLibrary,
+    Library,
+    NoDevice,
+    TorchLibrary,
+)
+from benchmarks.storage_workload.backends.gpu.rows import DeviceRows, row_bytes_for
+from benchmarks.storage_workload.backends.gpu.tier import GpuTier
+from benchmarks.storage_workload.backends.host.store import StoreHost
+from benchmarks.storage_workload.backends.payload import Payload
+from benchmarks.storage_workload.figures.accounting import lines_of_gpu
+from benchmarks.storage_workload.figures.samples import TransferSample
+from benchmarks.storage_workload.pages import report
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs import run
+from benchmarks.storage_workload.traffic.entries import Blocks
 from remote_server.errors import ConfigError
 
 MiB = 1 << 20

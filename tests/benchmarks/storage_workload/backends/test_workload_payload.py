@@ -3,7 +3,7 @@
 import hashlib
 import zlib
 
-from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.backends.payload import Payload
 
 MiB = 1 << 20
 

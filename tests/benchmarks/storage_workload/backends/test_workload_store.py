@@ -22,13 +22,13 @@ from workload_stores import (
     wire_to,
 )
 
-from benchmarks.storage_workload import device_io
-from benchmarks.storage_workload.backend import Backend
-from benchmarks.storage_workload.device_library import TorchLibrary
-from benchmarks.storage_workload.device_rows import row_bytes_for
-from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
-from benchmarks.storage_workload.gpu_tier import GpuTier
-from benchmarks.storage_workload.store_host import StoreHost
+from benchmarks.storage_workload.backends.backend import Backend
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend, NoTier
+from benchmarks.storage_workload.backends.gpu.library import TorchLibrary
+from benchmarks.storage_workload.backends.gpu.rows import row_bytes_for
+from benchmarks.storage_workload.backends.gpu.tier import GpuTier
+from benchmarks.storage_workload.backends.host.store import StoreHost
+from benchmarks.storage_workload.figures import device_io
 from examples.processes import RemoteServer
 
 pytestmark = pytest.mark.real_time

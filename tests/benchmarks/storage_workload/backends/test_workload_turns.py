@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.storage_workload.turns import Turn, TurnThread
+from benchmarks.storage_workload.backends.host.turns import Turn, TurnThread
 
 
 @pytest.fixture

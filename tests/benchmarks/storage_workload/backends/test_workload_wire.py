@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from workload_stores import Booked, MiB, blocks_of, payload, wire_to
 
-from benchmarks.storage_workload import accounting, wire
 from benchmarks.storage_workload.__main__ import main
-from benchmarks.storage_workload.backend import WriteDone
-from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.wire import WireBackend
+from benchmarks.storage_workload.backends import wire
+from benchmarks.storage_workload.backends.backend import WriteDone
+from benchmarks.storage_workload.backends.wire import WireBackend
+from benchmarks.storage_workload.figures import accounting
+from benchmarks.storage_workload.traffic.entries import Blocks
 from examples.processes import RemoteServer
 from remote_server import keys
 from remote_server.client import ClientConfig, RemoteClient

@@ -11,16 +11,17 @@ import pytest
 from workload_stores import BLOCK_BYTES, MEMORY, Booked, MiB, blocks_of, disk_of, host_of
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import accounting, stores
-from benchmarks.storage_workload.accounting import Line, Slots
-from benchmarks.storage_workload.backend import Occupancy
-from benchmarks.storage_workload.device_times import Interval, covered
-from benchmarks.storage_workload.document import BENCHMARK, Run
-from benchmarks.storage_workload.models import BlockShape
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.run import execute
-from benchmarks.storage_workload.samples import TransferSample
-from benchmarks.storage_workload.store_host import StoreHost
+from benchmarks.storage_workload.backends.backend import Occupancy
+from benchmarks.storage_workload.backends.host.device_times import Interval, covered
+from benchmarks.storage_workload.backends.host.store import StoreHost
+from benchmarks.storage_workload.figures import accounting
+from benchmarks.storage_workload.figures.accounting import Line, Slots
+from benchmarks.storage_workload.figures.samples import TransferSample
+from benchmarks.storage_workload.pages.document import BENCHMARK, Run
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs import stores
+from benchmarks.storage_workload.runs.run import execute
+from benchmarks.storage_workload.traffic.models import BlockShape
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot
 from remote_server.store.slabs import slot_bytes_for as memory_slot
 from remote_server.turns import KEYS_PER_STEP
@@ -217,7 +218,7 @@ def run_of(options: Options) -> Run:
 def test_a_run_keeps_its_books_and_leaves_nothing_in_the_folder(
     tmp_path: Path, settings: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("benchmarks.storage_workload.run.HEADROOM_S", 0.05)
+    monkeypatch.setattr("benchmarks.storage_workload.runs.run.HEADROOM_S", 0.05)
     run = execute(replace(OPTIONS, cache_dir=tmp_path, **settings))
     assert len(run.samples.requests) == 12
     assert run.agrees and len(run.accounting) > 6

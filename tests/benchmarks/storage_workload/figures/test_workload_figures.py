@@ -9,19 +9,24 @@ import pytest
 from workload_files import WorkloadRun
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import document as documents
-from benchmarks.storage_workload import report
-from benchmarks.storage_workload.accounting import Line
-from benchmarks.storage_workload.device_times import Calls, Interval
-from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend
-from benchmarks.storage_workload.models import MODELS, BlockShape
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.plots import charts
-from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.samples import Moment, RequestSample, Samples, TransferSample
-from benchmarks.storage_workload.summary import summarize, throughput_timeline
-from benchmarks.storage_workload.verdict import judge, passed
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend
+from benchmarks.storage_workload.backends.host.device_times import Calls, Interval
+from benchmarks.storage_workload.figures.accounting import Line
+from benchmarks.storage_workload.figures.samples import (
+    Moment,
+    RequestSample,
+    Samples,
+    TransferSample,
+)
+from benchmarks.storage_workload.figures.summary import summarize, throughput_timeline
+from benchmarks.storage_workload.load.driver import Driver, Pace
+from benchmarks.storage_workload.pages import document as documents
+from benchmarks.storage_workload.pages import report
+from benchmarks.storage_workload.pages.plots import charts
+from benchmarks.storage_workload.pages.verdict import judge, passed
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.traffic.models import MODELS, BlockShape
+from benchmarks.storage_workload.traffic.requests import Workload
 from remote_server.store.disk.layout import PAGE
 
 

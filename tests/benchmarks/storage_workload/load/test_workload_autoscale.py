@@ -6,8 +6,9 @@ import itertools
 import fake_time
 import pytest
 
-from benchmarks.storage_workload import autoscale
-from benchmarks.storage_workload.autoscale import (
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend
+from benchmarks.storage_workload.load import autoscale
+from benchmarks.storage_workload.load.autoscale import (
     CONFIRMING,
     CapacityState,
     QosState,
@@ -15,11 +16,10 @@ from benchmarks.storage_workload.autoscale import (
     decide_qos,
     most_users,
 )
-from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend
-from benchmarks.storage_workload.models import MODELS, shape_of
-from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.scaling import Scaling
+from benchmarks.storage_workload.load.driver import Driver, Pace
+from benchmarks.storage_workload.load.scaling import Scaling
+from benchmarks.storage_workload.traffic.models import MODELS, shape_of
+from benchmarks.storage_workload.traffic.requests import Workload
 
 
 def look(state: QosState, *saturations: float) -> tuple[QosState, list[int]]:

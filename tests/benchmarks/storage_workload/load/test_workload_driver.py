@@ -6,17 +6,17 @@ import itertools
 import fake_time
 import pytest
 
-from benchmarks.storage_workload import arrivals
-from benchmarks.storage_workload.accounting import line_of_stuck
-from benchmarks.storage_workload.backend import WriteDone
-from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend, NullBackend
-from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
-from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.samples import Samples
-from benchmarks.storage_workload.slots import PrioritySlots
-from benchmarks.storage_workload.summary import summarize
+from benchmarks.storage_workload.backends.backend import WriteDone
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend, NullBackend
+from benchmarks.storage_workload.figures.accounting import line_of_stuck
+from benchmarks.storage_workload.figures.samples import Samples
+from benchmarks.storage_workload.figures.summary import summarize
+from benchmarks.storage_workload.load import arrivals
+from benchmarks.storage_workload.load.driver import Driver, Pace
+from benchmarks.storage_workload.load.slots import PrioritySlots
+from benchmarks.storage_workload.traffic.entries import Blocks
+from benchmarks.storage_workload.traffic.models import MODELS, BlockShape, shape_of
+from benchmarks.storage_workload.traffic.requests import Workload
 
 WORKLOAD = Workload(MODELS["tiny-1b"], 3)
 SHAPE: BlockShape = shape_of(WORKLOAD.model, 64, 1 / 64)

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import origin
-from benchmarks.storage_workload import conditions, flags, report, run, steady
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.samples import Samples, TransferSample
+from benchmarks.storage_workload.figures import steady
+from benchmarks.storage_workload.figures.samples import Samples, TransferSample
+from benchmarks.storage_workload.pages import conditions, report
+from benchmarks.storage_workload.plan import flags
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs import run
 from remote_server.errors import ConfigError
 
 ROUND_S = 20.0

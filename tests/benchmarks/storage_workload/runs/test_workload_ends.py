@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import run
+from benchmarks.storage_workload.runs import run
 
 pytestmark = pytest.mark.real_time
 
@@ -22,7 +22,8 @@ QUICK = [
 
 # The command line as it is, with a progress line ten times a second to wait for.
 OFTEN = (
-    "import sys; from benchmarks.storage_workload import __main__ as it, progress; "
+    "import sys; from benchmarks.storage_workload import __main__ as it; "
+    "from benchmarks.storage_workload.runs import progress; "
     "progress.LOGGED_EVERY_S = 0.1; sys.exit(it.main(sys.argv[1:]))"
 )
 

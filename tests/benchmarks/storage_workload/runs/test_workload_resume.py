@@ -11,11 +11,12 @@ import pytest
 from benchmarks.harness import origin
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import hardware, resume, suite, trials
-from benchmarks.storage_workload.document import BENCHMARK, Run
-from benchmarks.storage_workload.hardware import Hardware
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.samples import Samples, TransferSample
+from benchmarks.storage_workload.figures.samples import Samples, TransferSample
+from benchmarks.storage_workload.pages.document import BENCHMARK, Run
+from benchmarks.storage_workload.plan import hardware
+from benchmarks.storage_workload.plan.hardware import Hardware
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs import resume, suite, trials
 
 TIMES = ("started", "stolen_percent")
 SUITE = "suite -w cpu-only,storage-only,cpu-storage,production -t 60 -r 120"

@@ -12,12 +12,14 @@ from workload_files import WorkloadRun
 
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import __main__ as storage_workload
-from benchmarks.storage_workload import comparison, hardware, run, suite
-from benchmarks.storage_workload.comparison import Outcome
-from benchmarks.storage_workload.document import Run
-from benchmarks.storage_workload.hardware import Hardware
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.scenarios import SCENARIOS
+from benchmarks.storage_workload.pages import comparison
+from benchmarks.storage_workload.pages.comparison import Outcome
+from benchmarks.storage_workload.pages.document import Run
+from benchmarks.storage_workload.plan import hardware
+from benchmarks.storage_workload.plan.hardware import Hardware
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.plan.scenarios import SCENARIOS
+from benchmarks.storage_workload.runs import run, suite
 from remote_server.errors import ConfigError
 
 

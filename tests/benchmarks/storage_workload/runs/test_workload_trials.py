@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import flags, page, report, trials
-from benchmarks.storage_workload.document import BENCHMARK, Run
-from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.pages import page, report
+from benchmarks.storage_workload.pages.document import BENCHMARK, Run
+from benchmarks.storage_workload.plan import flags
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs import trials
 from remote_server.errors import ConfigError
 
 

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from benchmarks.storage_workload.entries import Kind
-from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
-from benchmarks.storage_workload.personas import PERSONAS, QOS_CLASSES
-from benchmarks.storage_workload.requests import (
+from benchmarks.storage_workload.traffic.entries import Kind
+from benchmarks.storage_workload.traffic.models import MODELS, BlockShape, shape_of
+from benchmarks.storage_workload.traffic.personas import PERSONAS, QOS_CLASSES
+from benchmarks.storage_workload.traffic.requests import (
     MAX_CONTEXT_TOKENS,
     MAX_TURNS,
     Request,

@@ -11,16 +11,18 @@ import fake_time
 import pytest
 from synthetic_trace import write
 
-from benchmarks.storage_workload import arrivals, trace_count, traces, validation
-from benchmarks.storage_workload.backend import ReadDone
-from benchmarks.storage_workload.driver import Driver, Pace
-from benchmarks.storage_workload.emulated import EmulatedBackend
-from benchmarks.storage_workload.entries import Blocks
-from benchmarks.storage_workload.models import BlockShape
-from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.run import execute
-from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
-from benchmarks.storage_workload.traces import TraceSource
+from benchmarks.storage_workload.backends.backend import ReadDone
+from benchmarks.storage_workload.backends.emulated import EmulatedBackend
+from benchmarks.storage_workload.figures import trace_count, validation
+from benchmarks.storage_workload.figures.samples import RequestSample, Samples, TransferSample
+from benchmarks.storage_workload.load import arrivals
+from benchmarks.storage_workload.load.driver import Driver, Pace
+from benchmarks.storage_workload.plan.options import Options
+from benchmarks.storage_workload.runs.run import execute
+from benchmarks.storage_workload.traffic import traces
+from benchmarks.storage_workload.traffic.entries import Blocks
+from benchmarks.storage_workload.traffic.models import BlockShape
+from benchmarks.storage_workload.traffic.traces import TraceSource
 from remote_server.errors import ConfigError
 
 BURST = """Timestamp,Session ID,Request tokens,Response tokens,Model

@@ -3,7 +3,7 @@
 import pytest
 from curve_helpers import TOKENS, Followed
 
-from benchmarks.remote_kv_cache.replay.workloads import chat, scan, turnover, zipf
+from benchmarks.remote_kv_cache.replay.requests.workloads import chat, scan, turnover, zipf
 from remote_server.protocol import FoundAt
 from remote_server.store.curve.curve import TIMES
 from remote_server.traces.model_cache import replay

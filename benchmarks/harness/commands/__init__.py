@@ -1,0 +1,1 @@
+"""Commands: names of benchmarks, the programs they run, and their records made again."""

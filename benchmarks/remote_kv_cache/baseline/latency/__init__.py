@@ -1,0 +1,1 @@
+"""Latency: how long do lookups and small blocks take, also beside others' streams?"""

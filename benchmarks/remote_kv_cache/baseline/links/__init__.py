@@ -1,0 +1,1 @@
+"""Links: what do more lanes give, and what do delay and loss cost?"""

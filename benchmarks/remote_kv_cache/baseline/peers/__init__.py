@@ -1,0 +1,1 @@
+"""Peers: how fast is the same work on Redis and on memcached?"""

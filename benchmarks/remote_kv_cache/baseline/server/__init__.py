@@ -1,0 +1,1 @@
+"""A server: how fast do whole batches go through it, with keys, and through a fleet?"""

@@ -1,0 +1,1 @@
+"""Bare sockets: how fast do blocks pass from process to process without a server?"""

@@ -1,0 +1,1 @@
+"""Engine steps: what do hooks and a busy client cost each?"""

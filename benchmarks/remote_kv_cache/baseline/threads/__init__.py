@@ -1,0 +1,1 @@
+"""Threads: which one spends the time of a transfer?"""

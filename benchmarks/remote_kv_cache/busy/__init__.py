@@ -1,0 +1,1 @@
+"""A busy engine: which cells run, and what do answers and counters show of each."""

@@ -1,0 +1,1 @@
+"""Eviction in one level: which rule finds most?"""

@@ -1,0 +1,1 @@
+"""A fleet: what do several servers find, and how evenly do they fill?"""

@@ -1,0 +1,1 @@
+"""Levels: on which one is each requested block found?"""

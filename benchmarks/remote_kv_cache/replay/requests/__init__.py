@@ -1,0 +1,1 @@
+"""Requests of a replay: recorded, or made up with a seed."""

@@ -1,0 +1,1 @@
+"""Several hosts: clients and servers on each, which take every step at once."""

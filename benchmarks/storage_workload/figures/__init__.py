@@ -1,0 +1,1 @@
+"""Figures: what was measured, and does it agree with its own arithmetic?"""

@@ -1,0 +1,1 @@
+"""Pages: the document of a run, its verdict, its text and its charts."""

@@ -1,0 +1,1 @@
+"""Runs: one, several in sequence, and the same one again."""

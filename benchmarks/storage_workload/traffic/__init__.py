@@ -1,0 +1,1 @@
+"""Traffic: which requests do users send, made up or recorded?"""

@@ -1,0 +1,1 @@
+"""The load of a sweep: conversations of real clients on real servers."""

@@ -1,0 +1,1 @@
+"""Results of a sweep: lines of text, charts and a page."""
