@@ -13,14 +13,21 @@ Only a run of the same command and the same source takes what is in it.
 
 import json
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from benchmarks.harness.record import Record
+from typing import Any, Protocol, TextIO
 
 SUFFIX = ".part"
+
+
+class Run(Protocol):
+    """What identifies the run whose measurements these are; a record has both."""
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def source(self) -> Mapping[str, Any]: ...
 
 
 class Journal:
@@ -35,14 +42,14 @@ class Journal:
         self._file: TextIO | None = None
 
     @classmethod
-    def open(cls, record: "Record", json_file: Path | None, *, resume: bool) -> "Journal":
+    def open(cls, run: Run, json_file: Path | None, *, resume: bool) -> "Journal":
         """The journal beside `json_file`; none without one. With `resume` it begins with what an
         earlier run of this command and source has measured."""
         if json_file is None:
             return cls()
         path = json_file.with_name(json_file.name + SUFFIX)
-        journal = cls(path, {"command": record.command, "source": record.source})
-        if resume and record.source.get("clean"):
+        journal = cls(path, {"command": run.command, "source": run.source})
+        if resume and run.source.get("clean"):
             journal._read()
         elif resume:
             print(f"{path}: files of the source are changed, or it is in no git: measured anew",
