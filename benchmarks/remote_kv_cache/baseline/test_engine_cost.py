@@ -26,7 +26,11 @@ from benchmarks.remote_kv_cache.baseline.steps.background_client import (
 )
 from benchmarks.remote_kv_cache.baseline.steps.hook_timer import cost_of_timing
 from benchmarks.remote_kv_cache.baseline.steps.step_results import IDLE, Trial, chart
-from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import BLOCK_TOKENS, SteppedEngine
+from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import (
+    BLOCK_TOKENS,
+    Served,
+    SteppedEngine,
+)
 from benchmarks.remote_kv_cache.work.blocks import filled_pools
 from benchmarks.remote_kv_cache.work.ferry_client import TRANSPORTS, connect
 from benchmarks.remote_kv_cache.work.results import Variant
@@ -137,7 +141,9 @@ class EngineCost:
         self._loaded_before = 0
         self._misses_before: dict[str, int] = {}
         self._engine = stack.enter_context(
-            SteppedEngine(model, preset, self._server.endpoint, engine_blocks, kv_events=kv_events)
+            SteppedEngine(
+                Served(model, preset, engine_blocks), self._server.endpoint, kv_events=kv_events
+            )
         )
         self._seeds = itertools.count(1000)
         self._turns = itertools.cycle(range(NUM_PROMPTS))

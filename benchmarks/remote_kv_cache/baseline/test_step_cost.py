@@ -27,6 +27,7 @@ from benchmarks.remote_kv_cache.baseline.steps.hook_timer import charged_by_timi
 from benchmarks.remote_kv_cache.baseline.steps.step_cost_results import ASKS, Trial, chart
 from benchmarks.remote_kv_cache.baseline.steps.stepped_engine import (
     BLOCK_TOKENS,
+    Served,
     Step,
     SteppedEngine,
 )
@@ -140,10 +141,11 @@ class StepCost:
         self._server = stack.enter_context(server_for(most_blocks * block_bytes, block_bytes))
         self._engine = stack.enter_context(
             SteppedEngine(
-                model, PRESET, self._server.endpoint, most_blocks + 16,
-                pool_rows=int(most_blocks / _POOL_SHARE) + 16,
-                max_model_len=max(lengths) + 2 * BLOCK_TOKENS,
-                clock=clock,
+                Served(
+                    model, PRESET, most_blocks + 16, int(most_blocks / _POOL_SHARE) + 16,
+                    max_model_len=max(lengths) + 2 * BLOCK_TOKENS,
+                ),
+                self._server.endpoint, clock=clock,
             )
         )  # fmt: skip
         self._client = RemoteClient(ClientConfig(self._server.endpoint, client_name="filler"))

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -84,6 +85,20 @@ class Step(NamedTuple):
     """Of `ours` and `calls`, those within `get_num_new_matched_tokens`."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model, and the room that an engine has for its KV cache."""
+
+    model: Path
+    preset: str
+    num_blocks: int
+    """Of the engine's own cache."""
+
+    pool_rows: int = POOL_ROWS
+    max_model_len: int = MAX_MODEL_LEN
+    """May exceed that of the model's preset."""
+
+
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
 
@@ -92,20 +107,16 @@ class SteppedEngine:
 
     def __init__(
         self,
-        model: Path,
-        preset: str,
+        served: Served,
         endpoint: str,
-        num_blocks: int,
         *,
-        pool_rows: int = POOL_ROWS,
-        max_model_len: int = MAX_MODEL_LEN,
         clock: Callable[[], int] = time.perf_counter_ns,
         kv_events: bool = False,
     ) -> None:
-        """Start it with `num_blocks` blocks. Raises `Skipped` without vLLM.
+        """Start it with the server at `endpoint`. Raises `Skipped` without vLLM.
 
-        `max_model_len` may exceed that of the model's preset. `clock` times the hooks. With
-        `kv_events` vLLM has the events of its cache, our pool and the server, for no publisher.
+        `clock` times the hooks. With `kv_events` vLLM has the events of its cache, our pool and
+        the server, for no publisher.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
@@ -118,18 +129,20 @@ class SteppedEngine:
         except ImportError as error:
             raise Skipped(f"no vLLM: {error}") from None
         self._sampling: Any = SamplingParams
-        shape = PRESETS[preset]
-        pool_bytes = pool_rows * BLOCK_TOKENS * shape.kv_bytes_per_token
+        shape = PRESETS[served.preset]
+        pool_bytes = served.pool_rows * BLOCK_TOKENS * shape.kv_bytes_per_token
         llm: Any = LLM(
-            model=str(model),
+            model=str(served.model),
             block_size=BLOCK_TOKENS,
             enforce_eager=True,
             kv_cache_memory_bytes=1 << 30,
-            num_gpu_blocks_override=num_blocks,
+            num_gpu_blocks_override=served.num_blocks,
             max_num_seqs=8,
             max_num_batched_tokens=CHUNK_TOKENS,
-            max_model_len=max_model_len,
-            hf_overrides={"max_position_embeddings": max(max_model_len, shape.max_position)},
+            max_model_len=served.max_model_len,
+            hf_overrides={
+                "max_position_embeddings": max(served.max_model_len, shape.max_position)
+            },
             # Without this the worker would be this thread, and the timer would see the model.
             distributed_executor_backend="mp",
             disable_log_stats=False,
