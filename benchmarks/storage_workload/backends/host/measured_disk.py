@@ -41,6 +41,7 @@ class _WatchedFile:
         self._name = name
         self._calls = calls
         self.direct = file.direct
+        self.sync, self.resize, self.close = file.sync, file.resize, file.close
 
     def move(
         self,
@@ -57,15 +58,6 @@ class _WatchedFile:
         self._calls.add(kind.name.lower(), self._name, min(offsets), num_bytes, interval)
         return moved
 
-    def sync(self) -> None:
-        self._file.sync()
-
-    def resize(self, num_bytes: int) -> None:
-        self._file.resize(num_bytes)
-
-    def close(self) -> None:
-        self._file.close()
-
 
 class _WatchedFiles:
     """Opens recorded files. A segment is made under another name and renamed at once."""
@@ -73,9 +65,8 @@ class _WatchedFiles:
     def __init__(self, files: Files, calls: Calls) -> None:
         self._files = files
         self._calls = calls
-
-    def names(self) -> list[str]:
-        return self._files.names()
+        self.names, self.rename = files.names, files.rename
+        self.remove, self.sync = files.remove, files.sync
 
     def create(self, name: str, num_bytes: int) -> File:
         file = self._files.create(name, num_bytes)
@@ -84,15 +75,6 @@ class _WatchedFiles:
     def open(self, name: str) -> tuple[File, int]:
         file, num_bytes = self._files.open(name)
         return _WatchedFile(file, name, self._calls), num_bytes
-
-    def rename(self, old: str, new: str) -> None:
-        self._files.rename(old, new)
-
-    def remove(self, name: str) -> None:
-        self._files.remove(name)
-
-    def sync(self) -> None:
-        self._files.sync()
 
 
 class MeasuredDiskTier(DiskTier):
