@@ -1,7 +1,7 @@
 """The library that reaches a GPU: CuPy where it is installed and finds a device, else torch, else
 none, with the reasons.
 
-`Library` is the whole interface that `device_rows` needs. Each library has its own kind of array,
+`Library` is the whole interface that `rows` needs. Each library has its own kind of array,
 opaque outside of it. Neither half has run on a GPU: both were tested on a CPU, CuPy's with a
 stand-in that has its names.
 """

@@ -1,6 +1,6 @@
 """Rows of blocks on a device, and the copies into it and out of it, timed where they happen.
 
-Used by one thread. `device_library` calls the device's own library.
+Used by one thread. `library` calls the device's own library.
 """
 
 from collections.abc import Sequence

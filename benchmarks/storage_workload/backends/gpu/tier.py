@@ -11,7 +11,7 @@ attention would read them; a real engine reads without writing, so this is the u
 contents of a block read from below are generated again for its row. A sample of the blocks read is
 fetched and compared.
 
-The device's library is CuPy or torch, see `device_library`. All of it was tested with a CPU as the
+The device's library is CuPy or torch, see `library`. All of it was tested with a CPU as the
 device. It has not been run on a GPU.
 """
 

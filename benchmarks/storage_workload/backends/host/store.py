@@ -52,7 +52,7 @@ class StoreHost:
         *, cascade: bool = False,
     ) -> None:  # fmt: skip
         """`memory` and `disk` in bytes, 0 for none; `folder`, empty, is for the disk and belongs
-        to the caller. `cascade` needs both, see `host_cascade`. Raises `ConfigError`."""
+        to the caller. `cascade` needs both, see that module. Raises `ConfigError`."""
         if not memory and not disk:
             raise ConfigError("cpu_mem_gb: 0 without a disk leaves nowhere to store anything")
         self.has_memory = memory > 0
