@@ -15,8 +15,10 @@ from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.summary import summarize
-from benchmarks.remote_kv_cache.baseline.bucket import bucket_cases
-from benchmarks.remote_kv_cache.baseline.bucket.bucket_cases import Load, Way
+from benchmarks.remote_kv_cache.baseline.bucket.bare_calls import Bare
+from benchmarks.remote_kv_cache.baseline.bucket.bucket_tier import Tier
+from benchmarks.remote_kv_cache.baseline.bucket.packs import Load, Way
+from benchmarks.remote_kv_cache.baseline.bucket.servers import ThroughServers
 from benchmarks.remote_kv_cache.work import object_stores, results
 from benchmarks.remote_kv_cache.work.object_stores import Store
 from benchmarks.remote_kv_cache.work.results import Variant
@@ -162,10 +164,10 @@ _LABELS = dict(zip(("bare", "tier", "servers"), WAYS, strict=True))
 
 def _way(name: str, store: Store, load: Load, threads: int) -> Way:
     if name == "bare":
-        return bucket_cases.Bare(store, load, threads)
+        return Bare(store, load, threads)
     if name == "tier":
-        return bucket_cases.Tier(store, load, threads)
-    return bucket_cases.ThroughServers(store, load)
+        return Tier(store, load, threads)
+    return ThroughServers(store, load)
 
 
 def _charted(record: Record) -> list[Variant]:

@@ -20,7 +20,8 @@ from benchmarks.harness import machine, options, table
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
-from benchmarks.remote_kv_cache.baseline.disk import disk_cases
+from benchmarks.remote_kv_cache.baseline.disk.all_ways import close_all, open_ways
+from benchmarks.remote_kv_cache.baseline.disk.ways import DiskWay, aligned
 from benchmarks.remote_kv_cache.work import blocks, results
 from benchmarks.remote_kv_cache.work.results import Variant
 from remote_server.store.disk.pool import NUM_THREADS
@@ -102,18 +103,18 @@ def measure(runner: Runner, arguments: argparse.Namespace, block_bytes: int) -> 
 def _samples(
     runner: Runner, name: str, folder: Path, num_blocks: int, block_bytes: int
 ) -> dict[object, Sample]:
-    source = disk_cases.aligned(num_blocks, block_bytes)
-    target = disk_cases.aligned(num_blocks, block_bytes)
+    source = aligned(num_blocks, block_bytes)
+    target = aligned(num_blocks, block_bytes)
     blocks.fill(source)
     in_place = np.arange(num_blocks)
     verify = partial(blocks.verify, source, target, blocks.Batch(in_place, in_place))
-    ways = disk_cases.open_ways(folder, num_blocks, block_bytes)
+    ways = open_ways(folder, num_blocks, block_bytes)
     cases = [
         Case(MEMCPY, partial(np.copyto, target, source), partial(blocks.poison, target), verify)
     ]
     for way_name, way in ways.items():
 
-        def prepare(way: disk_cases.DiskWay = way) -> None:
+        def prepare(way: DiskWay = way) -> None:
             way.make_cold()
             blocks.poison(target)
 
@@ -128,7 +129,7 @@ def _samples(
     try:
         return {**runner.measure(name, cases)}
     finally:
-        disk_cases.close_all([*ways.values()])
+        close_all([*ways.values()])
 
 
 def _skip_unless_disk_fits(directory: Path, needed: int) -> None:

@@ -17,7 +17,7 @@ from benchmarks.kvbench.file_ways import OneFile
 from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import Stages, move
 from benchmarks.kvbench.ways import Memory, Rows
-from benchmarks.remote_kv_cache.baseline.disk.disk_cases import aligned
+from benchmarks.remote_kv_cache.baseline.disk.ways import aligned
 from benchmarks.remote_kv_cache.work import ferry_client
 from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect
 from benchmarks.remote_kv_cache.work.target import Target

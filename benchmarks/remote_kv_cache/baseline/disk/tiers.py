@@ -21,7 +21,8 @@ from pathlib import Path
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline.disk import disk_cases, saturation
+from benchmarks.remote_kv_cache.baseline.disk import saturation
+from benchmarks.remote_kv_cache.baseline.disk.raw_loops import CopyingLoop, RawLoop
 from benchmarks.remote_kv_cache.work import blocks, results, round_trip
 from benchmarks.remote_kv_cache.work.blocks import Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.work.ferry_client import (
@@ -39,7 +40,7 @@ from remote_server.values import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 TIERS_SHOWN = ("memory", "memory+disk", "disk")
-RAW_LOOPS = {"raw loop": disk_cases.RawLoop, "raw loop and copy": disk_cases.CopyingLoop}
+RAW_LOOPS = {"raw loop": RawLoop, "raw loop and copy": CopyingLoop}
 _BATCH_BYTES = 64 * MiB  # two are in flight, as much as a long prompt has
 _PROBE_BYTES = 16 * MiB
 
@@ -75,7 +76,7 @@ def measure(
                 return rows, []
             below.empty_memory(source)
             some = blocks.plan(TIERS, 1, min(work.num_blocks, _PROBE_BYTES // work.block_bytes))
-            raw_file = folder / disk_cases.RawLoop.file_name(NUM_THREADS)
+            raw_file = folder / RawLoop.file_name(NUM_THREADS)
             return rows, saturation.measure(runner, below.endpoint, work, some, [raw_file])
     except Skipped as reason:
         return results.skipped_rows(work, "disk: get", str(reason)), []

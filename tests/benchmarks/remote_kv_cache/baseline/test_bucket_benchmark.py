@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline import test_bucket_speed as bucket_speed
-from benchmarks.remote_kv_cache.baseline.bucket import bucket_cases
+from benchmarks.remote_kv_cache.baseline.bucket.bare_calls import Bare
+from benchmarks.remote_kv_cache.baseline.bucket.bucket_tier import Tier
+from benchmarks.remote_kv_cache.baseline.bucket.packs import Load
 from benchmarks.remote_kv_cache.work import object_stores
 from benchmarks.store_sweep.__main__ import main as sweep
 from remote_server.store.bucket.objects import StoreObjects
@@ -40,10 +42,10 @@ def test_all_ways_move_the_bytes_and_their_record_has_speed_and_cpu(tmp_path: Pa
 
 
 def test_the_objects_of_the_tier_are_as_large_as_those_of_the_bare_calls(tmp_path: Path):
-    load = bucket_cases.Load(512 << 10, 16 << 10, 128 << 10)
+    load = Load(512 << 10, 16 << 10, 128 << 10)
     with object_stores.opened("disk", tmp_path) as store:
         sizes = []
-        for way in (bucket_cases.Bare(store, load, 2), bucket_cases.Tier(store, load, 2)):
+        for way in (Bare(store, load, 2), Tier(store, load, 2)):
             way.clear()
             way.write()
             listed = [one for chunk in StoreObjects(store.url).listing("") for one in chunk]
@@ -53,9 +55,9 @@ def test_the_objects_of_the_tier_are_as_large_as_those_of_the_bare_calls(tmp_pat
 
 
 def test_bytes_that_came_back_wrong_void_a_way(tmp_path: Path):
-    load = bucket_cases.Load(256 << 10, 16 << 10, 128 << 10)
+    load = Load(256 << 10, 16 << 10, 128 << 10)
     with object_stores.opened("disk", tmp_path) as store:
-        way = bucket_cases.Bare(store, load, 2)
+        way = Bare(store, load, 2)
         way.write()
         way.verify()
         load.objects[1, -1] ^= 1
