@@ -7,7 +7,7 @@ Each number is a flag; a number not given is the preset's.
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -134,21 +134,34 @@ def chosen(arguments: argparse.Namespace, presets: Mapping[str, Some]) -> Some:
     return dataclasses.replace(preset, **given)
 
 
-def chosen_or_exit(
+def add_shape(made: argparse.ArgumentParser, default: str) -> None:
+    """The flags of a benchmark that has one model, made on the spot: its shape and its folder."""
+    made.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default=default)
+    made.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+
+
+def read(
     made: argparse.ArgumentParser,
-    arguments: argparse.Namespace,
+    argv: Sequence[str],
     presets: Mapping[str, Some],
-    check: Callable[[Some], object] = lambda one: check_length(one.input_len, one.block_size),
-) -> Some:
-    """The same, for this machine. Exits with 2 and the reason where `check` raises `ConfigError`,
-    or `refuse`."""
+    check: Callable[[argparse.Namespace, Some], None],
+) -> tuple[argparse.Namespace, Some]:
+    """The arguments and their numbers. Exits with 2 and the reason when `check` raises
+    `ConfigError`."""
+    arguments = made.parse_args(argv)
     try:
         numbers = chosen(arguments, presets)
-        check(numbers)
-        refuse(arguments, numbers)
+        check(arguments, numbers)
     except ConfigError as error:
-        made.exit(2, f"{made.prog.removeprefix('python -m ')}: {error}\n")
-    return numbers
+        made.exit(2, f"{made.prog.rpartition(' ')[2]}: {error}\n")
+    return arguments, numbers
+
+
+def check_prompts(arguments: argparse.Namespace, numbers: Numbers) -> None:
+    """Raise `ConfigError` unless prompts are a token longer than whole blocks, and this machine
+    can measure them."""
+    check_length(numbers.input_len, numbers.block_size)
+    refuse(arguments, numbers)
 
 
 def refuse(

@@ -34,24 +34,35 @@ def parser(
         "--memory", type=size, metavar="SIZE", help="use at most this much; cases that need more "
         "are skipped (default: the machine's free memory)",
     )  # fmt: skip
-    add_files(made)
-    return made
-
-
-def bare_parser(module: str, question: str) -> argparse.ArgumentParser:
-    """One without any flag. Flags are whole: labels of titles and the record's command are made
-    from them."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {module}", description=question, allow_abbrev=False
-    )
-
-
-def add_files(made: argparse.ArgumentParser) -> None:
-    """`--json` and `--plot`, for `write`."""
     made.add_argument("--json", type=result, metavar="FILE", help="write the record to this file")
     made.add_argument(
         "--plot", type=drawing, metavar="FILE", help="write a chart to this file, as SVG and as PNG"
     )
+    return made
+
+
+def bare_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """A parser for `python -m MODULE` without a flag. Flags are whole: labels of titles and the
+    record's command are made from them."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=description, allow_abbrev=False
+    )
+
+
+def add_files(made: argparse.ArgumentParser, drawn: str = "a chart", csv: str = "") -> None:
+    """The flags of the files of a `bare_parser`; with the text `csv` also that of a CSV file."""
+    made.add_argument("--json", type=result, metavar="FILE", help="write the record to this file")
+    if csv:
+        made.add_argument("--csv", type=result, metavar="FILE", help=csv)
+    made.add_argument("--plot", type=drawing, metavar="FILE", help=f"write {drawn} to this file")
+
+
+def add_directory(made: argparse.ArgumentParser) -> None:
+    """The flag that chooses the disk to measure."""
+    made.add_argument(
+        "--directory", type=folder, default=".", metavar="DIR",
+        help="a folder on the disk to measure; written files are removed (default: this one)",
+    )  # fmt: skip
 
 
 def add_resume(made: argparse.ArgumentParser) -> None:

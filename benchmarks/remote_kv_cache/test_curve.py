@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from benchmarks.harness import options
 from benchmarks.harness.plot import Chart
@@ -22,6 +21,7 @@ from benchmarks.remote_kv_cache.replay.curve.cost import Cost
 from benchmarks.remote_kv_cache.replay.curve.study import Cell
 from benchmarks.remote_kv_cache.replay.eviction.one_level_report import Make, Room
 from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.flags import ANY, add_requests, add_trace
 from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
 from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.traces import Request, TraceError
@@ -99,13 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         MODULE, "the live miss-ratio curve beside full replays, and its cost"
     )
     add = made.add_argument
-    add("--trace", type=Path, metavar="FILE",
-        help="a trace of Mooncake, Qwen-Bailian or BurstGPT, plain or gzipped (default: only the "
-        "workloads)")  # fmt: skip
+    add_trace(add, f"{ANY} (default: only the workloads)")
     add("--workload", type=options.names(MADE), default=WORKLOADS, metavar="NAMES",
         help="requests made up with a seed for a cache of each capacity: some of "
         f"{', '.join(MADE)} (default: {','.join(WORKLOADS)})")  # fmt: skip
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first of each")
+    add_requests(add, "of each")
     add("--capacity", type=options.several(options.size), default="24GiB,48GiB,96GiB,192GiB,384GiB",
         metavar="SIZES",
         help=f"of the cache, with the KV cache of {MODELS[1].name} (default: %(default)s)",
@@ -121,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompts", type=options.positive, default=2000, metavar="NUMBER",
         help="of a chunk there (default: %(default)s)")  # fmt: skip
     add("--trials", type=options.positive, default=7, help="chunks there (default: %(default)s)")
-    options.add_files(made)
+    options.add_files(made, "charts")
     return made
 
 

@@ -79,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status; 2 when this preset cannot run here."""
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "how much faster a long prompt is the second time", PRESETS)
-    arguments = parser.parse_args(argv)
-    numbers = presets.chosen_or_exit(parser, arguments, PRESETS)
+    arguments, numbers = presets.read(parser, argv, PRESETS, presets.check_prompts)
     record = Record.begin(MODULE, argv)
     bench = LongPrefillBench(numbers, arguments)
     runner = Runner(numbers.trials, arguments.warm_ups, total=1.8 * len(numbers.engine_cache))

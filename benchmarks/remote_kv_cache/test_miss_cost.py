@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine import presets
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options, plot, table, titles
 from benchmarks.harness.record import Figure, Record, Row
@@ -48,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options.parser(
         MODULE, "what the connector costs a request that finds nothing", trials=60, warm_ups=3
     )
-    parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="wide")
-    parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+    presets.add_shape(parser, "wide")
     parser.add_argument(
         "--prompt", type=options.positive, default=525, metavar="TOKENS",
         help="tokens of each prompt (default: %(default)s)",

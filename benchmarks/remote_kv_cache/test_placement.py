@@ -7,7 +7,6 @@ placement that clients of a fleet use. No server runs: `test_trace --servers` ha
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness import options, plot, table, titles
@@ -19,6 +18,7 @@ from benchmarks.remote_kv_cache.replay.fleet import model as fleet_model
 from benchmarks.remote_kv_cache.replay.fleet.model import FleetCounts, FleetModel, Run
 from benchmarks.remote_kv_cache.replay.levels.progress import Progress
 from benchmarks.remote_kv_cache.replay.requests import agent_sessions, recorded
+from benchmarks.remote_kv_cache.replay.requests.flags import CHATS, add_requests, add_trace
 from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.fleet.placement import homes
 from remote_server.store.policies import LRU
@@ -195,9 +195,8 @@ def chart(record: Record) -> plot.Chart:
 def _parser() -> argparse.ArgumentParser:
     made = options.bare_parser(MODULE, "the placement of prompts over a fleet of servers")
     add = made.add_argument
-    add("--trace", type=Path, metavar="FILE",
-        help="chats, in the format of the Mooncake paper (default: only agents)")  # fmt: skip
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first of the trace")
+    add_trace(add, f"{CHATS} (default: only agents)")
+    add_requests(add)
     add("--sessions", type=int, default=4000, metavar="NUMBER",
         help="sessions of agents, 0 for none (default: %(default)s)")  # fmt: skip
     add("--servers", type=options.several(options.positive), default="1,2,4,8,16,100",

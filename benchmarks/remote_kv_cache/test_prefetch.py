@@ -85,15 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--directory", type=options.folder, default=".", metavar="DIR",
         help="a folder for the server's disk; written files are removed (default: this one)",
     )  # fmt: skip
-    arguments = parser.parse_args(argv)
-    try:
-        numbers = presets.chosen(arguments, PRESETS)
-        check_length(numbers.input_len, numbers.block_size)
-        if arguments.engine != VLLM:
-            raise ConfigError(f"--engine {arguments.engine}: has no requests ahead; use {VLLM}")
-        presets.refuse(arguments, numbers)
-    except ConfigError as error:
-        parser.exit(2, f"{MODULE}: {error}\n")
+    arguments, numbers = presets.read(parser, argv, PRESETS, _check)
     record = Record.begin(MODULE, argv)
     runner = Runner(numbers.trials, arguments.warm_ups, total=1)
     bench = PrefetchBench(numbers, arguments)
@@ -107,6 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(describe(record))
     return options.finish(record, runner)
+
+
+def _check(arguments: argparse.Namespace, numbers: Prefetch) -> None:
+    check_length(numbers.input_len, numbers.block_size)
+    if arguments.engine != VLLM:
+        raise ConfigError(f"--engine {arguments.engine}: has no requests ahead; use {VLLM}")
+    presets.refuse(arguments, numbers)
 
 
 class PrefetchBench:

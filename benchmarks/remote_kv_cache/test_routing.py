@@ -21,6 +21,7 @@ from benchmarks.harness.runner import Runner
 from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.replay.levels.progress import Progress
 from benchmarks.remote_kv_cache.replay.requests import recorded
+from benchmarks.remote_kv_cache.replay.requests.flags import CHATS, add_requests, add_trace
 from benchmarks.remote_kv_cache.work.models import MODELS
 from benchmarks.routing import model
 from benchmarks.routing.model import Rooms, Served, Speeds
@@ -198,9 +199,8 @@ def chart(record: Record) -> plot.Chart:
 def _parser() -> argparse.ArgumentParser:
     made = options.bare_parser(MODULE, "rules of routers before engines that share a server")
     add = made.add_argument
-    add("--trace", type=Path, metavar="FILE", required=True,
-        help="chats, in the format of the Mooncake paper")  # fmt: skip
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first of the trace")
+    add_trace(add, CHATS, required=True)
+    add_requests(add)
     add("--engines", type=options.positive, default=4, metavar="NUMBER",
         help="(default: %(default)s)")  # fmt: skip
     add("--speed-ups", type=options.several(options.above_zero), default="0.5,1,1.2",

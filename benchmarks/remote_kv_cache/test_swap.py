@@ -91,17 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status; 2 when this preset cannot run here."""
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "what swapping takes, against computing", PRESETS)
-    arguments = parser.parse_args(argv)
-    try:
-        numbers = presets.chosen(arguments, PRESETS)
-        check_length(numbers.input_len, numbers.block_size)
-        if arguments.engine != VLLM:
-            raise ConfigError(f"--engine {arguments.engine}: nothing is copied there; use {VLLM}")
-        models = [numbers.model] if arguments.model else list(numbers.shapes)
-        for model in models:
-            presets.refuse(arguments, replace(numbers, model=model))
-    except ConfigError as error:
-        parser.exit(2, f"{MODULE}: {error}\n")
+    arguments, numbers = presets.read(parser, argv, PRESETS, _check)
+    models = _models(arguments, numbers)
     record = Record.begin(MODULE, argv)
     runner = Runner(numbers.trials, arguments.warm_ups, total=len(models))
     bench = SwapBench(numbers, arguments, models)
@@ -123,6 +114,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(describe(record))
     return options.finish(record, runner)
+
+
+def _models(arguments: argparse.Namespace, numbers: Swap) -> list[str]:
+    return [numbers.model] if arguments.model else list(numbers.shapes)
+
+
+def _check(arguments: argparse.Namespace, numbers: Swap) -> None:
+    check_length(numbers.input_len, numbers.block_size)
+    if arguments.engine != VLLM:
+        raise ConfigError(f"--engine {arguments.engine}: nothing is copied there; use {VLLM}")
+    for model in _models(arguments, numbers):
+        presets.refuse(arguments, replace(numbers, model=model))
 
 
 class SwapBench:

@@ -59,11 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--csv", type=options.result, metavar="FILE", help="write every point to this file"
     )
-    arguments = parser.parse_args(argv)
-    numbers = presets.chosen_or_exit(
-        parser, arguments, PRESETS,
-        lambda one: [share(rate, one.input_len, one.block_size) for rate in one.hit_rate],
-    )  # fmt: skip
+    arguments, numbers = presets.read(parser, argv, PRESETS, _check)
     record = Record.begin(MODULE, argv)
     bench = TransferInBench(numbers, arguments)
     runner = Runner(numbers.trials, arguments.warm_ups, total=len(numbers.engine_cache) * 1.5)
@@ -76,6 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(bench.describe())
     print(results.describe(record))
     return options.finish(record, runner)
+
+
+def _check(arguments: argparse.Namespace, numbers: TransferIn) -> None:
+    for rate in numbers.hit_rate:
+        share(rate, numbers.input_len, numbers.block_size)
+    presets.refuse(arguments, numbers)
 
 
 class TransferInBench:

@@ -92,8 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status; 2 when this preset cannot run here."""
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "what handing the KV cache out costs an engine", PRESETS)
-    arguments = parser.parse_args(argv)
-    numbers = presets.chosen_or_exit(parser, arguments, PRESETS)
+    arguments, numbers = presets.read(parser, argv, PRESETS, presets.check_prompts)
     record = Record.begin(MODULE, argv)
     bench = TransferOutBench(numbers, arguments)
     conditions = len(numbers.engine_cache) * len(numbers.scheduling)

@@ -97,10 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=options.positive, default=NUM_THREADS, metavar="N",
         help="calls at a time; a server's are always the default (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--directory", type=options.folder, default=".", metavar="DIR",
-        help="a folder on the disk to measure; written files are removed (default: this one)",
-    )  # fmt: skip
+    options.add_directory(parser)
     return parser
 
 

@@ -67,10 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         help="bytes of blocks that each way keeps (default: 256MiB); the disk needs eight times "
         "as much",
     )  # fmt: skip
-    parser.add_argument(
-        "--directory", type=options.folder, default=".", metavar="DIR",
-        help="a folder on the disk to measure; written files are removed (default: this one)",
-    )  # fmt: skip
+    options.add_directory(parser)
     return parser
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from benchmarks.engine import presets
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
@@ -84,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--kv-events", action="store_true", help="the engine has the events of its own cache, its "
         "pool and the server, for no publisher",
     )  # fmt: skip
-    parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="small")
-    parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+    presets.add_shape(parser, "small")
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
     runner = Runner(arguments.trials, arguments.warm_ups)

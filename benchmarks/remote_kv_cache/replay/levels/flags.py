@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.replay.caches.candidates import IN_STORE, LEARNED, POLICIES
 from benchmarks.remote_kv_cache.replay.levels.costs import LISTED, PRICED, PRICES
 from benchmarks.remote_kv_cache.replay.levels.points import REPLAYS, STORE, WIRE
+from benchmarks.remote_kv_cache.replay.requests.flags import ANY, add_requests, add_trace
 from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
 from benchmarks.remote_kv_cache.work.models import MODELS, Model, choose
 from remote_server.store.policies import Admit
@@ -31,12 +31,7 @@ def parser(module: str) -> argparse.ArgumentParser:
     made = options.bare_parser(module, "what real requests find on each cache level")
     add = made.add_argument
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="a trace of Mooncake, Qwen-Bailian or BurstGPT, plain or gzipped",
-    )
+    add_trace(source.add_argument, ANY)
     source.add_argument(
         "--workload",
         type=_workload,
@@ -124,7 +119,7 @@ def parser(module: str) -> argparse.ArgumentParser:
         help="bytes of a block on the wire; hit rates do not depend on it (default: %(default)s)",
     )
     add("--transport", choices=("tcp", "shm"), default="tcp", help="(default: %(default)s)")
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first requests")
+    add_requests(add, "requests")
     add(
         "--partial-blocks",
         action="store_true",
@@ -177,9 +172,8 @@ def parser(module: str) -> argparse.ArgumentParser:
             metavar="DOLLARS",
             help=f"{PRICED[name]} (default: %(default)s, {LISTED})",
         )
-    add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
-    options.add_files(made)
-    return made  # fmt: skip
+    options.add_files(made, csv="a CSV line for each replay")
+    return made
 
 
 def _add_fleet(add: Callable[..., object]) -> None:
