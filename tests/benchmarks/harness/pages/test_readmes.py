@@ -57,9 +57,9 @@ def test_every_benchmark_stands_in_a_readme_with_its_question_and_its_last_resul
         folder = path if path.is_dir() else path.parent
         text = (folder / "README.md").read_text()
         blocks = readmes.read_tables(folder / "results.toml")
-        start = text.find(f"# {one.name}\n")
-        assert start >= 0, one.name
-        assert re.match(r"# \w+\n\n\*\*[^*]+\?\*\*", text[start:]), one.name
+        below_its_title = rf"^#+ {one.name}\n\n\*\*[^*]+\?\*\*"
+        in_the_index = rf"^\| [^|]+\? \| \[{one.name}\]\(#{one.name}\) \|"
+        assert re.search(f"{below_its_title}|{in_the_index}", text, re.MULTILINE), one.name
         assert one.name in blocks, f"{one.name} shows no record"
 
 
