@@ -44,13 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     record = Record.begin(MODULE, argv)
     record.parameters["memcpy"] = "one flat copy of the same bytes"
     record.parameters["swap"] = _swap_way()
-    total = blocks.total_bytes(arguments.models, arguments.batches)
-    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
-        for model in arguments.models:
-            work = blocks.plan(model, arguments.batches)
-            record.rows += measure(runner, work, arguments.memory)
-            if runner.interrupted:
-                break
+
+    def measure_model(runner: Runner, work: Work) -> None:
+        record.rows += measure(runner, work, arguments.memory)
+
+    runner = results.over_models(arguments, measure_model)
     options.write(record, runner, arguments, chart)
     show(record, results.describe_work(arguments))
     return options.finish(record, runner)

@@ -53,13 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
     record = Record.begin(MODULE, argv)
     record.parameters |= {"memcpy": str(NAIVE), "tuned": arguments.tuned}
-    total = blocks.total_bytes(arguments.models, arguments.batches)
-    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
-        for model in arguments.models:
-            work = blocks.plan(model, arguments.batches)
-            measure(runner, record, work, arguments.memory, arguments.tuned)
-            if runner.interrupted:
-                break
+
+    def measure_model(runner: Runner, work: Work) -> None:
+        measure(runner, record, work, arguments.memory, arguments.tuned)
+
+    runner = results.over_models(arguments, measure_model)
     options.write(record, runner, arguments, chart)
     show(record, results.describe_work(arguments))
     return options.finish(record, runner)

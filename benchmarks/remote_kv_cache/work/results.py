@@ -1,13 +1,14 @@
 """Rows and tables from samples, shared by the three baselines."""
 
 import argparse
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.harness import plot, table, titles
 from benchmarks.harness.record import Record, Row
-from benchmarks.harness.runner import Sample
+from benchmarks.harness.runner import Runner, Sample
 from benchmarks.harness.summary import summarize
+from benchmarks.remote_kv_cache.work import blocks
 from benchmarks.remote_kv_cache.work.blocks import BLOCK_SIZE, BLOCKS_PER_BATCH, Work
 
 
@@ -21,6 +22,17 @@ class Variant(NamedTuple):
     def __str__(self) -> str:
         integrity = {True: "integrity on", False: "integrity off", None: None}[self.integrity]
         return ", ".join(filter(None, (self.operation, self.transport, integrity)))
+
+
+def over_models(arguments: argparse.Namespace, measure: Callable[[Runner, Work], object]) -> Runner:
+    """Measure the source's work for each model of the arguments, until interrupted."""
+    total = blocks.total_bytes(arguments.models, arguments.batches)
+    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
+        for model in arguments.models:
+            measure(runner, blocks.plan(model, arguments.batches))
+            if runner.interrupted:
+                break
+    return runner
 
 
 def rows_of(

@@ -11,9 +11,10 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Sample
 from benchmarks.remote_kv_cache import test_swap as swap
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
-from benchmarks.remote_kv_cache.test_transfer_out import CONTROL, NONE, POOL, SERVER
 from benchmarks.remote_kv_cache.transfer import in_results as into
+from benchmarks.remote_kv_cache.transfer import out_results as out
 from benchmarks.remote_kv_cache.transfer.in_results import COLD, FIRST, SECOND
+from benchmarks.remote_kv_cache.transfer.out_results import CONTROL, NONE, POOL, SERVER
 
 
 def batch(seconds: float, count: int = 4, cached: dict[str, int] | None = None) -> Batch:
@@ -54,14 +55,14 @@ def transfer_out_record(with_server_s: float) -> tuple[Record, transfer_out.Tran
     for variant, seconds in (
         (NONE, 1.0), (CONTROL, 1.03), (POOL, 1.01), (SERVER, with_server_s),
     ):  # fmt: skip
-        key = transfer_out.Key("on", 512, variant)
+        key = out.Key("on", 512, variant)
         trials = []
         for value in [9.0, *ticks(seconds, 6)]:
             made = batch(value)
-            trials.append(transfer_out.Trial(made, profile(made, [Span("compute", 0.0, 0.5)])))
+            trials.append(out.Trial(made, profile(made, [Span("compute", 0.0, 0.5)])))
         bench.trials[key] = trials
-        record.rows.append(transfer_out.row_of("small", key, Sample([0.0] * 6, [0.0]), trials))
-    record.figures += transfer_out.figures_of(record, bench.trials)
+        record.rows.append(out.row_of("small", key, Sample([0.0] * 6, [0.0]), trials))
+    record.figures += out.figures_of(record, bench.trials)
     return record, bench
 
 
@@ -74,7 +75,7 @@ def test_the_ratio_is_of_rounds_and_warm_ups_are_left_out():
     assert values["delta ratio"] == pytest.approx(1.01 / 1.02)
     control = figures["engine cache on, 512 tokens a step, no connector, again"]
     assert control["ratio"] == pytest.approx(1 / 1.03)
-    text = transfer_out.describe(record, bench.trials)
+    text = out.describe(record, bench.trials)
     assert "0.980 (0.980 to 0.980)" in text and "NOT met" not in text
     line = text.splitlines()[3]
     assert "0.990 (0.990 to 0.990)" in line, "of pool and server, to the pool"
@@ -94,7 +95,7 @@ def test_the_ratio_is_of_rounds_and_warm_ups_are_left_out():
 )
 def test_the_goal_is_met_or_missed_only_when_all_of_the_interval_of_enough_rounds_is(values, said):
     named = dict(zip(("ratio", "low", "high", "rounds"), values, strict=True))
-    assert transfer_out.verdict(named) == said
+    assert out.verdict(named) == said
 
 
 def transfer_in_record() -> Record:
