@@ -30,7 +30,8 @@ def test_each_committed_picture_is_of_the_record_as_it_is(picture: pictures.Pict
 
 
 def test_every_picture_on_a_page_is_there_and_none_is_unseen() -> None:
-    pages = [registry.REPOSITORY / "README.md", *(registry.REPOSITORY / "docs").glob("*.md")]
+    pages = [registry.REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md")]
+    pages += (registry.REPOSITORY / "docs").glob("*.md")
     pages += (registry.REPOSITORY / "benchmarks").rglob("README.md")
     shown = set()
     for page in pages:
