@@ -80,19 +80,21 @@ fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earli
 chaos: $(READY) ## kills, freezes, damages: half an hour; ARGS="--seed 7 -k random" runs one again
 	timeout --signal=INT --kill-after=20 2700 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
 
+WITH_CHAOS := PYTHONPATH=.:tests/chaos:tests/chaos/network
+
 OPERATIONS := 1000000
 
 chaos-long: $(READY) ## OPERATIONS=1000000 under kills, freezes and damage; ARGS="--seed 7 --json PATH"; Ctrl-C prints the result
-	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/soak.py --operations $(OPERATIONS) $(ARGS)
+	@$(WITH_CHAOS) $(PYTHON_VENV) tests/chaos/long_runs/soak.py --operations $(OPERATIONS) $(ARGS)
 
 soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prints the result
-	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
+	@$(WITH_CHAOS) $(PYTHON_VENV) tests/chaos/long_runs/soak.py --minutes $(MINUTES) $(ARGS)
 
 fleet-soak: $(READY) ## a thousand engines on four servers for MINUTES=10: does anything grow?
-	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/fleet_soak.py --minutes $(MINUTES) $(ARGS)
+	@$(WITH_CHAOS) $(PYTHON_VENV) tests/chaos/fleet/fleet_soak.py --minutes $(MINUTES) $(ARGS)
 
 memory-soak: $(READY) ## everything on for MINUTES=10: does the server keep within its account of memory?
-	@PYTHONPATH=. $(PYTHON_VENV) tests/chaos/memory_soak.py --minutes $(MINUTES) $(ARGS)
+	@$(WITH_CHAOS) $(PYTHON_VENV) tests/chaos/long_runs/memory_soak.py --minutes $(MINUTES) $(ARGS)
 
 mutants: $(READY) ## deliberate faults, each with the test that must fail; ARGS="--jobs 2 -k disk"
 	@PYTHONPATH=. $(PYTHON_VENV) tests/mutants/run.py $(ARGS)

@@ -29,8 +29,8 @@ ONLY_BY_NAME = {"run", "check_output", "check_call", "call", "get", "put", "comm
 """Calls whose bound is the argument `timeout`; elsewhere it is the last positional one, too."""
 
 EXCEPTIONS = {
-    "tests/chaos/outage.py::suffer": "paces prompts through an outage; --whole takes its length",
-    "tests/chaos/memory_soak.py::soak": "paces samples and faults; what it judges is bytes",
+    "tests/chaos/engine/outage.py::suffer": "paces an outage's prompts; --whole takes its length",
+    "tests/chaos/long_runs/memory_soak.py::soak": "paces samples and faults; it judges bytes",
 }
 """`path::function`, and why its seconds decide nothing about the product."""
 

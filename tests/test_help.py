@@ -13,6 +13,7 @@ import pytest
 from benchmarks.harness.commands import registry
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHONPATH = ".:tests/chaos:tests/chaos/network"  # as the Makefile has it for soaks
 HEAVY = {"torch", "vllm", "transformers", "matplotlib", "pandas", "scipy", "aiohttp", "h5py"}
 
 # The standard library's included. No command has more than 540 today; torch alone has 1,400.
@@ -50,7 +51,7 @@ def ask(commands: list[list[str]]) -> list[Help]:
     ran = subprocess.run(
         [sys.executable, "tests/help_of_all.py", json.dumps(commands)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=110,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": PYTHONPATH, "PATH": ""},
     )  # fmt: skip
     return [json.loads(line) for line in ran.stdout.splitlines()]
 

@@ -5,6 +5,7 @@ length. Tests in files called `test_engine_….py` start a real engine and are m
 """
 
 import random
+from pathlib import Path
 
 import pytest
 from chaos_client import ChaosClient, eager_lanes
@@ -13,10 +14,12 @@ from fault_proxy import FaultProxy
 
 from remote_server.client.lanes.opening import why_slow
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "chaos":
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.chaos)
             item.add_marker(pytest.mark.real_time)
             if item.path.name.startswith("test_engine_"):

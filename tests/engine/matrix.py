@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests" / "chaos")]
+sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests" / "chaos" / "network")]
 
 from asking import Answer  # noqa: E402
 from cluster import (  # noqa: E402

@@ -24,7 +24,7 @@ from remote_server.client import ClientConfig, RemoteClient
 
 HABITS = Habits(SMALL_NAMESPACES)
 NUM_OPERATIONS = 50
-REPOSITORY = Path(soak.__file__).parents[2]
+REPOSITORY = Path(soak.__file__).parents[3]
 
 
 @contextlib.contextmanager
@@ -160,8 +160,8 @@ def test_the_makefile_starts_it(target):
 def test_ctrl_c_prints_the_result_so_far_and_ends_every_process():
     command = [sys.executable, str(Path(soak.__file__)), "--operations", "1000000000"]
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE,
-        text=True, start_new_session=True,
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with process:
         for _ in range(2):
