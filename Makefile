@@ -59,7 +59,7 @@ MATRIX_PYTHON = $(if $(filter command,$(firstword $(origin VLLM))),.venvs/$(VLLM
 
 matrix: $(READY) ## every kind of model at every level, docs/compatibility.md; VLLM=0.33.0 for another vLLM
 	$(if $(filter .venvs/%,$(MATRIX_PYTHON)),@.ci/other-vllm $(VLLM))
-	$(MATRIX_PYTHON) tests/engine/matrix.py $(ARGS)
+	$(MATRIX_PYTHON) tests/engine/compatibility/matrix.py $(ARGS)
 
 AZURITE := .peers/azurite/node_modules/.bin/azurite-blob
 

@@ -15,7 +15,7 @@ from remote_server.cli.__main__ import main
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def fences(page: str) -> list[str]:

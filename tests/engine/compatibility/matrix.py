@@ -1,11 +1,11 @@
 """Every kind of model at every level, on real engines: `make matrix`.
 
-    python tests/engine/matrix.py --only MLA,dense
+    python tests/engine/compatibility/matrix.py --only MLA,dense
 
 Each kind is computed once, and then found in the engine's own cache, in the CPU pool, in a server's
 memory, on its disk after a restart, and in a bucket from which a new server reads. Then engines of
 two workers find it on a server. The answers are compared with the computed one. Writes
-`compatibility/LINE.json` beside this file, for the release line of the vLLM that ran, after each
+`LINE.json` beside this file, for the release line of the vLLM that ran, after each
 kind, and docs/compatibility.md of all of them.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests" / "chaos" / "network")]
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(ROOT), str(HERE), str(HERE.parent), str(ROOT / "tests" / "chaos" / "network")]
 
 from asking import Answer  # noqa: E402
 from cluster import (  # noqa: E402

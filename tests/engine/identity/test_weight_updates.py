@@ -45,7 +45,7 @@ def test_weights_that_sleep_change_are_loaded_and_come_back(
     cluster: Cluster, model: Path, logs: Path, tmp_path: Path
 ):
     here = Path(__file__)
-    env = {"PYTHONPATH": f"{here.parent}:{here.resolve().parents[2]}"}
+    env = {"PYTHONPATH": f"{here.parent}:{here.resolve().parents[3]}"}
     args = [*ENGINE_ARGS, "--worker-extension-cls", "weight_changes.WeightChanges"]
     ours, log = connector(cluster.server.endpoint, **PATIENT), logs / "weights.log"
     with Updated(model, connector=ours, args=args, env=env, log=log) as engine:

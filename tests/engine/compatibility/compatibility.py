@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from model_kinds import ALONE, KINDS, PROMPT_TOKENS
 from refusals import CASES, Refused
 
-RECORDS = Path(__file__).resolve().parent / "compatibility"
+RECORDS = Path(__file__).resolve().parent
 PAGE = RECORDS.parents[2] / "docs" / "compatibility.md"
 
 LEVELS = ("engine", "pool", "server", "disk", "bucket")
