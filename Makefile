@@ -35,9 +35,10 @@ format: $(READY) ## repair findings of `check` where possible
 test: $(READY) ## all tests but the longest, one process more than there are cores; ARGS="-k word" in one process
 	$(PYTHON_VENV) -m pytest $(or $(ARGS),-n auto)
 
-DATA_PATH := client/test_channel_conformance client/test_client_landing client/test_integrity \
-	disk/test_disk_tier server/test_copier server/test_server_streams \
-	shm/test_server_shared shm/test_shared_gets shm/test_shared_puts store/test_tier_conformance
+DATA_PATH := client/shm/test_shared_gets client/shm/test_shared_puts \
+	client/transfer/test_channel_conformance client/transfer/test_client_landing \
+	client/transfer/test_integrity server/shm/test_server_shared server/transfer/test_copier \
+	server/transfer/test_server_streams store/disk/test_disk_tier store/test_tier_conformance
 
 test-python: $(READY) ## tests of the data path as on a host without a C compiler: half a minute
 	KVFERRY_MOVER=python $(PYTHON_VENV) -m pytest $(DATA_PATH:%=tests/remote_server/%.py) $(ARGS)
@@ -68,11 +69,11 @@ $(AZURITE):
 	npm install --no-audit --no-fund --prefix .peers/azurite azurite@3
 
 test-azure: $(READY) $(AZURITE) ## the bucket over Azure Blob; installs its emulator, Azurite, with npm
-	$(PYTHON_VENV) -m pytest tests/remote_server/bucket/test_bucket_s3.py -k azure $(ARGS)
+	$(PYTHON_VENV) -m pytest tests/remote_server/store/bucket/test_bucket_s3.py -k azure $(ARGS)
 
 MINUTES := 10
 
-FUZZ_TESTS := $(wildcard tests/*/test_fuzz_*.py tests/*/*/test_fuzz_*.py)
+FUZZ_TESTS := $(wildcard tests/*/test_fuzz_*.py tests/*/*/test_fuzz_*.py tests/*/*/*/test_fuzz_*.py)
 
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earlier failures
 	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest $(FUZZ_TESTS) $(ARGS)

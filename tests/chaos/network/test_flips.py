@@ -1,7 +1,7 @@
 """One bit of a block on its way, a thousand times over.
 
-One that rots in the server's memory is in `client/test_integrity.py`, and among the faults of
-`weather.py`."""
+One that rots in the server's memory is in `client/transfer/test_integrity.py`, and among the faults
+of `weather.py`."""
 
 from collections import Counter
 

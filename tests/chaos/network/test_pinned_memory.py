@@ -1,7 +1,7 @@
 """A memory budget that is full of blocks on their way to a client that does not take them.
 
-Over shared memory a client leases a sixteenth at most (`shm/test_shared_gets.py`), and what was
-pinned for a client that has left is free (`server/test_server_limits.py`)."""
+Over shared memory a client leases a sixteenth at most (`client/shm/test_shared_gets.py`), and
+what was pinned for a client that has left is free (`server/test_server_limits.py`)."""
 
 import pytest
 from chaos_server import ChaosServer, eventually

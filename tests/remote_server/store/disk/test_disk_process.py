@@ -18,7 +18,7 @@ NUM_KILLS = int(os.environ.get("KVFERRY_KILLS", "2"))
 HERE = Path(__file__).parent
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[2])]),
+    "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parents[3])]),
 }
 
 

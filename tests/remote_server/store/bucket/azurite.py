@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from store_process import store_process, until_answered
 
-INSTALLED = Path(__file__).resolve().parents[3] / ".peers/azurite/node_modules/.bin/azurite-blob"
+INSTALLED = Path(__file__).resolve().parents[4] / ".peers/azurite/node_modules/.bin/azurite-blob"
 
 # Azurite's own account and key, which its documentation publishes.
 ACCOUNT = "devstoreaccount1"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.real_time
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 CONNECTIONS = ("control", "gets", "puts")
 
