@@ -131,7 +131,7 @@ def test_ctrl_c_gives_the_terminal_back(server):
     )
     main_end, other_end = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", code], stdout=other_end,
-                               cwd=Path(__file__).parents[3])  # fmt: skip
+                               cwd=Path(__file__).parents[4])  # fmt: skip
     assert process.wait(60) == 130
     with open(main_end, "rb", buffering=0) as terminal:
         printed = terminal.read(1 << 16).decode()

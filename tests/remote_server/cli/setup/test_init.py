@@ -26,7 +26,7 @@ from remote_server.values import GiB, MiB, parse_bytes
 
 pytestmark = pytest.mark.real_time
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 SYSTEMD = REPOSITORY / "examples" / "systemd"
 MODEL = "org/model-7b"
 

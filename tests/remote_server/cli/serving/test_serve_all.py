@@ -25,7 +25,7 @@ from remote_server.server.config import ServerConfig
 
 pytestmark = pytest.mark.real_time
 
-FLEET = Path(__file__).parents[3] / "examples" / "fleet" / "fleet.toml"
+FLEET = Path(__file__).parents[4] / "examples" / "fleet" / "fleet.toml"
 
 
 def wait_until_gone(*pids: int) -> None:
