@@ -32,7 +32,7 @@ from examples.progress import one_interrupt, step
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
 from remote_server.protocol import StatsReply
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS
+from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS
 
 Process = TypeVar("Process", bound=LoggedProcess)
 

@@ -21,7 +21,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from remote_server.guard import Guard
-from remote_server.store.disk import pool
+from remote_server.store import io_threads as pool
 
 MINUTES = os.environ.get("KVFERRY_FUZZ_MINUTES")
 

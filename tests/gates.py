@@ -12,7 +12,7 @@ import pytest
 from remote_server.server.server import Server
 from remote_server.server.shm.fills import Fills
 from remote_server.server.transfer.copier import Copier
-from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.io_threads import ThreadPool
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kv_connector.identity.namespace import ROW_FORMAT
 from remote_server import protocol
 from remote_server.client.connection.session import OTHER_PROTOCOL_RETRY_S
 from remote_server.protocol import EngineReport, Hello, StatsReply
-from remote_server.store.bucket.layout import COMPRESSED, PLAIN
+from remote_server.store.bucket.packs.layout import COMPRESSED, PLAIN
 from remote_server.store.disk.layout import FORMAT_VERSION
 from remote_server.version import version
 

@@ -11,7 +11,7 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import Range
 from benchmarks.kvbench.ways import Rows, blocks_per_request
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.pool import NUM_THREADS
+from remote_server.store.io_threads import NUM_THREADS
 
 
 @dataclass

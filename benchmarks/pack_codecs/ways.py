@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Skipped
-from remote_server.store.bucket import codecs
+from remote_server.store.bucket.packs import codecs
 
 PEER = "codecs"
 

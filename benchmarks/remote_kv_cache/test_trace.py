@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.replay.levels.progress import Progress
 from benchmarks.remote_kv_cache.replay.levels.report import BucketStudy, Study
 from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.errors import ConfigError
-from remote_server.store.bucket.sweep import Limits
+from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.traces import Request, TraceError, distinct, longest
 from remote_server.traces.model_bucket import Shape, tails
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK

@@ -51,8 +51,8 @@ from remote_server.server.upkeep.private_memory import PrivateMemory
 from remote_server.server.upkeep.upkeep import Upkeep
 from remote_server.shm.mapping import BYTES_PER_WORD, WORD_BYTES, Population
 from remote_server.store.bucket.opening import BUCKET_FILES, SharedBucket
-from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
+from remote_server.store.io_threads import Threads
 from remote_server.store.store import Store
 
 log = logging.getLogger(__name__)

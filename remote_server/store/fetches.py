@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
-from remote_server.store.slabs import Block, BlockState
+from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.tier import Together
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WayDown

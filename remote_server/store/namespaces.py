@@ -12,7 +12,7 @@ from remote_server.errors import RequestRefused
 from remote_server.plain_text import FewLines, plain
 from remote_server.protocol import ErrorCode, NamespaceStats
 from remote_server.protocol.namespace_diff import compare
-from remote_server.store.slabs import memory_for_block
+from remote_server.store.memory.slabs import memory_for_block
 from remote_server.store.tier_stack import TierStack
 from remote_server.values import MiB, format_bytes
 

@@ -7,7 +7,7 @@ from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from remote_server.store import slabs
+    from remote_server.store.memory import slabs
 
 
 class Evictable(Protocol):

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, PutOutcome, Stretch, TierStats, WhatIf, select
-from remote_server.store.bucket.writer import PacksBelow
+from remote_server.store.bucket.down.writer import PacksBelow
 from remote_server.store.curve.follower import Follower
 from remote_server.store.fetches import Fetches, OnFetched, Purpose, ReadAhead
 from remote_server.store.gets import Gets, first_places
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.slabs import Block, BlockState
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.policies import PinCount
 from remote_server.store.presence import Presence
-from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import TierBlock
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import Below

@@ -11,10 +11,10 @@ from typing import Any
 
 from remote_server.plain_text import plain
 from remote_server.protocol import UNKNOWN, BlockCopy, Hint, KeyState, Stretch, TierShare
-from remote_server.store.bucket.packs import Group
+from remote_server.store.bucket.packs.grouping import Group
 from remote_server.store.curve.follower import Follower
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block, memory_for_block
+from remote_server.store.memory.slabs import Block, memory_for_block
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.write_behind import WayDown
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from remote_server.store.bucket.sweep import Limits
+from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.policies import Admit
 from remote_server.traces.model_bucket import BucketModel, Shape
 from remote_server.traces.model_cache import OneLevel, key_of

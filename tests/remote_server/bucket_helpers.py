@@ -17,7 +17,7 @@ from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.bucket.objects import (
+from remote_server.store.bucket.objects.objects import (
     Body,
     BucketError,
     Failure,
@@ -26,7 +26,7 @@ from remote_server.store.bucket.objects import (
     StoreObjects,
 )
 from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.io_threads import ThreadPool
 from remote_server.store.tier import Written
 
 

@@ -13,10 +13,10 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
-from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES, DiskBlock
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.io_threads import ThreadPool
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.policies import Admission
 from remote_server.store.tier import Tier, TierBlock, Written
 from remote_server.store.tier_stack import TierStack

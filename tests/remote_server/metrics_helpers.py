@@ -15,8 +15,8 @@ from remote_server.server.meters import Traffic
 from remote_server.server.reports.bucket_calls import KINDS
 from remote_server.server.reports.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.server.sending.bounds import HeldByOne
+from remote_server.store.bucket.down.writer import COUNTERS as OF_PACKS
 from remote_server.store.bucket.tier import COUNTERS as BUCKET_COUNTERS
-from remote_server.store.bucket.writer import COUNTERS as OF_PACKS
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
 from remote_server.store.tier_stack import COUNTERS as OF_STACK

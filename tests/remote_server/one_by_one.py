@@ -3,7 +3,7 @@
 from typing import Any
 
 from remote_server.protocol import KeyState
-from remote_server.store.slabs import BlockState
+from remote_server.store.memory.slabs import BlockState
 
 
 class OneByOne:

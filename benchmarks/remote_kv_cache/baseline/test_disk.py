@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.baseline.disk.all_ways import close_all, open_wa
 from benchmarks.remote_kv_cache.baseline.disk.ways import DiskWay, aligned
 from benchmarks.remote_kv_cache.work import blocks, results
 from benchmarks.remote_kv_cache.work.results import Variant
-from remote_server.store.disk.pool import NUM_THREADS
+from remote_server.store.io_threads import NUM_THREADS
 from remote_server.values import MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_disk"

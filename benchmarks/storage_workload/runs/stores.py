@@ -24,7 +24,7 @@ from benchmarks.storage_workload.plan.options import Options
 from benchmarks.storage_workload.traffic.models import BlockShape
 from remote_server.errors import ConfigError
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
-from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
+from remote_server.store.memory.slabs import slot_bytes_for as memory_slot_bytes
 from remote_server.values import GiB, format_bytes
 
 SHARE_OF_DISK = 4

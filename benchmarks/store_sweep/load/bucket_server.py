@@ -24,7 +24,7 @@ from remote_server.errors import RemoteProtocolError
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.turns import Steps, to_end
 from remote_server.values import parse_bytes
 

@@ -13,8 +13,8 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.store.bucket.objects import Failure, Objects, StoreObjects
-from remote_server.store.bucket.probe import Probed, probe
+from remote_server.store.bucket.objects.objects import Failure, Objects, StoreObjects
+from remote_server.store.bucket.objects.probe import Probed, probe
 
 _EFFECTS = {
     "list": "packs are found one by one, and no sweep removes any",

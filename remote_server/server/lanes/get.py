@@ -15,8 +15,8 @@ from remote_server.server.sending.times import RequestTimes
 from remote_server.server.transfer.get import Gets
 from remote_server.server.transfer.streamed_get import StreamedGet
 from remote_server.server.transfer.streams import Batch
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.turns import KEYS_PER_STEP, Steps
 from remote_server.values import KiB, MiB
 

@@ -9,8 +9,15 @@ from types import TracebackType
 
 from remote_server.histograms import Histogram, Timings, together
 from remote_server.protocol import BucketCalls, BucketStats
-from remote_server.store.bucket.objects import Body, BucketError, Failure, Head, Listed, Objects
-from remote_server.store.bucket.writer import PackWriter
+from remote_server.store.bucket.down.writer import PackWriter
+from remote_server.store.bucket.objects.objects import (
+    Body,
+    BucketError,
+    Failure,
+    Head,
+    Listed,
+    Objects,
+)
 
 KINDS = ("put", "get", "header", "head", "list", "delete")
 """`get` reads rows, `header` the beginning of an object, `head` its size."""

@@ -7,7 +7,7 @@ import msgspec
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.values import KiB, MiB, format_bytes
 
 # One message must be possible in the smallest memory. Our client requests within windows of 16 MiB

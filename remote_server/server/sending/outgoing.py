@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from remote_server.protocol import checksum
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 
 # What a waiting message takes beside its header: its objects here, and later libzmq's.
 MESSAGE_BYTES = 512

@@ -17,7 +17,7 @@ from remote_server.server.sending.outgoing import (
     OutgoingMessage,
     Stream,
 )
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 from remote_server.values import KiB
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a queued

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 
 # A reader copies gigabytes within a second. One that was stopped for longer than this loses its
 # lease, and detects by the generation words whether its blocks have changed.

@@ -11,7 +11,7 @@ from remote_server.server.loop_context import LoopContext
 from remote_server.server.sending.bounds import Allowances
 from remote_server.server.transfer.copier import Copier
 from remote_server.store.bucket.opening import SharedBucket
-from remote_server.store.disk.pool import Threads
+from remote_server.store.io_threads import Threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

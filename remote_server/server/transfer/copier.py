@@ -11,8 +11,8 @@ from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.guard import Guard
 from remote_server.protocol import ErrorCode
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Turns, parts
 from remote_server.values import MiB, format_bytes

@@ -12,8 +12,8 @@ from remote_server.protocol import (
 )
 from remote_server.server.transfer.put import Filled
 from remote_server.shm.mapping import Arena
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 
 
 class Mapped(Protocol):

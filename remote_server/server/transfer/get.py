@@ -14,7 +14,7 @@ from remote_server.server.sending.send_queue import SendQueues
 from remote_server.server.sending.times import RequestTimes, times_now
 from remote_server.server.transfer.hot_keys import HotKeys
 from remote_server.store.gets import Found, Pinned
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import InState, Steps, Transfer
 

@@ -14,7 +14,7 @@ from remote_server.server.sending.times import times_now
 from remote_server.server.transfer.get import Get, GetState
 from remote_server.server.transfer.streams import Batch, BelowMemory, InMemory
 from remote_server.store.gets import Found, Pinned
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 from remote_server.turns import KEYS_PER_STEP, Steps
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from remote_server.server.sending.outgoing import Take
 from remote_server.store.fetches import Fetches
 from remote_server.store.gets import Found, Pinned
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier_stack import TierStack
 
 # The largest part of memory for one window, 1/8, so that several streams fit.

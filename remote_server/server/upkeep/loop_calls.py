@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
 from remote_server.server.tenant.tenant import Tenant, namespaces_named
-from remote_server.store.bucket.drain import Drained, together
+from remote_server.store.bucket.down.drain import Drained, together
 
 Answer = TypeVar("Answer")
 

@@ -24,7 +24,7 @@ from remote_server.server.transfer.get import Get, GetState
 from remote_server.server.transfer.streamed_get import StreamedGet
 from remote_server.server.transfer.streams import Batch
 from remote_server.store.gets import Pinned
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 from remote_server.turns import KEYS_PER_STEP, Steps
 
 

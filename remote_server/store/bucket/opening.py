@@ -7,16 +7,16 @@ from functools import partial
 from typing import NamedTuple
 
 from remote_server.guard import Guard
-from remote_server.store.bucket.names import MAX_LEARNED
-from remote_server.store.bucket.objects import BucketError, Objects
-from remote_server.store.bucket.packs import pack_id, parse_name, tenant_prefix
-from remote_server.store.bucket.process_objects import ProcessObjects
-from remote_server.store.bucket.reads import NUM_READERS
-from remote_server.store.bucket.room import Room
-from remote_server.store.bucket.sweep import CLOCK, Limits, Swept, one_round, sweep
+from remote_server.store.bucket.index.names import MAX_LEARNED
+from remote_server.store.bucket.objects.objects import BucketError, Objects
+from remote_server.store.bucket.objects.process_objects import ProcessObjects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.grouping import pack_id, parse_name, tenant_prefix
 from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.bucket.transfers import Largest
-from remote_server.store.disk.pool import Job, Priority, ThreadPool, Threads
+from remote_server.store.bucket.transfers.pack_io import Largest
+from remote_server.store.bucket.transfers.reads import NUM_READERS
+from remote_server.store.bucket.upkeep.sweep import CLOCK, Limits, Swept, one_round, sweep
+from remote_server.store.io_threads import Job, Priority, ThreadPool, Threads
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from remote_server.protocol import UNKNOWN, Stretch, TierStats, select
-from remote_server.store.bucket import reads, renewals
-from remote_server.store.bucket.contents import Contents
-from remote_server.store.bucket.headers import HeaderReads
-from remote_server.store.bucket.index import (
+from remote_server.store.bucket.index.contents import Contents
+from remote_server.store.bucket.index.index import (
     BucketBlock,
     Pack,
     PackState,
@@ -18,18 +16,21 @@ from remote_server.store.bucket.index import (
     header_of,
     make_pack,
 )
-from remote_server.store.bucket.names import Doubts
-from remote_server.store.bucket.objects import Availability, Failure, Objects
-from remote_server.store.bucket.packs import Group, object_name, packs_in
-from remote_server.store.bucket.reads import PackReads
-from remote_server.store.bucket.removals import Removals
-from remote_server.store.bucket.renewals import Renewals
-from remote_server.store.bucket.room import Room
-from remote_server.store.bucket.sweep import Swept
-from remote_server.store.bucket.transfers import Largest, ReadHeader
-from remote_server.store.bucket.writes import PackWrites
+from remote_server.store.bucket.index.names import Doubts
+from remote_server.store.bucket.objects.objects import Availability, Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.grouping import Group, object_name, packs_in
+from remote_server.store.bucket.transfers import reads
+from remote_server.store.bucket.transfers.headers import HeaderReads
+from remote_server.store.bucket.transfers.pack_io import Largest, ReadHeader
+from remote_server.store.bucket.transfers.reads import PackReads
+from remote_server.store.bucket.transfers.writes import PackWrites
+from remote_server.store.bucket.upkeep import renewals
+from remote_server.store.bucket.upkeep.removals import Removals
+from remote_server.store.bucket.upkeep.renewals import Renewals
+from remote_server.store.bucket.upkeep.sweep import Swept
 from remote_server.store.disk.layout import padded
-from remote_server.store.disk.pool import Pool
+from remote_server.store.io_threads import Pool
 from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Written
 

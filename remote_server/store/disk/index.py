@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remote_server.protocol import KeyState
-from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import BlockState, DiskBlock, Segment, Segments
 from remote_server.store.disk.transfers import erase
+from remote_server.store.io_threads import Job, Pool, Priority
 from remote_server.store.presence import Journal
 
 _NONE: Mapping[bytes, object] = {}

@@ -33,10 +33,10 @@ from remote_server.store.disk.layout import (
     is_aside,
     is_of_a_segment,
 )
-from remote_server.store.disk.pool import ThreadPool, Threads
 from remote_server.store.disk.segments import largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
+from remote_server.store.io_threads import ThreadPool, Threads
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from remote_server.store.disk.layout import (
     segment_name,
     unpack_slot_header,
 )
-from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import DiskBlock, Segment
+from remote_server.store.io_threads import Job, Priority
 from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from store_proxy import StoreProxy
 
 from remote_server.protocol import KeyState, Stretch
 from remote_server.store.bucket.opening import NUM_THREADS
-from remote_server.store.bucket.reads import NUM_READERS
-from remote_server.store.bucket.writes import MAX_WRITING_BYTES
+from remote_server.store.bucket.transfers.reads import NUM_READERS
+from remote_server.store.bucket.transfers.writes import MAX_WRITING_BYTES
 
 ROWS = 16
 """Of a prompt: two packs."""

@@ -29,7 +29,7 @@ from oracle import MEDIUM
 from s3 import s3_server
 
 from remote_server.store.bucket.opening import NUM_THREADS
-from remote_server.store.bucket.reads import NUM_READERS
+from remote_server.store.bucket.transfers.reads import NUM_READERS
 
 pytestmark = pytest.mark.whole
 

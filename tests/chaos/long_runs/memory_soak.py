@@ -33,7 +33,7 @@ from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
 from remote_server.protocol import KeyState, Stretch
 from remote_server.server.upkeep.private_memory import BYTES_PER_CONNECTION
 from remote_server.shm.region import SharedRegion
-from remote_server.store.bucket.room import MAX_ROOM_BYTES
+from remote_server.store.bucket.objects.room import MAX_ROOM_BYTES
 from remote_server.values import KiB, MiB, format_bytes
 
 TENANTS = ("red", "blue")

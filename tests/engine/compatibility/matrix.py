@@ -54,7 +54,7 @@ from examples import tiny_model  # noqa: E402
 from examples.engine import EngineError  # noqa: E402
 from examples.processes import RemoteServer, StartFailed  # noqa: E402
 from remote_server.client import RemoteClient  # noqa: E402
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS  # noqa: E402
+from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS  # noqa: E402
 
 
 class Way(NamedTuple):

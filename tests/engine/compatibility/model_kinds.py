@@ -13,7 +13,7 @@ from cluster import ENGINE_BLOCKS, QuickEngine
 from hybrid_model import build_hybrid
 
 from examples.tiny_model import PRESETS, prompt_tokens
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS
+from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS
 
 PROMPT_TOKENS = 2 * MAX_PACK_TOKENS + 100
 

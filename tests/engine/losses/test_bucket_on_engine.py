@@ -27,7 +27,7 @@ from s3 import s3_server
 
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
-from remote_server.store.bucket.packs import MAX_PACK_TOKENS
+from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS
 
 PACKS = 2
 """Whole packs of each prompt; a tail of 100 tokens is in none."""

@@ -21,7 +21,7 @@ from kv_connector.pool.worker import HostWorker, Region
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

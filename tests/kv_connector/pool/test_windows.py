@@ -29,7 +29,7 @@ from kv_connector.pool.rows import windows_of
 from kv_connector.tier.metrics import REUSED_TOKENS
 from kv_connector.vllm.features import COUNTS_LEVELS, CacheHitSource, sources_by_keys
 from remote_server.protocol import MAX_WINDOW, KeyState, Stretch
-from remote_server.store.bucket.packs import packs_in
+from remote_server.store.bucket.packs.grouping import packs_in
 
 WINDOW = SlidingWindowSpec(
     block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=2 * BLOCK

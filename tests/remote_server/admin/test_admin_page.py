@@ -11,7 +11,7 @@ from bucket_helpers import ROW_BYTES, chain_of, folder_url, hello
 from wire_peer import Peer
 
 from remote_server.protocol import EngineReport, Stretch
-from remote_server.store.bucket.objects import Failure
+from remote_server.store.bucket.objects.objects import Failure
 from remote_server.store.eviction import hazard
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]

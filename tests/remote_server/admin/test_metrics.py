@@ -21,7 +21,7 @@ from remote_server.protocol import Get, Hello, Lookup, Put, Release
 from remote_server.server import meters
 from remote_server.server.meters import MAX_NAMESPACES, OTHER, QUIET_S, Traffic
 from remote_server.server.reports.snapshot import Held
-from remote_server.store.bucket.objects import Failure
+from remote_server.store.bucket.objects.objects import Failure
 
 pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("no_old_answers")]
 

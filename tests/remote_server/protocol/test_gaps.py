@@ -5,7 +5,7 @@ import pytest
 from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.protocol.namespace_diff import all_gaps, compare, gaps_of
 from remote_server.shm.mapping import Arena
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import MAX_ENGINES_REMEMBERED, NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.values import MiB

@@ -17,7 +17,7 @@ Without `by_lru` blocks may leave in any order, and a put may be refused althoug
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from remote_server.store.slabs import Block, slot_bytes_for
+from remote_server.store.memory.slabs import Block, slot_bytes_for
 
 SLAB_BYTES = 4096
 NUM_SLABS = 6

@@ -19,9 +19,9 @@ from remote_server.server.transfer.copies import copy_in
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.victims import Rule
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.slabs import slot_bytes_for
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Reserved, Store
 from remote_server.turns import to_end
 

@@ -5,8 +5,8 @@ from one_by_one import OneByOne
 
 from remote_server.protocol import KeyState
 from remote_server.shm.mapping import BYTES_PER_WORD, Arena
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
+from remote_server.store.memory.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.values import GiB, MiB
 
 SLAB_BYTES = 4096

@@ -10,7 +10,7 @@ from remote_server.client.connection.limits import Limits
 from remote_server.client.requests import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.shm.mapping import Arena
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end

@@ -3,7 +3,7 @@ import pytest
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome
 from remote_server.shm.mapping import Arena
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end

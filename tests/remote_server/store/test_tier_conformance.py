@@ -13,7 +13,7 @@ from remote_server import protocol
 from remote_server.protocol import UNKNOWN, KeyState, Stretch
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.presence import Presence
 
 BLOCK_BYTES = 1024

@@ -14,7 +14,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store import write_behind
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.fetches import Fetches
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.policies import Admission
 from remote_server.store.presence import Presence

@@ -4,9 +4,9 @@ import pytest
 
 from remote_server.shm.mapping import Arena
 from remote_server.store import namespaces
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.slabs import slot_bytes_for
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 from remote_server.turns import to_end
 from remote_server.values import MiB

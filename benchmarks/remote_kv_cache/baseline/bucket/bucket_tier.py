@@ -10,12 +10,12 @@ from benchmarks.harness.machine import process_cpu_s
 from benchmarks.remote_kv_cache.baseline.bucket.packs import NAMESPACE, Load
 from benchmarks.remote_kv_cache.work.object_stores import Store
 from remote_server import protocol
-from remote_server.store.bucket import store_calls
-from remote_server.store.bucket.index import BucketBlock
-from remote_server.store.bucket.packs import packs_in
-from remote_server.store.bucket.process_objects import ProcessObjects
+from remote_server.store.bucket.index.index import BucketBlock
+from remote_server.store.bucket.objects import store_calls
+from remote_server.store.bucket.objects.process_objects import ProcessObjects
+from remote_server.store.bucket.packs.grouping import packs_in
 from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.disk.pool import ThreadPool, Threads
+from remote_server.store.io_threads import ThreadPool, Threads
 from remote_server.store.tier import Written
 
 

@@ -8,7 +8,7 @@ from benchmarks.remote_kv_cache.baseline.disk.alternatives import FilePerBlock, 
 from benchmarks.remote_kv_cache.baseline.disk.disk_tier import Tier
 from benchmarks.remote_kv_cache.baseline.disk.raw_loops import RawLoop
 from benchmarks.remote_kv_cache.baseline.disk.ways import DiskWay
-from remote_server.store.disk.pool import NUM_THREADS
+from remote_server.store.io_threads import NUM_THREADS
 
 
 def open_ways(folder: Path, num_blocks: int, block_bytes: int) -> dict[str, DiskWay]:

@@ -8,9 +8,9 @@ from benchmarks.remote_kv_cache.baseline.disk.ways import Blocks
 from remote_server import protocol
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
-from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.io_threads import ThreadPool
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 

@@ -35,7 +35,7 @@ from benchmarks.remote_kv_cache.work.ferry_client import (
 from benchmarks.remote_kv_cache.work.models import Model
 from benchmarks.remote_kv_cache.work.results import Variant
 from remote_server.client import RemoteClient
-from remote_server.store.disk.pool import NUM_THREADS
+from remote_server.store.io_threads import NUM_THREADS
 from remote_server.values import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)

@@ -12,7 +12,7 @@ from remote_server.server.config import MIN_MEMORY_BYTES
 from remote_server.store.disk import layout
 from remote_server.store.disk.opening import MIN_DISK_BYTES
 from remote_server.store.disk.segments import OVERHEAD_BYTES, segment_bytes_for
-from remote_server.store.slabs import slab_bytes_for, slot_bytes_for
+from remote_server.store.memory.slabs import slab_bytes_for, slot_bytes_for
 
 _PAGE = layout.PAGE
 _PARTS = 16

@@ -18,7 +18,6 @@ from remote_server.protocol import Stretch
 from remote_server.store.disk.files import File, Files, Moved
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.opening import TakenFolder
-from remote_server.store.disk.pool import Pool, ThreadPool
 from remote_server.store.disk.segments import (
     OVERHEAD_BYTES,
     DiskBlock,
@@ -26,6 +25,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.io_threads import Pool, ThreadPool
 from remote_server.store.tier import OnRead, OnWritten, Written
 from remote_server.values import format_bytes
 

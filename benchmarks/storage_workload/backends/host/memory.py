@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.storage_workload.backends.host.turns import T, Turn
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.values import MiB
 
 # The memory that one read or write may hold at a time.

@@ -17,7 +17,7 @@ from benchmarks.storage_workload.traffic.entries import Blocks
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.gets import Pinned
-from remote_server.store.slabs import Block, BlockState
+from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.store import Store
 from remote_server.turns import to_end
 from remote_server.values import MiB

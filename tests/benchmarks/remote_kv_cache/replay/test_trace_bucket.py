@@ -13,7 +13,7 @@ from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.levels.costs import cost_of
 from benchmarks.remote_kv_cache.replay.levels.points import BucketUse, Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.requests import recorded
-from remote_server.store.bucket.sweep import Limits
+from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.policies import LRU, Admit
 from remote_server.traces import Request
 from remote_server.traces.model_bucket import (

@@ -23,7 +23,7 @@ from benchmarks.storage_workload.runs import stores
 from benchmarks.storage_workload.runs.run import execute
 from benchmarks.storage_workload.traffic.models import BlockShape
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot
-from remote_server.store.slabs import slot_bytes_for as memory_slot
+from remote_server.store.memory.slabs import slot_bytes_for as memory_slot
 from remote_server.turns import KEYS_PER_STEP
 
 SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))

@@ -10,11 +10,11 @@ from s3 import s3_server
 from wire_peer import block, key
 
 from remote_server.cli.__main__ import main
-from remote_server.store.bucket import objects as objects_module
-from remote_server.store.bucket import survey
-from remote_server.store.bucket.objects import BucketError, Failure, StoreObjects
-from remote_server.store.bucket.packs import object_name
-from remote_server.store.bucket.survey import AT_ONCE, at_once
+from remote_server.store.bucket.objects import objects as objects_module
+from remote_server.store.bucket.objects.objects import BucketError, Failure, StoreObjects
+from remote_server.store.bucket.packs.grouping import object_name
+from remote_server.store.bucket.upkeep import survey
+from remote_server.store.bucket.upkeep.survey import AT_ONCE, at_once
 
 pytestmark = pytest.mark.real_time
 

@@ -27,7 +27,7 @@ from remote_server.server.server import Server
 from remote_server.server.transfer import copier, put, streamed_get
 from remote_server.server.zmq import get as zmq_get
 from remote_server.store import gets
-from remote_server.store.bucket import writer
+from remote_server.store.bucket.down import writer
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

@@ -20,7 +20,7 @@ from wire_peer import Peer, SharedPeer, block
 
 from remote_server.protocol import Blocks, Clear
 from remote_server.server import server as server_module
-from remote_server.store.disk.pool import Threads
+from remote_server.store.io_threads import Threads
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

@@ -13,8 +13,8 @@ from remote_server.server.sending.outgoing import OutgoingMessage
 from remote_server.server.sending.send_queue import SendQueues, Sent
 from remote_server.server.server import Server
 from remote_server.server.upkeep import upkeep
+from remote_server.store.memory.slabs import Block
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.slabs import Block
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

@@ -16,8 +16,8 @@ from remote_server.cli.serving import drain as drain_command
 from remote_server.errors import KVFerryError
 from remote_server.protocol import Stretch
 from remote_server.server.upkeep.loop_calls import drain_to_bucket, drained
-from remote_server.store.bucket import drain as drain_module
-from remote_server.store.bucket.objects import BucketError, Failure
+from remote_server.store.bucket.down import drain as drain_module
+from remote_server.store.bucket.objects.objects import BucketError, Failure
 
 pytestmark = pytest.mark.real_time
 

@@ -10,11 +10,11 @@ from disk_helpers import BOUND_S
 from wire_peer import block, key
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.headers import MAX_HEADERS_PER_LOOKUP
-from remote_server.store.bucket.names import ABSENT_S, UNREADABLE_S
-from remote_server.store.bucket.objects import Availability, Failure, Head
-from remote_server.store.bucket.packs import object_name, pack_id, packs_in
+from remote_server.store.bucket.index.names import ABSENT_S, UNREADABLE_S
+from remote_server.store.bucket.objects.objects import Availability, Failure, Head
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.grouping import object_name, pack_id, packs_in
+from remote_server.store.bucket.transfers.headers import MAX_HEADERS_PER_LOOKUP
 
 ROWS = 8
 KEYS = [key(number) for number in range(ROWS)]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from wire_peer import key
 
 from remote_server.protocol import UNKNOWN, Stretch, select
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.names import MERGE_AT, Names
-from remote_server.store.bucket.packs import (
+from remote_server.store.bucket.index.names import MERGE_AT, Names
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.grouping import (
     MAX_PACK_TOKENS,
     Named,
     escaped,

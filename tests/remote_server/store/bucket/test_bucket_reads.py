@@ -9,7 +9,9 @@ from client_helpers import Clock
 from disk_helpers import wait_for
 from wire_peer import block, key
 
-from remote_server.store.bucket.hedging import (
+from remote_server.store.bucket.objects.objects import Availability, Failure
+from remote_server.store.bucket.packs.grouping import object_name, packs_in
+from remote_server.store.bucket.transfers.hedging import (
     LEAST_SAMPLES,
     MOST_SAVED,
     QUIET_S,
@@ -17,10 +19,8 @@ from remote_server.store.bucket.hedging import (
     STUCK_S,
     Hedging,
 )
-from remote_server.store.bucket.objects import Availability, Failure
-from remote_server.store.bucket.packs import object_name, packs_in
-from remote_server.store.bucket.reads import MAX_STUCK
-from remote_server.store.disk.pool import Job, Priority
+from remote_server.store.bucket.transfers.reads import MAX_STUCK
+from remote_server.store.io_threads import Job, Priority
 
 PACKS = 3
 ROWS_OF_A_PACK = 8

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remote_server.store.bucket.objects import BucketError, StoreObjects, open_store
+from remote_server.store.bucket.objects.objects import BucketError, StoreObjects, open_store
 
 pytestmark = pytest.mark.real_time
 

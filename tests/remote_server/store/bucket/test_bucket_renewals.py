@@ -6,10 +6,10 @@ import pytest
 from bucket_helpers import FaultyObjects, RealBucket, bucket_server, folder_url
 from test_bucket_faults import KEYS, NAME, write
 
-from remote_server.store.bucket.objects import Failure
-from remote_server.store.bucket.packs import tenant_prefix
-from remote_server.store.bucket.renewals import LATE
-from remote_server.store.bucket.sweep import CLOCK
+from remote_server.store.bucket.objects.objects import Failure
+from remote_server.store.bucket.packs.grouping import tenant_prefix
+from remote_server.store.bucket.upkeep.renewals import LATE
+from remote_server.store.bucket.upkeep.sweep import CLOCK
 
 pytestmark = pytest.mark.real_time
 

@@ -13,8 +13,8 @@ from wire_peer import Peer, key
 
 from remote_server.protocol import Stretch, Verify
 from remote_server.server.upkeep import private_memory
+from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.opening import NUM_THREADS
-from remote_server.store.bucket.room import Room
 
 PACK_BYTES = 16 << 20
 

@@ -23,7 +23,7 @@ from remote_server.cli.__main__ import main
 from remote_server.cli.figures.stats_lines import contents
 from remote_server.protocol import StatsReply, TierStats
 from remote_server.server.reports.bucket_calls import KINDS, CallMeter, MeteredObjects, all_tenants
-from remote_server.store.bucket.objects import (
+from remote_server.store.bucket.objects.objects import (
     Availability,
     BucketError,
     Failure,

@@ -17,12 +17,17 @@ from bucket_helpers import (
 from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
-from remote_server.store.bucket import sweep as sweep_module
-from remote_server.store.bucket.objects import LIST_CHUNK, Failure, Listed, StoreObjects
+from remote_server.store.bucket.index.store_clock import StoreClock
+from remote_server.store.bucket.objects.objects import LIST_CHUNK, Failure, Listed, StoreObjects
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
-from remote_server.store.bucket.packs import PARTITIONS, object_name, parse_name, tenant_prefix
-from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.sweep import (
+from remote_server.store.bucket.packs.grouping import (
+    PARTITIONS,
+    object_name,
+    parse_name,
+    tenant_prefix,
+)
+from remote_server.store.bucket.upkeep import sweep as sweep_module
+from remote_server.store.bucket.upkeep.sweep import (
     LEAST_PACKS,
     UNFINISHED_S,
     Limits,

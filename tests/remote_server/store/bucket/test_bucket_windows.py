@@ -6,8 +6,8 @@ from test_bucket import PACKED, ROWS, read
 from wire_peer import Peer, block, key
 
 from remote_server.protocol import Found, StatsReply, Stretch
-from remote_server.store.bucket.packs import packs_in
-from remote_server.store.bucket.windows import can_end, shows_every_end
+from remote_server.store.bucket.down.windows import can_end, shows_every_end
+from remote_server.store.bucket.packs.grouping import packs_in
 
 pytestmark = pytest.mark.real_time
 

@@ -16,12 +16,13 @@ from wire_peer import key
 
 from remote_server import protocol
 from remote_server.protocol import Stretch
-from remote_server.store.bucket import process_objects, survey
-from remote_server.store.bucket.objects import BucketError
+from remote_server.store.bucket.objects import process_objects
+from remote_server.store.bucket.objects.objects import BucketError
+from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.opening import _list_all
-from remote_server.store.bucket.packs import object_name, packs_in, tenant_prefix
-from remote_server.store.bucket.process_objects import ProcessObjects
-from remote_server.store.bucket.sweep import Limits, sweep
+from remote_server.store.bucket.packs.grouping import object_name, packs_in, tenant_prefix
+from remote_server.store.bucket.upkeep import survey
+from remote_server.store.bucket.upkeep.sweep import Limits, sweep
 
 pytest_plugins = ["fuzzing"]
 pytestmark = pytest.mark.real_time

@@ -15,8 +15,8 @@ from wire_peer import key
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.server.config import ServerConfig
-from remote_server.store.bucket import codecs, layout
-from remote_server.store.bucket.codecs import NONE, ZSTD, CodecError
+from remote_server.store.bucket.packs import codecs, layout
+from remote_server.store.bucket.packs.codecs import NONE, ZSTD, CodecError
 from remote_server.store.disk.layout import PAGE
 
 zstandard = pytest.importorskip("zstandard")

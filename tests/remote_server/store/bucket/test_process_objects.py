@@ -29,9 +29,10 @@ from remote_server import process_limits
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.server.server import Server
-from remote_server.store.bucket import opening, process_objects
-from remote_server.store.bucket.objects import BucketError, Objects
-from remote_server.store.bucket.process_objects import ProcessObjects
+from remote_server.store.bucket import opening
+from remote_server.store.bucket.objects import process_objects
+from remote_server.store.bucket.objects.objects import BucketError, Objects
+from remote_server.store.bucket.objects.process_objects import ProcessObjects
 
 Call = Callable[[Objects], object]
 

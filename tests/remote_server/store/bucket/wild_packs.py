@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mutations import Step
 
 from remote_server import protocol
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.codecs import ZSTD, codec_named
-from remote_server.store.bucket.layout import COMPRESSED, PLAIN
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.codecs import ZSTD, codec_named
+from remote_server.store.bucket.packs.layout import COMPRESSED, PLAIN
 from remote_server.store.disk.layout import PAGE, padded
 
 NAMESPACE = "ns"

@@ -9,7 +9,7 @@ from remote_server.protocol import Stretch
 from remote_server.shm.mapping import Arena
 from remote_server.store.curve.curve import Curve
 from remote_server.store.curve.follower import Follower
-from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import to_end

@@ -8,7 +8,7 @@ from fake_server import eventually
 from gates import jobs_held
 from tenancy import Tenancy
 
-from remote_server.store.disk.pool import NUM_THREADS, Batch, Job, Priority, ThreadPool, Threads
+from remote_server.store.io_threads import NUM_THREADS, Batch, Job, Priority, ThreadPool, Threads
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

@@ -13,8 +13,8 @@ from remote_server.native.job import Kind, address_of
 from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import OVERHEAD_BYTES
+from remote_server.store.io_threads import Job, Priority
 from remote_server.store.tier import Written
 
 BLOCK = 8192

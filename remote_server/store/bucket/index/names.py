@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from remote_server.store.bucket.packs import ids_in, pack_id
+from remote_server.store.bucket.packs.grouping import ids_in, pack_id
 
 MAX_ABSENT = 1 << 16
 

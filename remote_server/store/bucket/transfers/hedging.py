@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from remote_server.store.bucket.objects import Failure
+from remote_server.store.bucket.objects.objects import Failure
 
 SHORTEST_S = 0.05
 """No read is called late before this: a store's first byte takes 20 to 100 ms."""

@@ -7,13 +7,11 @@ from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, Stretch, TierStats
 from remote_server.shm.mapping import Arena
-from remote_server.store.block_bytes import BlockBytes
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
-from remote_server.store.policies import OperatorPins, PinCount
-from remote_server.store.presence import Journal
-from remote_server.store.reclaim import SlotReclaim
-from remote_server.store.slabs import (
+from remote_server.store.memory.block_bytes import BlockBytes
+from remote_server.store.memory.reclaim import SlotReclaim
+from remote_server.store.memory.slabs import (
     Block,
     BlockState,
     PendingWrites,
@@ -21,6 +19,8 @@ from remote_server.store.slabs import (
     Slabs,
     slot_bytes_for,
 )
+from remote_server.store.policies import OperatorPins, PinCount
+from remote_server.store.presence import Journal
 from remote_server.store.use_times import UseTimes
 
 _NONE: Mapping[bytes, object] = {}

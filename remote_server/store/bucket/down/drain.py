@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from remote_server.protocol import SELF_TESTS, KeyState
-from remote_server.store.bucket.packs import place_in_pack, row_id
-from remote_server.store.bucket.writer import PackWriter, Wanted
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.slabs import Block
+from remote_server.store.bucket.down.writer import PackWriter, Wanted
+from remote_server.store.bucket.packs.grouping import place_in_pack, row_id
+from remote_server.store.memory.slabs import Block
+from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, parts

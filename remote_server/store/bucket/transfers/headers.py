@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from remote_server.store.bucket.names import KnownNames
-from remote_server.store.bucket.objects import Failure, Objects
-from remote_server.store.bucket.packs import Group, object_name
-from remote_server.store.bucket.transfers import Largest, ReadHeader, read_header
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.bucket.index.names import KnownNames
+from remote_server.store.bucket.objects.objects import Failure, Objects
+from remote_server.store.bucket.packs.grouping import Group, object_name
+from remote_server.store.bucket.transfers.pack_io import Largest, ReadHeader, read_header
+from remote_server.store.io_threads import Job, Pool, Priority
 
 # Headers of packs that are not known by name which one lookup has read: of the first it names.
 MAX_HEADERS_PER_LOOKUP = 64

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remote_server.store.bucket.headers import Pending
-from remote_server.store.bucket.index import (
+from remote_server.store.bucket.index.index import (
     BucketBlock,
     BucketIndex,
     Pack,
@@ -13,10 +12,11 @@ from remote_server.store.bucket.index import (
     header_of,
     set_places,
 )
-from remote_server.store.bucket.objects import Failure, Objects
-from remote_server.store.bucket.room import Room
-from remote_server.store.bucket.transfers import WrittenPack, write_pack
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.bucket.objects.objects import Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.transfers.headers import Pending
+from remote_server.store.bucket.transfers.pack_io import WrittenPack, write_pack
+from remote_server.store.io_threads import Job, Pool, Priority
 from remote_server.store.tier import OnWritten, Written
 
 MAX_WRITING_BYTES = 128 << 20

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.packs import ROOT
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.packs.grouping import ROOT
 
 _CONTENT = b"kvferry doctor"
 

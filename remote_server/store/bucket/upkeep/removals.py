@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from remote_server.store.bucket.layout import seal_of
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.packs import namespace_prefix, object_name, tenant_prefix
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.packs.grouping import namespace_prefix, object_name, tenant_prefix
+from remote_server.store.bucket.packs.layout import seal_of
 from remote_server.store.disk.layout import PAGE
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.io_threads import Job, Pool, Priority
 
 Result = Failure | None
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.index import Pack, PackState
-from remote_server.store.bucket.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.room import Room
-from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.transfers import are_intact
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.bucket.index.index import Pack, PackState
+from remote_server.store.bucket.index.store_clock import StoreClock
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.transfers.pack_io import are_intact
+from remote_server.store.io_threads import Job, Pool, Priority
 
 LATE = 0.8
 """The part of the longest age after which a use of a pack renews it."""

@@ -7,17 +7,17 @@ import msgspec
 import numpy as np
 
 from remote_server import protocol
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.codecs import (
+from remote_server.store.bucket.index.index import BucketBlock
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Head, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.codecs import (
     NONE,
     Codec,
     CodecError,
     codec_named,
     element_bytes_of,
 )
-from remote_server.store.bucket.index import BucketBlock
-from remote_server.store.bucket.objects import BucketError, Failure, Head, Objects
-from remote_server.store.bucket.room import Room
 from remote_server.store.disk.layout import padded
 
 

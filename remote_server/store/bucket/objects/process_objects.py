@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import remote_server
-from remote_server.store.bucket.channel import Call, Channel, ChannelEnded, Ended, copy
-from remote_server.store.bucket.objects import (
+from remote_server.store.bucket.objects.channel import Call, Channel, ChannelEnded, Ended, copy
+from remote_server.store.bucket.objects.objects import (
     CALL_TIMEOUT,
     MAX_RETRIES,
     Body,
@@ -252,7 +252,7 @@ class _Process:
             self._child.wait(1.0)
 
 
-_MODULE = "remote_server.store.bucket.store_calls"
+_MODULE = "remote_server.store.bucket.objects.store_calls"
 
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
 """glibc keeps freed bodies, of several sizes, for each thread: up to 340 MiB of 24 threads, beside

@@ -9,7 +9,7 @@ import msgspec
 
 from remote_server.protocol import Stretch
 from remote_server.protocol.codec import from_words, to_words
-from remote_server.store.bucket import layout
+from remote_server.store.bucket.packs import layout
 from remote_server.store.presence import Journal
 from remote_server.store.tier import Together
 

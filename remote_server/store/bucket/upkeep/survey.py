@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from remote_server.store.bucket import layout
-from remote_server.store.bucket.index import PackState, make_pack
-from remote_server.store.bucket.objects import BucketError, Failure, Listed, Objects
-from remote_server.store.bucket.packs import (
+from remote_server.store.bucket.index.index import PackState, make_pack
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, Objects
+from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.grouping import (
     MAX_ROWS,
     ROOT,
     escaped,
@@ -19,8 +19,8 @@ from remote_server.store.bucket.packs import (
     tenant_prefix,
     unescaped,
 )
-from remote_server.store.bucket.sweep import CLOCK, REMOVED_AT_ONCE
-from remote_server.store.bucket.transfers import are_intact, read_start
+from remote_server.store.bucket.transfers.pack_io import are_intact, read_start
+from remote_server.store.bucket.upkeep.sweep import CLOCK, REMOVED_AT_ONCE
 from remote_server.store.disk.layout import PAGE
 
 # Calls of the store at a time. Each holds a pack in memory.

@@ -17,7 +17,7 @@ import xxhash
 from msgspec import Meta
 
 from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
-from remote_server.store.bucket.packs import MAX_ROWS
+from remote_server.store.bucket.packs.grouping import MAX_ROWS
 from remote_server.store.disk.layout import PAGE, padded
 
 PLAIN, COMPRESSED = 1, 2

@@ -1,9 +1,10 @@
 """The process that calls the object store, so that no answer of a store ends the server.
 
 The store's client takes memory by the lengths that an answer names, also that of an error: it ends
-its process by `abort` when there is none (obstore 0.12). `python -m remote_server.store.bucket.
-store_calls URL LIFE SOCKET:MEMORY ...` gets descriptors that it inherits: `LIFE`, at whose end the
-process ends, and the channels of `channel.py`, each of which has a thread.
+its process by `abort` when there is none (obstore 0.12). `python -m
+remote_server.store.bucket.objects.store_calls URL LIFE SOCKET:MEMORY ...` gets descriptors that it
+inherits: `LIFE`, at whose end the process ends, and the channels of `channel.py`, each of which has
+a thread.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from remote_server.store.bucket.channel import Call, Channel, ChannelEnded, Ended, copy
-from remote_server.store.bucket.objects import BucketError, Failure, Listed, StoreObjects
+from remote_server.store.bucket.objects.channel import Call, Channel, ChannelEnded, Ended, copy
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, StoreObjects
 
 MAX_DATA_BYTES = 2 << 30
 """Private memory, beyond which the client is aborted: the packs under way, and what a store sends

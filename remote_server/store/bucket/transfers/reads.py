@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 
-from remote_server.store.bucket.hedging import Hedging
-from remote_server.store.bucket.index import BucketBlock, Pack
-from remote_server.store.bucket.objects import Availability, Failure, Objects
-from remote_server.store.bucket.pack_read import Answer, PackRead, Waiter
-from remote_server.store.bucket.room import Room
-from remote_server.store.bucket.transfers import Want
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.bucket.index.index import BucketBlock, Pack
+from remote_server.store.bucket.objects.objects import Availability, Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.transfers.hedging import Hedging
+from remote_server.store.bucket.transfers.pack_io import Want
+from remote_server.store.bucket.transfers.pack_read import Answer, PackRead, Waiter
+from remote_server.store.io_threads import Job, Pool, Priority
 from remote_server.store.tier import OnRead
 
 NUM_READERS = 16

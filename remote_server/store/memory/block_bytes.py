@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from remote_server.shm.mapping import WORD_BYTES, Arena
-from remote_server.store.slabs import Block
+from remote_server.store.memory.slabs import Block
 
 
 class BlockBytes:

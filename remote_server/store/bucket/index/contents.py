@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket.headers import Pending
-from remote_server.store.bucket.index import BucketIndex, Pack, PackState
-from remote_server.store.bucket.names import KnownNames
-from remote_server.store.bucket.store_clock import StoreClock
-from remote_server.store.bucket.sweep import Swept
+from remote_server.store.bucket.index.index import BucketIndex, Pack, PackState
+from remote_server.store.bucket.index.names import KnownNames
+from remote_server.store.bucket.index.store_clock import StoreClock
+from remote_server.store.bucket.transfers.headers import Pending
+from remote_server.store.bucket.upkeep.sweep import Swept
 
 
 class Contents:

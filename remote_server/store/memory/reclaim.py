@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from remote_server.store.slabs import Block, SizeClass, Slab, Slabs
+from remote_server.store.memory.slabs import Block, SizeClass, Slab, Slabs
 
 
 class SlotReclaim:

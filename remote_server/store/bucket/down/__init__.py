@@ -1,0 +1,1 @@
+"""The way down to the bucket: which packs are written."""

@@ -1,0 +1,1 @@
+"""The index: what this server knows of the bucket."""

@@ -1,0 +1,1 @@
+"""Reads and writes of packs that are under way."""

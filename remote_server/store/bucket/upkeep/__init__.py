@@ -1,0 +1,1 @@
+"""Age and budget: removal and renewal of packs."""

@@ -1,0 +1,1 @@
+"""Memory: the tier that serves every request."""
