@@ -16,7 +16,7 @@ from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import parse_name
+from remote_server.store.bucket.packs.object_names import parse_name
 from remote_server.values import GiB
 
 BLOCK_TOKENS = 32

@@ -21,7 +21,7 @@ from benchmarks.remote_kv_cache.replay.requests import agent_sessions, recorded
 from benchmarks.remote_kv_cache.replay.requests.flags import CHATS, add_requests, add_trace
 from benchmarks.remote_kv_cache.work.models import MODELS
 from remote_server.fleet.placement import homes
-from remote_server.store.policies import LRU
+from remote_server.store.eviction.lru import LRU
 from remote_server.traces import Request, TraceError
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
 from benchmarks.routing.rules import Prompt, Rule
 from examples.scorer import Engine
-from remote_server.store.policies import LRU
+from remote_server.store.eviction.lru import LRU
 from remote_server.traces import Request
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 

@@ -19,7 +19,7 @@ from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import Entry
 from benchmarks.six_systems.systems import Host, Share, Sizes, System, verify
 from remote_server.allocator import keep_freed_memory
-from remote_server.store.disk.layout import padded
+from remote_server.store.pages import padded
 
 Step = Literal[
     "before_write", "write", "verify_write", "before_hot_read", "before_cold_read", "read", "verify"

@@ -9,7 +9,7 @@ import msgspec
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
 from remote_server.protocol import SELF_TESTS
-from remote_server.store.bucket.objects.objects import check_url
+from remote_server.store.bucket.objects.client import check_url
 from remote_server.store.bucket.packs.codecs import check_name
 from remote_server.values import (
     ADMIN_DEFAULT,

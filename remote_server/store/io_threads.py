@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from remote_server.guard import Guard
-from remote_server.store.disk.files import Scratch
+from remote_server.store.pages import Scratch
 
 # Enough to keep a device's queue filled while one thread hashes; each holds at most one piece
 # (`transfers.PIECE_BYTES`) of scratch memory.

@@ -15,11 +15,11 @@ from remote_server.store.bucket.down.writer import PacksBelow
 from remote_server.store.curve.follower import Follower
 from remote_server.store.fetches import Fetches, OnFetched, Purpose, ReadAhead
 from remote_server.store.gets import Gets, first_places
+from remote_server.store.memory.operator_pins import PinCount
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.policies import PinCount
 from remote_server.store.presence import Presence
 from remote_server.store.tier import TierBlock
 from remote_server.store.tier_stack import TierStack

@@ -43,7 +43,7 @@ class TierBlock(Protocol):
 
     @property
     def parent(self) -> int:
-        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+        """The `chains.row_id` of the row before it in its prompt; 0: not known."""
 
 
 B = TypeVar("B", bound=TierBlock)

@@ -11,7 +11,7 @@ from typing import Any
 
 from remote_server.plain_text import plain
 from remote_server.protocol import UNKNOWN, BlockCopy, Hint, KeyState, Stretch, TierShare
-from remote_server.store.bucket.packs.grouping import Group
+from remote_server.store.chains import Group
 from remote_server.store.curve.follower import Follower
 from remote_server.store.memory.slabs import Block, memory_for_block
 from remote_server.store.memory.tier import MemoryTier

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from remote_server import protocol
 from remote_server.protocol import Stretch
-from remote_server.store.bucket.packs.grouping import Group
+from remote_server.store.admission import Admission
+from remote_server.store.chains import Group
 from remote_server.store.eviction.paths import Path
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.policies import Admission
 from remote_server.store.tier import Tier, Written
 from remote_server.turns import Steps
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from remote_server.protocol import Hint, Stretch
 from remote_server.store.eviction.learner import Learner
+from remote_server.store.eviction.lru import LRU, EvictionPolicy
 from remote_server.store.eviction.policy import LearnedPolicy
 from remote_server.store.eviction.victims import Rule
-from remote_server.store.policies import LRU, EvictionPolicy
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.traces.trace import Request
 

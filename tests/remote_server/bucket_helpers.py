@@ -17,14 +17,8 @@ from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.bucket.objects.objects import (
-    Body,
-    BucketError,
-    Failure,
-    Head,
-    Listed,
-    StoreObjects,
-)
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import Body, BucketError, Failure, Head, Listed
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.tier import Written

@@ -10,14 +10,15 @@ from one_by_one import OneByOne
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
 from remote_server.shm.mapping import Arena
+from remote_server.store.admission import Admission
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
-from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.layout import slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES, DiskBlock
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.policies import Admission
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Tier, TierBlock, Written
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WriteBehind

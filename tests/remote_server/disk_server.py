@@ -11,8 +11,8 @@ from wire_peer import Peer, block
 from remote_server.protocol import Blocks
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
-from remote_server.store.disk.layout import PAGE
 from remote_server.store.io_threads import ThreadPool
+from remote_server.store.pages import PAGE
 from remote_server.values import MiB
 
 LENGTH = 65_536  # sixteen of them are all of the memory

@@ -65,7 +65,7 @@ def _environment(endpoint: str) -> dict[str, str]:
 
 
 def _given(address: str) -> Iterator[S3]:
-    from remote_server.store.bucket.objects.objects import StoreObjects
+    from remote_server.store.bucket.objects.client import StoreObjects
 
     parts = urlsplit(address)
     bucket, environment = parts.path.strip("/"), _environment(f"{parts.scheme}://{parts.netloc}")

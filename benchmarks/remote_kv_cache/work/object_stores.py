@@ -17,7 +17,8 @@ from benchmarks.harness.files import drop_from_cache
 from benchmarks.harness.runner import Skipped
 from examples.processes import LoggedProcess, free_port
 from remote_server.errors import ConfigError
-from remote_server.store.bucket.objects.objects import BucketError, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError
 
 TMPFS, DISK, EMULATOR = "tmpfs", "disk", "emulator"
 NAMES = (TMPFS, DISK, EMULATOR)

@@ -19,7 +19,8 @@ from remote_server.cli.parser import Command, Parser
 from remote_server.cli.progress import Progress
 from remote_server.errors import KVFerryError
 from remote_server.protocol.codec import ascii_json
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.upkeep import survey
 from remote_server.store.bucket.upkeep.survey import PackObject
 from remote_server.values import format_bytes, whole_number

@@ -13,7 +13,8 @@ from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.store.bucket.objects.objects import Failure, Objects, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import Failure, Objects
 from remote_server.store.bucket.objects.probe import Probed, probe
 
 _EFFECTS = {

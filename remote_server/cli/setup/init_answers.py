@@ -11,7 +11,7 @@ from remote_server.fleet.server_list import ServerList, read_list
 from remote_server.keys import TENANT_NAME
 from remote_server.process_limits import most_memory
 from remote_server.server.config import ServerConfig
-from remote_server.store.bucket.objects.objects import check_url
+from remote_server.store.bucket.objects.client import check_url
 from remote_server.values import GiB, MiB, format_bytes, is_loopback, parse_bytes, written_size
 
 PORT = 5757

@@ -16,7 +16,7 @@ import msgspec
 
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import KeyState, RecordedRequest, Stretch, check_chain, cut_keys
-from remote_server.store.bucket.packs.grouping import joined
+from remote_server.store.chains import joined
 from remote_server.store.eviction.learner import AGAIN_S, REQUEST_S
 
 VERSION = 1

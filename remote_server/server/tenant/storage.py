@@ -15,6 +15,7 @@ from remote_server.server.reports.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.tenant.context import ServerContext
 from remote_server.server.transfer.transport import Run
 from remote_server.shm.mapping import Arena
+from remote_server.store.admission import Admission, Admit, WriteBudget
 from remote_server.store.bucket.down.drain import PackWalk
 from remote_server.store.bucket.down.writer import PacksBelow, PackWriter
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket
@@ -22,11 +23,11 @@ from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.curve.curve import MOST_NAMESPACES, Curve
 from remote_server.store.curve.follower import Follower
-from remote_server.store.disk.opening import OpenDisk, make_private
+from remote_server.store.disk.directory import make_private
+from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.policies import Admission, Admit, WriteBudget
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below
 from remote_server.values import format_bytes

@@ -11,7 +11,7 @@ from remote_server.store.bucket.index.names import MAX_LEARNED
 from remote_server.store.bucket.objects.objects import BucketError, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.objects.room import Room
-from remote_server.store.bucket.packs.grouping import pack_id, parse_name, tenant_prefix
+from remote_server.store.bucket.packs.object_names import pack_id, parse_name, tenant_prefix
 from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.transfers.reads import NUM_READERS

@@ -8,7 +8,13 @@ from math import inf
 
 from remote_server.protocol import UNKNOWN, Stretch, TierStats, select
 from remote_server.store.bucket.index.contents import Contents
-from remote_server.store.bucket.index.index import (
+from remote_server.store.bucket.index.names import Doubts
+from remote_server.store.bucket.objects.availability import Availability
+from remote_server.store.bucket.objects.objects import Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.grouping import packs_in
+from remote_server.store.bucket.packs.object_names import object_name
+from remote_server.store.bucket.packs.pack import (
     BucketBlock,
     Pack,
     PackState,
@@ -16,10 +22,6 @@ from remote_server.store.bucket.index.index import (
     header_of,
     make_pack,
 )
-from remote_server.store.bucket.index.names import Doubts
-from remote_server.store.bucket.objects.objects import Availability, Failure, Objects
-from remote_server.store.bucket.objects.room import Room
-from remote_server.store.bucket.packs.grouping import Group, object_name, packs_in
 from remote_server.store.bucket.transfers import reads
 from remote_server.store.bucket.transfers.headers import HeaderReads
 from remote_server.store.bucket.transfers.pack_io import Largest, ReadHeader
@@ -29,8 +31,9 @@ from remote_server.store.bucket.upkeep import renewals
 from remote_server.store.bucket.upkeep.removals import Removals
 from remote_server.store.bucket.upkeep.renewals import Renewals
 from remote_server.store.bucket.upkeep.sweep import Swept
-from remote_server.store.disk.layout import padded
+from remote_server.store.chains import Group
 from remote_server.store.io_threads import Pool
+from remote_server.store.pages import padded
 from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Written
 

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
-from remote_server.store.bucket.packs.grouping import joined
+from remote_server.store.chains import joined
 from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
 from remote_server.store.curve.hot import Names
 from remote_server.store.eviction.learner import (

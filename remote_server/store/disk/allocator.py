@@ -8,12 +8,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from remote_server.store.disk.files import Files, Scratch
+from remote_server.store.disk.files import Files
 from remote_server.store.disk.index import Removal
 from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
 from remote_server.store.disk.transfers import MadeSegment, dispose_segments, make_segment
 from remote_server.store.io_threads import Job, Pool
+from remote_server.store.pages import Scratch
 from remote_server.store.tier import Written
 from remote_server.values import format_bytes
 

@@ -6,7 +6,6 @@ from functools import partial
 
 from remote_server.protocol import Stretch, select
 from remote_server.store.disk.allocator import SegmentAllocator
-from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
@@ -26,6 +25,7 @@ from remote_server.store.disk.transfers import (
     write_piece,
 )
 from remote_server.store.io_threads import Batch, Job, Pool, Priority
+from remote_server.store.pages import Scratch
 from remote_server.store.tier import OnRead, OnWritten, Written
 
 

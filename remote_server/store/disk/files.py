@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol
 
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
-from remote_server.shm.mapping import prefer_huge_pages
-from remote_server.store.disk.layout import PAGE, padded
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
@@ -85,22 +84,6 @@ class Files(Protocol):
 
     def sync(self) -> None:
         """Return when names made and removed would survive a power cut."""
-
-
-class Scratch:
-    """Page-aligned memory of one I/O thread: for headers and for bytes that cannot be moved in
-    place."""
-
-    def __init__(self) -> None:
-        self._map: mmap.mmap | None = None
-
-    def take(self, num_bytes: int) -> memoryview:
-        """`num_bytes` of it, valid until the next `take`. Old content stays in it."""
-        if self._map is None or len(self._map) < num_bytes:
-            # The old map is freed with its last view.
-            self._map = mmap.mmap(-1, padded(num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            prefer_huge_pages(self._map)
-        return memoryview(self._map)[:num_bytes]
 
 
 def move_view(file: File, kind: Kind, view: memoryview, offset: int) -> None:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from remote_server.errors import ConfigError
 from remote_server.native.job import Kind
 from remote_server.store.disk import layout
-from remote_server.store.disk.files import File, Files, Scratch, move_view
+from remote_server.store.disk.files import File, Files, move_view
 from remote_server.store.disk.layout import (
     FORMAT_VERSION,
-    PAGE,
     SegmentHeader,
     SlotHeader,
     has_damaged_prefix,
@@ -31,6 +30,7 @@ from remote_server.store.disk.layout import (
     version_of,
 )
 from remote_server.store.disk.segments import OVERHEAD_BYTES
+from remote_server.store.pages import PAGE, Scratch
 
 log = logging.getLogger(__name__)
 

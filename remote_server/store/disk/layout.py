@@ -10,11 +10,9 @@ import xxhash
 
 from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS, UNKNOWN, Stretch
 from remote_server.protocol.codec import from_words, to_words
+from remote_server.store.pages import PAGE, padded
 
 FORMAT_VERSION = 1
-
-# The alignment of offsets, lengths and addresses that O_DIRECT needs on every known device.
-PAGE = 4096
 
 SEGMENT_MAGIC = b"KVFSEGM\n"
 SLOT_MAGIC = b"KVFSLOT\n"
@@ -68,11 +66,6 @@ class SlotHeader(NamedTuple):
 def slot_bytes_for(block_bytes: int) -> int:
     """A header page, and room for the block."""
     return PAGE + padded(block_bytes)
-
-
-def padded(length: int) -> int:
-    """`length` in whole pages."""
-    return -(-length // PAGE) * PAGE
 
 
 def num_slots(segment_bytes: int, block_bytes: int) -> int:

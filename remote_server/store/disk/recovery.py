@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
 from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.segments import (
@@ -26,6 +25,7 @@ from remote_server.store.disk.transfers import (
     verify_piece,
 )
 from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.pages import Scratch
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)

@@ -10,14 +10,9 @@ import msgspec
 
 from remote_server.protocol import ChainTable, Stretch
 from remote_server.store.disk.files import File
-from remote_server.store.disk.layout import (
-    PAGE,
-    SlotHeader,
-    num_slots,
-    slot_bytes_for,
-    slot_offset,
-)
-from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
+from remote_server.store.disk.layout import SlotHeader, num_slots, slot_bytes_for, slot_offset
+from remote_server.store.eviction.lru import LRU, EvictionPolicy, MakePolicy
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 from remote_server.store.use_times import UseTimes
 from remote_server.values import GiB
@@ -84,7 +79,7 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
 
     @property
     def parent(self) -> int:
-        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+        """The `chains.row_id` of the row before it in its prompt; 0: not known."""
         return self.segment.chains.parent(self.slot)
 
     def set_parent(self, parent: int) -> None:

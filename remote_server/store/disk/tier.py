@@ -12,7 +12,7 @@ from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.index import Index, Removal
-from remote_server.store.disk.layout import PAGE, padded, segment_name, slot_bytes_for
+from remote_server.store.disk.layout import segment_name, slot_bytes_for
 from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
 from remote_server.store.disk.segments import (
     BlockState,
@@ -24,6 +24,7 @@ from remote_server.store.disk.transfers import PIECE_BYTES
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
 from remote_server.store.io_threads import Pool
+from remote_server.store.pages import PAGE, padded
 from remote_server.store.presence import Journal
 from remote_server.store.tier import OnRead, OnWritten, Together
 

@@ -15,20 +15,19 @@ from remote_server import protocol
 from remote_server.native.job import Job as MoverJob
 from remote_server.native.job import Kind, address_of
 from remote_server.native.mover import run
-from remote_server.store.disk.files import File, Files, Moved, Scratch, move_view, why_not_written
+from remote_server.store.disk.files import File, Files, Moved, move_view, why_not_written
 from remote_server.store.disk.layout import (
     ERASED,
-    PAGE,
     SegmentHeader,
     new_name,
     pack_segment_header,
     pack_slot_header,
-    padded,
     segment_name,
     unpack_slot_header,
 )
 from remote_server.store.disk.segments import DiskBlock, Segment
 from remote_server.store.io_threads import Job, Priority
+from remote_server.store.pages import PAGE, Scratch, padded
 from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)

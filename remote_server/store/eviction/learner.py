@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from remote_server.protocol import Hint, Stretch
-from remote_server.store.bucket.packs.grouping import joined
+from remote_server.store.chains import joined
 from remote_server.store.eviction.floor import Floor
 from remote_server.store.eviction.hazard import UNKNOWN, Hazards
 from remote_server.store.eviction.hints import KINDS, MAX_TURN, NO_HINT, Trust

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from remote_server.store.eviction.learner import BY_USES, SEED, Learner
+from remote_server.store.eviction.lru import POLICIES, MakePolicy
 from remote_server.store.eviction.paths import Path
 from remote_server.store.eviction.tree import ALONE, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
-from remote_server.store.policies import POLICIES, MakePolicy
 
 Find = Callable[[str, bytes], Any]
 """The block of a key, also one that is being written; None: there is none."""

@@ -17,7 +17,7 @@ import msgspec
 
 from remote_server.protocol import ChainTable, Stretch, select
 from remote_server.shm.mapping import BYTES_PER_WORD
-from remote_server.store.policies import LRU, EvictionPolicy, MakePolicy
+from remote_server.store.eviction.lru import LRU, EvictionPolicy, MakePolicy
 from remote_server.values import MiB
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
@@ -84,7 +84,7 @@ class Block(msgspec.Struct, eq=False, gc=False):
 
     @property
     def parent(self) -> int:
-        """The `packs.row_id` of the row before it in its prompt; 0: not known."""
+        """The `chains.row_id` of the row before it in its prompt; 0: not known."""
         return self.slab.chains.parent(self.slot)
 
     def set_parent(self, parent: int) -> None:

@@ -10,6 +10,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
 from remote_server.store.memory.block_bytes import BlockBytes
+from remote_server.store.memory.operator_pins import OperatorPins, PinCount
 from remote_server.store.memory.reclaim import SlotReclaim
 from remote_server.store.memory.slabs import (
     Block,
@@ -19,7 +20,6 @@ from remote_server.store.memory.slabs import (
     Slabs,
     slot_bytes_for,
 )
-from remote_server.store.policies import OperatorPins, PinCount
 from remote_server.store.presence import Journal
 from remote_server.store.use_times import UseTimes
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 import pytest
 from oracle import MEDIUM, content, key
 
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import parse_name
+from remote_server.store.bucket.packs.object_names import parse_name
 from remote_server.store.bucket.upkeep.sweep import CLOCK
 
 

@@ -20,9 +20,9 @@ from remote_server.server.server import Server
 from remote_server.server.transfer.copier import Copier
 from remote_server.server.transfer.streamed_get import StreamedGet
 from remote_server.store import io_threads as threads_module
-from remote_server.store.disk.files import Scratch
 from remote_server.store.io_threads import Job as DiskJob
 from remote_server.store.io_threads import Priority
+from remote_server.store.pages import Scratch
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

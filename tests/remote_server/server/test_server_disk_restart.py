@@ -11,7 +11,7 @@ from wire_peer import Peer, block, key
 from remote_server.cli.__main__ import main
 from remote_server.protocol import Error, Get, Got, TierShare
 from remote_server.store.disk import finding, recovery
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 
 pytestmark = pytest.mark.real_time
 

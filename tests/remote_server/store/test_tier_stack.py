@@ -12,11 +12,11 @@ from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.mapping import Arena
 from remote_server.store import write_behind
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.admission import Admission
 from remote_server.store.fetches import Fetches
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.policies import Admission
+from remote_server.store.pages import PAGE
 from remote_server.store.presence import Presence
 from remote_server.store.store import Store
 from remote_server.store.write_behind import Below

@@ -21,9 +21,9 @@ from typing import Self
 
 from remote_server.native.job import Job, Kind, address_of
 from remote_server.native.mover import run
-from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.transfers import PIECE_BYTES
 from remote_server.store.io_threads import NUM_THREADS
+from remote_server.store.pages import Scratch
 
 _MODULE = "benchmarks.remote_kv_cache.baseline.disk.raw_reader"
 

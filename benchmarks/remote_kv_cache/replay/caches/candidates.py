@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
-from remote_server.store.policies import LRU, EvictionPolicy, PlainPolicy
+from remote_server.store.eviction.lru import LRU, EvictionPolicy, PlainPolicy
 
 
 class Named(Protocol):

@@ -13,8 +13,8 @@ from remote_server.store.disk import layout
 from remote_server.store.disk.opening import MIN_DISK_BYTES
 from remote_server.store.disk.segments import OVERHEAD_BYTES, segment_bytes_for
 from remote_server.store.memory.slabs import slab_bytes_for, slot_bytes_for
+from remote_server.store.pages import PAGE
 
-_PAGE = layout.PAGE
 _PARTS = 16
 """The number of slabs or segments of a small budget."""
 
@@ -34,10 +34,10 @@ class Room(NamedTuple):
 def memory_for(blocks: int, block_bytes: int) -> Room:
     """Memory with at least `blocks` slots. A server has a minimum size, so there may be more."""
     slot_bytes = slot_bytes_for(block_bytes)
-    slab_bytes = -(-(-(-blocks // _PARTS) * slot_bytes) // _PAGE) * _PAGE
+    slab_bytes = -(-(-(-blocks // _PARTS) * slot_bytes) // PAGE) * PAGE
     num_bytes = max(_PARTS * slab_bytes, MIN_MEMORY_BYTES)
     while (room := _memory(num_bytes, slot_bytes)).places < blocks:
-        num_bytes += _PARTS * _PAGE
+        num_bytes += _PARTS * PAGE
     return room
 
 
@@ -46,10 +46,10 @@ def disk_for(blocks: int, block_bytes: int) -> Room:
     if not blocks:
         return Room(0, 0)
     slot_bytes = layout.slot_bytes_for(block_bytes)
-    num_bytes = OVERHEAD_BYTES + _PARTS * (_PAGE + -(-blocks // _PARTS) * slot_bytes)
+    num_bytes = OVERHEAD_BYTES + _PARTS * (PAGE + -(-blocks // _PARTS) * slot_bytes)
     num_bytes = max(num_bytes, MIN_DISK_BYTES)
     while (room := _disk(num_bytes, block_bytes)).places < blocks:
-        num_bytes += _PARTS * _PAGE
+        num_bytes += _PARTS * PAGE
     return room
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remote_server.store.policies import EvictionPolicy
+from remote_server.store.eviction.lru import EvictionPolicy
 from remote_server.traces.model_bucket import BucketModel
 
 MakePolicy = Callable[[], EvictionPolicy[Any]]

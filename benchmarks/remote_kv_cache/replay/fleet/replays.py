@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.work.fleet_servers import FleetServers, names_of
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier
 from kv_connector.tier.remote_tier import RemoteTier
 from remote_server.fleet.placement import homes
-from remote_server.store.policies import LRU
+from remote_server.store.eviction.lru import LRU
 from remote_server.traces import Request, distinct
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 

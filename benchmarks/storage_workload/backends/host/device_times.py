@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from remote_server.store.disk.layout import PAGE, segment_name
+from remote_server.store.disk.layout import segment_name
 from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.pages import PAGE
 
 
 class Interval(NamedTuple):

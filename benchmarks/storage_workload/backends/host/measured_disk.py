@@ -15,9 +15,9 @@ from benchmarks.storage_workload.backends.host.device_times import Calls, Interv
 from remote_server.errors import ConfigError
 from remote_server.native.job import Kind
 from remote_server.protocol import Stretch
+from remote_server.store.disk.directory import TakenFolder
 from remote_server.store.disk.files import File, Files, Moved
-from remote_server.store.disk.layout import PAGE, slot_bytes_for
-from remote_server.store.disk.opening import TakenFolder
+from remote_server.store.disk.layout import slot_bytes_for
 from remote_server.store.disk.segments import (
     OVERHEAD_BYTES,
     DiskBlock,
@@ -26,6 +26,7 @@ from remote_server.store.disk.segments import (
 )
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.io_threads import Pool, ThreadPool
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import OnRead, OnWritten, Written
 from remote_server.values import format_bytes
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from remote_server.protocol import SELF_TESTS, KeyState
 from remote_server.store.bucket.down.writer import PackWriter, Wanted
-from remote_server.store.bucket.packs.grouping import place_in_pack, row_id
+from remote_server.store.bucket.packs.grouping import place_in_pack
+from remote_server.store.chains import row_id
 from remote_server.store.memory.slabs import Block
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Tier, TierBlock

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from remote_server.protocol import KeyState, Stretch
-from remote_server.store.bucket.packs.grouping import joined, row_id
+from remote_server.store.chains import joined, row_id
 from remote_server.store.memory.slabs import Block
 from remote_server.turns import KEYS_PER_STEP, Steps
 

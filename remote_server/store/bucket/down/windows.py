@@ -7,7 +7,7 @@ Where no pack of full attention reaches such a place, all packs would be written
 from collections.abc import Sequence
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket.packs.grouping import Group
+from remote_server.store.chains import Group
 
 
 def whole(groups: Sequence[Group], states: bytes) -> list[Group]:

@@ -13,19 +13,18 @@ from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
+from remote_server.store.admission import Admit, WriteBudget
 from remote_server.store.bucket.down.parents import Parents
 from remote_server.store.bucket.down.windows import can_end, shows_every_end, whole
 from remote_server.store.bucket.packs.grouping import (
     MAX_PACK_TOKENS,
-    Group,
     begun_before,
-    joined,
     packs_by_stretch,
 )
 from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.chains import Group, joined
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.policies import Admit, WriteBudget
 from remote_server.store.tier import Written
 from remote_server.store.write_behind import RecencyBuffer, checksum_of
 from remote_server.turns import Steps, parts

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket.index.index import BucketIndex, Pack, PackState
+from remote_server.store.bucket.index.index import BucketIndex
 from remote_server.store.bucket.index.names import KnownNames
 from remote_server.store.bucket.index.store_clock import StoreClock
+from remote_server.store.bucket.packs.pack import Pack, PackState
 from remote_server.store.bucket.transfers.headers import Pending
 from remote_server.store.bucket.upkeep.sweep import Swept
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from remote_server.store.bucket.packs.grouping import ids_in, pack_id
+from remote_server.store.bucket.packs.object_names import ids_in, pack_id
 
 MAX_ABSENT = 1 << 16
 
@@ -28,7 +28,7 @@ MERGE_AT = 1 << 14
 
 
 class Names:
-    """A set of the `packs.pack_id` of one namespace."""
+    """A set of the `pack_id` of one namespace."""
 
     def __init__(self) -> None:
         self._sorted = array("Q")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.packs.grouping import ROOT
+from remote_server.store.bucket.packs.object_names import ROOT
 
 _CONTENT = b"kvferry doctor"
 

@@ -14,16 +14,14 @@ from typing import Any
 
 import remote_server
 from remote_server.store.bucket.objects.channel import Call, Channel, ChannelEnded, Ended, copy
+from remote_server.store.bucket.objects.client import CALL_TIMEOUT, MAX_RETRIES, open_store
 from remote_server.store.bucket.objects.objects import (
-    CALL_TIMEOUT,
-    MAX_RETRIES,
     Body,
     BucketError,
     Failure,
     Head,
     Listed,
     Objects,
-    open_store,
 )
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from remote_server.store.bucket.objects.channel import Call, Channel, ChannelEnded, Ended, copy
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed
 
 MAX_DATA_BYTES = 2 << 30
 """Private memory, beyond which the client is aborted: the packs under way, and what a store sends

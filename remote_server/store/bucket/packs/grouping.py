@@ -10,47 +10,18 @@ recurrent state, engines keep it at any place: each is a pack of its own.
 """
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
-import xxhash
 
-from remote_server.protocol import UNKNOWN, Stretch
+from remote_server.protocol import Stretch
+from remote_server.store.chains import Group, joined
 
 MAX_PACK_TOKENS = 1024
 """A run of the fleet's placement begins at a multiple of this: no pack crosses two runs."""
 
 MAX_ROWS = 1024
 """Limit of the rows of a pack: one token each."""
-
-ROOT = "v1"
-
-PARTITIONS = 256
-
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@+")
-_ESCAPED = re.compile("=([0-9A-F]{2})")
-
-
-class Group(NamedTuple):
-    """Keys of one message that form a pack, in the order of their tokens."""
-
-    places: range
-    """Their indices in the message: descending where it runs backwards."""
-    keys: list[bytes]
-    fields: Stretch = UNKNOWN
-    """Its chain fields, in the order of their tokens."""
-
-    @property
-    def end(self) -> int:
-        """The end of its last row, in tokens."""
-        return self.fields.start + self.fields.rows * self.fields.tokens
-
-    @property
-    def name(self) -> bytes:
-        """The key that names the pack."""
-        return self.keys[-1]
 
 
 def rows_per_pack(tokens: int, row_bytes: int, pack_bytes: int) -> int:
@@ -136,30 +107,6 @@ def begun_before(
         begin += stretch.rows
 
 
-def joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
-    """`chain` with stretches that continue each other as one: stored rows have one each."""
-    last: Stretch | None = None
-    for stretch in chain:
-        if last is not None and _continues(last, stretch):
-            last = msgspec.structs.replace(last, rows=last.rows + stretch.rows)
-            continue
-        if last is not None:
-            yield last
-        last = stretch
-    if last is not None:
-        yield last
-
-
-def _continues(last: Stretch, stretch: Stretch) -> bool:
-    return (
-        not last.backwards
-        and not stretch.backwards
-        and (last.group, last.window) == (stretch.group, stretch.window)
-        and last.tokens == stretch.tokens > 0
-        and last.start + last.rows * last.tokens == stretch.start
-    )
-
-
 def place_in_pack(fields: Stretch, row_bytes: int, pack_bytes: int) -> tuple[int, int]:
     """The place of a row with these chain fields in its pack, and how many rows that has. The place
     is negative for a row that is in none."""
@@ -195,82 +142,3 @@ def _aligned(begin: int, stretch: Stretch, row_bytes: int, pack_bytes: int) -> I
 
 def _singles(keys: Sequence[bytes], begin: int, end: int) -> Iterator[Group]:
     return (Group(range(place, place + 1), [keys[place]]) for place in range(begin, end))
-
-
-def pack_id(namespace: str, key: bytes) -> int:
-    """64 bits that stand for a pack's name, where a set of all names is kept. The first eight are
-    its partition."""
-    name = xxhash.xxh3_64_intdigest(key, seed=xxhash.xxh3_64_intdigest(namespace.encode()))
-    return _partition(key) << 56 | name >> 8
-
-
-def ids_in(partitions: range) -> tuple[int, int]:
-    """The lowest and the highest `pack_id` in `partitions`, which are neighbours."""
-    return partitions[0] << 56, (partitions[-1] + 1 << 56) - 1
-
-
-def row_id(key: bytes) -> int:
-    """64 bits that stand for a row as the one before another; never 0."""
-    return xxhash.xxh3_64_intdigest(key) or 1
-
-
-def tenant_prefix(tenant: str) -> str:
-    """The folder of all objects of `tenant`, which is empty without tenants."""
-    return f"{ROOT}/{escaped(tenant)}"
-
-
-def namespace_prefix(tenant: str, namespace: str) -> str:
-    """The folder of all packs of one namespace."""
-    return f"{tenant_prefix(tenant)}/{escaped(namespace)}"
-
-
-def partition_of(key: bytes) -> str:
-    """Two hexadecimal digits: object stores limit requests for each prefix."""
-    return f"{_partition(key):02x}"
-
-
-def _partition(key: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(key) % PARTITIONS
-
-
-def object_name(tenant: str, namespace: str, key: bytes) -> str:
-    """The name of the pack whose last row has `key`."""
-    return f"{namespace_prefix(tenant, namespace)}/{partition_of(key)}/{key.hex()}"
-
-
-class Named(NamedTuple):
-    """What the name of an object means."""
-
-    tenant: str
-    namespace: str
-    key: bytes
-
-
-def parse_name(name: str) -> Named | None:
-    """The inverse of `object_name`; None for an object that is not a pack."""
-    parts = name.split("/")
-    if len(parts) != 5 or parts[0] != ROOT:
-        return None
-    try:
-        named = Named(unescaped(parts[1]), unescaped(parts[2]), bytes.fromhex(parts[4]))
-    except ValueError:
-        return None
-    return named if object_name(*named) == name else None
-
-
-def escaped(text: str) -> str:
-    """`text` as one part of an object's name, in characters that no store changes."""
-    if not text or text.strip(".") == "":
-        return "=" + "".join(f"={byte:02X}" for byte in text.encode())
-    return "".join(
-        each if each in _PLAIN else "".join(f"={byte:02X}" for byte in each.encode())
-        for each in text
-    )
-
-
-def unescaped(part: str) -> str:
-    """The inverse of `escaped`. Raises `ValueError`."""
-    if part.startswith("="):
-        part = part[1:] if part == "=" or part.startswith("==") else part
-    found = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), part)
-    return found.encode("latin-1").decode()

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
 from remote_server.store.bucket.packs.grouping import MAX_ROWS
-from remote_server.store.disk.layout import PAGE, padded
+from remote_server.store.pages import PAGE, padded
 
 PLAIN, COMPRESSED = 1, 2
 MAGIC = b"KVFPACK\n"

@@ -6,8 +6,9 @@ from functools import partial
 
 from remote_server.store.bucket.index.names import KnownNames
 from remote_server.store.bucket.objects.objects import Failure, Objects
-from remote_server.store.bucket.packs.grouping import Group, object_name
+from remote_server.store.bucket.packs.object_names import object_name
 from remote_server.store.bucket.transfers.pack_io import Largest, ReadHeader, read_header
+from remote_server.store.chains import Group
 from remote_server.store.io_threads import Job, Pool, Priority
 
 # Headers of packs that are not known by name which one lookup has read: of the first it names.

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from remote_server import protocol
-from remote_server.store.bucket.index.index import BucketBlock
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Head, Objects
 from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.packs import layout
@@ -18,7 +17,8 @@ from remote_server.store.bucket.packs.codecs import (
     codec_named,
     element_bytes_of,
 )
-from remote_server.store.disk.layout import padded
+from remote_server.store.bucket.packs.pack import BucketBlock
+from remote_server.store.pages import padded
 
 
 class ReadHeader(NamedTuple):

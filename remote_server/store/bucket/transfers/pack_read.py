@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from remote_server.store.bucket.index.index import Pack
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.pack import Pack
 from remote_server.store.bucket.transfers.pack_io import Want, copy_rows
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 
-from remote_server.store.bucket.index.index import BucketBlock, Pack
-from remote_server.store.bucket.objects.objects import Availability, Failure, Objects
+from remote_server.store.bucket.objects.availability import Availability
+from remote_server.store.bucket.objects.objects import Failure, Objects
 from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.pack import BucketBlock, Pack
 from remote_server.store.bucket.transfers.hedging import Hedging
 from remote_server.store.bucket.transfers.pack_io import Want
 from remote_server.store.bucket.transfers.pack_read import Answer, PackRead, Waiter

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remote_server.store.bucket.index.index import (
+from remote_server.store.bucket.index.index import BucketIndex
+from remote_server.store.bucket.objects.objects import Failure, Objects
+from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.packs.pack import (
     BucketBlock,
-    BucketIndex,
     Pack,
     PackState,
     header_of,
     set_places,
 )
-from remote_server.store.bucket.objects.objects import Failure, Objects
-from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.transfers.headers import Pending
 from remote_server.store.bucket.transfers.pack_io import WrittenPack, write_pack
 from remote_server.store.io_threads import Job, Pool, Priority

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from functools import partial
 
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.packs.grouping import namespace_prefix, object_name, tenant_prefix
 from remote_server.store.bucket.packs.layout import seal_of
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.bucket.packs.object_names import (
+    namespace_prefix,
+    object_name,
+    tenant_prefix,
+)
 from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.pages import PAGE
 
 Result = Failure | None
 

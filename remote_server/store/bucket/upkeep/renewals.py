@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from remote_server.store.bucket.index.index import Pack, PackState
 from remote_server.store.bucket.index.store_clock import StoreClock
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.packs import layout
+from remote_server.store.bucket.packs.pack import Pack, PackState
 from remote_server.store.bucket.transfers.pack_io import are_intact
 from remote_server.store.io_threads import Job, Pool, Priority
 

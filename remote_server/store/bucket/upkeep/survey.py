@@ -7,11 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from remote_server.store.bucket.index.index import PackState, make_pack
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, Objects
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import (
-    MAX_ROWS,
+from remote_server.store.bucket.packs.grouping import MAX_ROWS
+from remote_server.store.bucket.packs.object_names import (
     ROOT,
     escaped,
     namespace_prefix,
@@ -19,9 +18,10 @@ from remote_server.store.bucket.packs.grouping import (
     tenant_prefix,
     unescaped,
 )
+from remote_server.store.bucket.packs.pack import PackState, make_pack
 from remote_server.store.bucket.transfers.pack_io import are_intact, read_start
 from remote_server.store.bucket.upkeep.sweep import CLOCK, REMOVED_AT_ONCE
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 
 # Calls of the store at a time. Each holds a pack in memory.
 AT_ONCE = 8

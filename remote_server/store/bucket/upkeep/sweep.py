@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, Objects
-from remote_server.store.bucket.packs.grouping import PARTITIONS, pack_id, parse_name
+from remote_server.store.bucket.packs.object_names import PARTITIONS, pack_id, parse_name
 
 LEAST_PACKS = 32
 """Partitions are swept together until their share of the budget has room for so many packs: that of

@@ -13,7 +13,7 @@ from benchmarks.remote_kv_cache.baseline.bucket.bucket_tier import Tier
 from benchmarks.remote_kv_cache.baseline.bucket.packs import Load
 from benchmarks.remote_kv_cache.work import object_stores
 from benchmarks.store_sweep.__main__ import main as sweep
-from remote_server.store.bucket.objects.objects import StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
 
 pytest.importorskip("obstore", reason="the extra kvferry[bucket] is not installed")
 

@@ -21,8 +21,8 @@ from benchmarks.remote_kv_cache.replay.levels.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.requests import recorded
 from benchmarks.simulated.tiered_pool import TieredPool
 from remote_server.errors import ConfigError
+from remote_server.store.eviction.lru import LRU
 from remote_server.store.memory.slabs import Slabs
-from remote_server.store.policies import LRU
 from remote_server.traces import Request, distinct
 
 

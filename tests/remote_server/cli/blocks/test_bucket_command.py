@@ -11,8 +11,9 @@ from wire_peer import block, key
 
 from remote_server.cli.__main__ import main
 from remote_server.store.bucket.objects import objects as objects_module
-from remote_server.store.bucket.objects.objects import BucketError, Failure, StoreObjects
-from remote_server.store.bucket.packs.grouping import object_name
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure
+from remote_server.store.bucket.packs.object_names import object_name
 from remote_server.store.bucket.upkeep import survey
 from remote_server.store.bucket.upkeep.survey import AT_ONCE, at_once
 
@@ -142,7 +143,7 @@ def test_rm_ends_with_what_is_left_and_why(kvferry, url, monkeypatch):
     def forbidden(*_):
         raise BucketError(Failure.FORBIDDEN, "AccessDenied: no DeleteObject")
 
-    monkeypatch.setattr(objects_module.StoreObjects, "remove", forbidden)
+    monkeypatch.setattr(StoreObjects, "remove", forbidden)
     status, out, err = kvferry("rm", url, "m@1", "--yes")
     assert (status, out) == (1, "removed 0 packs, 0 B\n")
     assert "3 packs are left: AccessDenied: no DeleteObject; run it again" in err
@@ -160,7 +161,7 @@ def test_ctrl_c_ends_rm_with_what_was_removed(kvferry, url, monkeypatch):
         remove(self, names)
 
     monkeypatch.setattr(survey, "REMOVED_AT_ONCE", 1)
-    monkeypatch.setattr(objects_module.StoreObjects, "remove", interrupted)
+    monkeypatch.setattr(StoreObjects, "remove", interrupted)
     assert kvferry("rm", url, "m@1", "--yes")[:2] == (130, "removed 1 packs, 516.0 KiB\n")
 
 
@@ -209,7 +210,7 @@ def test_a_pack_that_cannot_be_read_is_neither_intact_nor_removed(kvferry, url, 
     def late(*_):
         raise BucketError(Failure.TIMEOUT, "15 s")
 
-    monkeypatch.setattr(objects_module.StoreObjects, "read_head", late)
+    monkeypatch.setattr(StoreObjects, "read_head", late)
     status, out, _ = kvferry("verify", url, "--remove")
     assert status == 1 and out.count("unread") == 3 and "no answer in time (15 s)" in out
     assert "0 of 3 packs are intact" in out

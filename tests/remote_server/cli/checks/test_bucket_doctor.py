@@ -12,7 +12,8 @@ from wire_peer import Peer
 from remote_server.cli.__main__ import main
 from remote_server.cli.checks import doctor_bucket
 from remote_server.protocol import BucketStats, StatsReply, TierStats
-from remote_server.store.bucket.objects.objects import Failure, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import Failure
 
 pytestmark = pytest.mark.real_time
 

@@ -21,7 +21,7 @@ from remote_server.server.zmq import get as zmq_get
 from remote_server.server.zmq import put as zmq_put
 from remote_server.server.zmq.put import Frames
 from remote_server.store import gets
-from remote_server.store.policies import Admission
+from remote_server.store.admission import Admission
 from remote_server.store.write_behind import Below
 from remote_server.turns import Steps, to_end
 

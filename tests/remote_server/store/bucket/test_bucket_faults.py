@@ -11,9 +11,11 @@ from wire_peer import block, key
 
 from remote_server.protocol import KeyState
 from remote_server.store.bucket.index.names import ABSENT_S, UNREADABLE_S
-from remote_server.store.bucket.objects.objects import Availability, Failure, Head
+from remote_server.store.bucket.objects.availability import Availability
+from remote_server.store.bucket.objects.objects import Failure, Head
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import object_name, pack_id, packs_in
+from remote_server.store.bucket.packs.grouping import packs_in
+from remote_server.store.bucket.packs.object_names import object_name, pack_id
 from remote_server.store.bucket.transfers.headers import MAX_HEADERS_PER_LOOKUP
 
 ROWS = 8

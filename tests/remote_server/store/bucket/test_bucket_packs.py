@@ -10,17 +10,15 @@ from wire_peer import key
 from remote_server.protocol import UNKNOWN, Stretch, select
 from remote_server.store.bucket.index.names import MERGE_AT, Names
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import (
-    MAX_PACK_TOKENS,
+from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS, packs_in, rows_per_pack
+from remote_server.store.bucket.packs.object_names import (
     Named,
     escaped,
     object_name,
-    packs_in,
     parse_name,
-    rows_per_pack,
     unescaped,
 )
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 
 MiB = 1 << 20
 

@@ -9,8 +9,10 @@ from client_helpers import Clock
 from disk_helpers import wait_for
 from wire_peer import block, key
 
-from remote_server.store.bucket.objects.objects import Availability, Failure
-from remote_server.store.bucket.packs.grouping import object_name, packs_in
+from remote_server.store.bucket.objects.availability import Availability
+from remote_server.store.bucket.objects.objects import Failure
+from remote_server.store.bucket.packs.grouping import packs_in
+from remote_server.store.bucket.packs.object_names import object_name
 from remote_server.store.bucket.transfers.hedging import (
     LEAST_SAMPLES,
     MOST_SAVED,

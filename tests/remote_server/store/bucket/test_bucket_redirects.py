@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from remote_server.store.bucket.objects.objects import BucketError, StoreObjects, open_store
+from remote_server.store.bucket.objects.client import StoreObjects, open_store
+from remote_server.store.bucket.objects.objects import BucketError
 
 pytestmark = pytest.mark.real_time
 

@@ -7,7 +7,7 @@ from bucket_helpers import FaultyObjects, RealBucket, bucket_server, folder_url
 from test_bucket_faults import KEYS, NAME, write
 
 from remote_server.store.bucket.objects.objects import Failure
-from remote_server.store.bucket.packs.grouping import tenant_prefix
+from remote_server.store.bucket.packs.object_names import tenant_prefix
 from remote_server.store.bucket.upkeep.renewals import LATE
 from remote_server.store.bucket.upkeep.sweep import CLOCK
 

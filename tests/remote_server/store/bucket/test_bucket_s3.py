@@ -16,7 +16,8 @@ from test_bucket_faults import read as read_rows
 from wire_peer import Peer
 
 from remote_server.protocol import KeyState
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 
 pytestmark = pytest.mark.real_time

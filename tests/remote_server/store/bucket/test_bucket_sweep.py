@@ -18,9 +18,10 @@ from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
 from remote_server.store.bucket.index.store_clock import StoreClock
-from remote_server.store.bucket.objects.objects import LIST_CHUNK, Failure, Listed, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import LIST_CHUNK, Failure, Listed
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
-from remote_server.store.bucket.packs.grouping import (
+from remote_server.store.bucket.packs.object_names import (
     PARTITIONS,
     object_name,
     parse_name,

@@ -4,7 +4,8 @@ import pytest
 
 from remote_server.cli.__main__ import main
 from remote_server.plain_text import without_secrets
-from remote_server.store.bucket.objects.objects import BucketError, Failure, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import BucketError, Failure
 
 SECRET = "wJalrXUtnFEMI"
 ADDRESSES = [

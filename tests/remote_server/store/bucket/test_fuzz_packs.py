@@ -22,9 +22,10 @@ from wild_packs import (
 from wire_peer import Peer, key
 
 from remote_server.protocol import Stretch
-from remote_server.store.bucket.index.index import PackState, make_pack
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import object_name, packs_in
+from remote_server.store.bucket.packs.grouping import packs_in
+from remote_server.store.bucket.packs.object_names import object_name
+from remote_server.store.bucket.packs.pack import PackState, make_pack
 
 pytest_plugins = ["fuzzing"]
 

@@ -20,7 +20,8 @@ from remote_server.store.bucket.objects import process_objects
 from remote_server.store.bucket.objects.objects import BucketError
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.opening import _list_all
-from remote_server.store.bucket.packs.grouping import object_name, packs_in, tenant_prefix
+from remote_server.store.bucket.packs.grouping import packs_in
+from remote_server.store.bucket.packs.object_names import object_name, tenant_prefix
 from remote_server.store.bucket.upkeep import survey
 from remote_server.store.bucket.upkeep.sweep import Limits, sweep
 
@@ -55,7 +56,7 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    for module in ("tier", "process_objects", "objects"):
+    for module in ("tier", "objects.process_objects", "objects.client", "objects.availability"):
         for level in ("warning", "error"):
             monkeypatch.setattr(f"remote_server.store.bucket.{module}.log.{level}", lambda *_: None)
     with wild_store() as (store, environment):

@@ -17,7 +17,7 @@ from remote_server.protocol import KeyState
 from remote_server.server.config import ServerConfig
 from remote_server.store.bucket.packs import codecs, layout
 from remote_server.store.bucket.packs.codecs import NONE, ZSTD, CodecError
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 
 zstandard = pytest.importorskip("zstandard")
 

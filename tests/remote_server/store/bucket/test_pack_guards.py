@@ -9,12 +9,14 @@ from wild_packs import ROWS, VALUES, wild_pack
 from wire_peer import key
 
 from remote_server.protocol import Stretch
-from remote_server.store.bucket.objects.objects import Listed, StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.objects import Listed
 from remote_server.store.bucket.packs import layout
-from remote_server.store.bucket.packs.grouping import PARTITIONS, Group, joined, object_name
+from remote_server.store.bucket.packs.object_names import PARTITIONS, object_name
 from remote_server.store.bucket.transfers.pack_io import Largest, read_header
 from remote_server.store.bucket.upkeep.survey import Checked, PackObject, check
 from remote_server.store.bucket.upkeep.sweep import Limits, sweep
+from remote_server.store.chains import Group, joined
 
 
 def test_a_header_counts_only_under_its_namespace_and_its_last_key():

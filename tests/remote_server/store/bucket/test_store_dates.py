@@ -6,8 +6,8 @@ import pytest
 from client_helpers import NAMESPACE, key
 from wild_store import wild_store
 
-from remote_server.store.bucket.objects.objects import MOST_AHEAD_S, StoreObjects
-from remote_server.store.bucket.packs.grouping import PARTITIONS, object_name, tenant_prefix
+from remote_server.store.bucket.objects.client import MOST_AHEAD_S, StoreObjects
+from remote_server.store.bucket.packs.object_names import PARTITIONS, object_name, tenant_prefix
 from remote_server.store.bucket.upkeep.sweep import Limits, sweep
 
 pytestmark = pytest.mark.real_time

@@ -12,7 +12,7 @@ from remote_server import protocol
 from remote_server.store.bucket.packs import layout
 from remote_server.store.bucket.packs.codecs import ZSTD, codec_named
 from remote_server.store.bucket.packs.layout import COMPRESSED, PLAIN
-from remote_server.store.disk.layout import PAGE, padded
+from remote_server.store.pages import PAGE, padded
 
 NAMESPACE = "ns"
 ROWS, LENGTH, BLOCK_BYTES = 4, 5_000, 8_192

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import xxhash
 
 from remote_server.native.job import Kind
-from remote_server.store.disk.files import Moved, Scratch
+from remote_server.store.disk.files import Moved
 from remote_server.store.disk.segments import OVERHEAD_BYTES
+from remote_server.store.pages import Scratch
 
 SECTOR = 512
 

@@ -25,8 +25,9 @@ from stored_disk import (
 from remote_server.errors import ConfigError
 from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.disk.finding import Report, find_segments
-from remote_server.store.disk.layout import PAGE, aside_name, is_aside
+from remote_server.store.disk.layout import aside_name, is_aside
 from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 

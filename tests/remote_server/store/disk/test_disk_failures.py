@@ -14,7 +14,7 @@ from remote_server.native.mover import what_moves
 from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder, Moved
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 
 pytestmark = pytest.mark.real_time

@@ -15,9 +15,11 @@ from fake_server import eventually
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
+from remote_server.store.disk import directory as folder_module
 from remote_server.store.disk import opening
-from remote_server.store.disk import opening as folder_module
-from remote_server.store.disk.opening import AgeClock, OpenDisk, TakenFolder, make_private
+from remote_server.store.disk.age_clock import AgeClock
+from remote_server.store.disk.directory import TakenFolder, make_private
+from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 

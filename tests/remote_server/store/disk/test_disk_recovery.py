@@ -13,10 +13,10 @@ from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.store.disk import recovery
+from remote_server.store.disk.directory import TakenFolder
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments, within_budget
 from remote_server.store.disk.layout import (
-    PAGE,
     SegmentHeader,
     SlotHeader,
     pack_segment_header,
@@ -24,8 +24,9 @@ from remote_server.store.disk.layout import (
     unpack_segment_header,
     unpack_slot_header,
 )
-from remote_server.store.disk.opening import OpenDisk, TakenFolder
+from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 

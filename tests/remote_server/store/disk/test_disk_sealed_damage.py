@@ -20,15 +20,16 @@ from stored_disk import (
 from test_disk_damage import contents, first_page, length
 
 from remote_server.errors import ConfigError
+from remote_server.store.disk.age_clock import _boot_id
 from remote_server.store.disk.layout import (
     _BODY,
-    PAGE,
     SegmentHeader,
     _sealed,
     pack_segment_header,
     unpack_segment_header,
 )
-from remote_server.store.disk.opening import OpenDisk, _boot_id
+from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 from remote_server.values import MiB
 

@@ -3,9 +3,10 @@
 import os
 from unittest.mock import MagicMock
 
-from remote_server.store.disk.files import Folder, Scratch
-from remote_server.store.disk.layout import PAGE, SegmentHeader
+from remote_server.store.disk.files import Folder
+from remote_server.store.disk.layout import SegmentHeader
 from remote_server.store.disk.transfers import make_segment
+from remote_server.store.pages import PAGE, Scratch
 
 
 def test_a_folder_and_a_file_are_synced_by_the_kernel(tmp_path, monkeypatch):

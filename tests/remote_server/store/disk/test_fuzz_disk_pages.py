@@ -11,8 +11,9 @@ from stored_disk import BLOCK, SEGMENT_BYTES, SEGMENTS, SLOT, SLOTS, Started, da
 
 from remote_server import protocol
 from remote_server.errors import ConfigError
-from remote_server.store.disk import finding, layout, opening
-from remote_server.store.disk.layout import PAGE, num_slots, slot_offset
+from remote_server.store.disk import age_clock, directory, finding, layout, opening
+from remote_server.store.disk.layout import num_slots, slot_offset
+from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 
 pytest_plugins = ["fuzzing"]
@@ -95,7 +96,7 @@ def spoil(files: dict[str, bytes], step: tuple[str, int, int, int]) -> None:
         case "twice":
             files[f"segment-{90_000_000 + number % 1000:08d}"] = data
         case "lock":
-            boot = opening._boot_id()
+            boot = age_clock._boot_id()
             files["LOCK"] = b"clock %s %d" % (boot.encode(), number << field)
     files[name] = data
 
@@ -107,7 +108,7 @@ steps = st.tuples(st.sampled_from(KINDS), st.integers(0, 15), st.integers(0, 11)
 def test_a_folder_of_wild_pages_has_no_wrong_block_and_takes_new_ones(
     fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, internal_errors: list[object]
 ) -> None:
-    for module in (finding, opening):
+    for module in (directory, finding, opening):
         monkeypatch.setattr(module.log, "warning", lambda *_: None)
     folder = stored_folder(tmp_path)
     stored = {path.name: path.read_bytes() for path in folder.iterdir()}
