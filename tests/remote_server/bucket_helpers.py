@@ -18,8 +18,9 @@ from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.bucket.objects.client import StoreObjects
+from remote_server.store.bucket.objects.context import context_of
 from remote_server.store.bucket.objects.objects import Body, BucketError, Failure, Head, Listed
-from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.bucket.tier import BucketSettings, BucketTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.tier import Written
 
@@ -27,11 +28,16 @@ from remote_server.store.tier import Written
 class RealBucket(RealTier):
     """A `BucketTier` over `url`."""
 
-    def __init__(self, url: str = "memory://", objects: Any = None, **options: Any) -> None:
+    def __init__(
+        self, url: str = "memory://", objects: Any = None,
+        settings: BucketSettings | None = None, **context: Any,
+    ) -> None:  # fmt: skip
         self.event = threading.Event()
         self.objects = objects or StoreObjects(url)
         self.pool = ThreadPool(self.event.set, num_threads=3)
-        self.tier = BucketTier(self.objects, self.pool, **options)
+        self.tier = BucketTier(
+            context_of(self.objects, self.pool, **context), settings or BucketSettings()
+        )
 
     def drain(self) -> None:
         """Return when nothing is under way."""

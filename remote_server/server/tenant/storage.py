@@ -19,6 +19,7 @@ from remote_server.store.admission import Admission, Admit, WriteBudget
 from remote_server.store.bucket.down.drain import PackWalk
 from remote_server.store.bucket.down.writer import PacksBelow, PackWriter
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket
+from remote_server.store.bucket.tier import BucketSettings
 from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.curve.curve import MOST_NAMESPACES, Curve
@@ -192,10 +193,11 @@ class Storage:
         ages = [age_s for age_s in (config.bucket_days * 86_400, self.config.ttl_s) if age_s]
         num_bytes = math.ceil(config.bucket_bytes / bucket.num_tenants)
         limits = Limits(num_bytes, min(ages, default=0.0), can_renew=not self.config.ttl_s)
+        settings = BucketSettings(largest, limits, config.pack_compress)
+        objects = MeteredObjects(bucket.objects, self._bucket_calls)
         return OpenBucket(
-            bucket, MeteredObjects(bucket.objects, self._bucket_calls), self.config.name,
-            largest, config.pack_compress, limits, loop.wake, loop.guard, self._clock,
-        )  # fmt: skip
+            bucket, settings, self.config.name, objects, loop.wake, loop.guard, self._clock
+        )
 
     def _follow(self, memory: MemoryTier, below: Sequence[Below | PacksBelow]) -> Follower:
         """What shows this tenant's requests to models of other sizes."""

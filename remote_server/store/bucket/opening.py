@@ -7,16 +7,17 @@ from functools import partial
 from typing import NamedTuple
 
 from remote_server.guard import Guard
+from remote_server.store.bucket.index.contents import Swept
 from remote_server.store.bucket.index.names import MAX_LEARNED
+from remote_server.store.bucket.objects.context import context_of
 from remote_server.store.bucket.objects.objects import BucketError, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.packs.object_names import pack_id, parse_name, tenant_prefix
-from remote_server.store.bucket.tier import BucketTier
-from remote_server.store.bucket.transfers.pack_io import Largest
+from remote_server.store.bucket.tier import BucketSettings, BucketTier
 from remote_server.store.bucket.transfers.reads import NUM_READERS
-from remote_server.store.bucket.upkeep.sweep import CLOCK, Limits, Swept, one_round, sweep
-from remote_server.store.io_threads import Job, Priority, ThreadPool, Threads
+from remote_server.store.bucket.upkeep.sweep import CLOCK, one_round, sweep
+from remote_server.store.io_threads import Priority, ThreadPool, Threads
 
 log = logging.getLogger(__name__)
 
@@ -83,35 +84,31 @@ class OpenBucket:
     def __init__(
         self,
         shared: SharedBucket,
-        objects: Objects,
+        settings: BucketSettings,
         tenant: str,
-        largest: Largest,
-        compress: str,
-        limits: Limits,
+        objects: Objects,
         wake: Callable[[], None],
         guard: Guard,
         clock: Callable[[], float],
     ) -> None:
-        """Lists the tenant's packs in the background. None above the `largest` is used. `wake` is
-        called when `tier.finish_jobs` has work."""
+        """Lists the tenant's packs in the background. `wake` is called when `tier.finish_jobs` has
+        work."""
         self._objects = objects
         self._prefix = tenant_prefix(tenant)
-        self._limits = limits
+        self._limits = settings.limits
         self._clock = clock
         self._swept_at = clock()
         self._sweeping = False
         self._round: list[range] = []
         """The partitions that this round has not swept yet."""
-        self.pool = ThreadPool(wake, guard=guard, threads=shared.threads)
-        self.readers = ThreadPool(wake, guard=guard, threads=shared.readers)
-        self.tier = BucketTier(
-            objects, self.pool, tenant, budget=limits.num_bytes,
-            pack_bytes=largest.pack_bytes, block_bytes=largest.block_bytes,
-            clock=clock, readers=self.readers, room=shared.room, compress=compress,
-            renew_age_s=limits.max_age_s if limits.can_renew else 0.0,
+        context = context_of(
+            objects,
+            ThreadPool(wake, guard=guard, threads=shared.threads),
+            ThreadPool(wake, guard=guard, threads=shared.readers),
+            tenant=tenant, clock=clock, room=shared.room,
         )  # fmt: skip
-        work = partial(_list_all, objects, self._prefix)
-        self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._listed))
+        self.tier = BucketTier(context, settings)
+        context.call(Priority.CHORE, partial(_list_all, objects, self._prefix), self._listed)
 
     def _listed(self, listing: Listing | None) -> None:
         if listing is None or listing.error:
@@ -136,7 +133,7 @@ class OpenBucket:
             self._round = one_round(self._limits, self.tier.pack_bytes)
         partitions = self._round.pop()
         work = partial(sweep, self._objects, self._prefix, partitions, self._limits)
-        self.pool.submit(Job(Priority.CHORE, lambda _: work(), self._swept))
+        self.tier.context.call(Priority.CHORE, work, self._swept)
 
     def _swept(self, swept: Swept | None) -> None:
         self._sweeping = False
@@ -144,8 +141,8 @@ class OpenBucket:
             self.tier.swept(swept)
 
     def close(self) -> None:
-        self.pool.stop()
-        self.readers.stop()
+        self.tier.context.pool.stop()
+        self.tier.context.readers.stop()
 
 
 def _list_all(objects: Objects, prefix: str) -> Listing:

@@ -1,22 +1,18 @@
 """The bucket tier: packs in an object store, shared with other servers."""
 
-import logging
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 from remote_server.protocol import UNKNOWN, Stretch, TierStats, select
+from remote_server.store.bucket.ends import Ends
 from remote_server.store.bucket.index.contents import Contents
-from remote_server.store.bucket.index.names import Doubts
-from remote_server.store.bucket.objects.availability import Availability
-from remote_server.store.bucket.objects.objects import Failure, Objects
-from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.objects.context import BucketContext
+from remote_server.store.bucket.objects.objects import Failure
+from remote_server.store.bucket.packs.codecs import NONE
 from remote_server.store.bucket.packs.grouping import packs_in
-from remote_server.store.bucket.packs.object_names import object_name
 from remote_server.store.bucket.packs.pack import (
     BucketBlock,
-    Pack,
     PackState,
     by_pack,
     header_of,
@@ -24,20 +20,17 @@ from remote_server.store.bucket.packs.pack import (
 )
 from remote_server.store.bucket.transfers import reads
 from remote_server.store.bucket.transfers.headers import HeaderReads
-from remote_server.store.bucket.transfers.pack_io import Largest, ReadHeader
+from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.transfers.reads import PackReads
 from remote_server.store.bucket.transfers.writes import PackWrites
 from remote_server.store.bucket.upkeep import renewals
 from remote_server.store.bucket.upkeep.removals import Removals
 from remote_server.store.bucket.upkeep.renewals import Renewals
-from remote_server.store.bucket.upkeep.sweep import Swept
+from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.chains import Group
-from remote_server.store.io_threads import Pool
 from remote_server.store.pages import padded
 from remote_server.store.presence import Journal
-from remote_server.store.tier import OnRead, OnWritten, Written
-
-log = logging.getLogger(__name__)
+from remote_server.store.tier import OnRead, OnWritten
 
 COUNTERS = (
     *reads.COUNTERS, *renewals.COUNTERS,
@@ -52,6 +45,17 @@ COUNTERS = (
 `failed_absent` a pack that was known and is gone."""
 
 
+class BucketSettings(NamedTuple):
+    """The settings of a tenant's bucket."""
+
+    largest: Largest = Largest(1 << 32, 16 << 20)
+    """Of the rows and packs that are used; no pack is written with more."""
+    limits: Limits = Limits()
+    """What sweeps keep, and the age at which they remove packs that were not renewed."""
+    compress: str = NONE
+    """The codec of packs that are written."""
+
+
 class BucketTier:
     """A `Tier` of packs under a soft budget that sweeping keeps. One thread.
 
@@ -64,60 +68,29 @@ class BucketTier:
     window_bytes = reads.WINDOW_BYTES
     is_remote = True
 
-    def __init__(
-        self,
-        objects: Objects,
-        pool: Pool,
-        tenant: str = "",
-        *,
-        budget: int = 0,
-        pack_bytes: int = 16 << 20,
-        block_bytes: int = 1 << 32,
-        renew_age_s: float = 0.0,
-        compress: str = "none",
-        clock: Callable[[], float] = time.monotonic,
-        readers: Pool | None = None,
-        room: Room | None = None,
-    ) -> None:
-        """`budget` is what sweeps keep, 0 for none; no pack has more than `pack_bytes`, and no row
-        more than `block_bytes`; `renew_age_s` the age at which they remove
-        packs that were not renewed. `objects` and `pool` are the caller's, and so are `readers`,
-        whose threads read packs: without them `pool` does. `room` is shared with other tenants."""
-        room = room or Room()
-        self.objects = objects
-        self.pack_bytes = pack_bytes
-        self._pool = pool
-        self._readers = readers or pool
-        self._tenant = tenant
-        self._budget = budget
-        self.availability = Availability(clock, objects.url)
-        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._contents = Contents(clock, self._counters)
+    def __init__(self, context: BucketContext, settings: BucketSettings) -> None:
+        """The parts, in the order in which a pack meets them: it is looked up, written, read,
+        renewed."""
+        context.counters.update(dict.fromkeys(COUNTERS, 0))
+        self.context = context
+        self._counters = context.counters
+        self.availability = context.availability
+        self._settings = settings
+        self.pack_bytes = settings.largest.pack_bytes
+        self._contents = Contents(context.clock, context.counters)
         self._index, self._names = self._contents.index, self._contents.names
         self.store_clock = self._contents.clock
-        self._doubts = Doubts(clock)
-        self._writes = PackWrites(
-            objects, pool, self._index, self._contents.pending, self._counters, self._name_of,
-            self._written, compress, room)  # fmt: skip
-        self._removals = Removals(objects, pool, tenant, self._failed)
+        self._removals = Removals(context)
+        self._ends = Ends(context, self._contents, self._removals)
+        self.swept = self._ends.swept
         self._headers = HeaderReads(
-            objects,
-            pool,
-            tenant,
-            self._names,
-            self._contents.pending,
-            self._counters,
-            self._header_read,
-            Largest(block_bytes, pack_bytes),
+            context, self._contents, settings.largest, self._ends.header_read
         )
-        self._renewals = Renewals(
-            objects, pool, self.store_clock, renew_age_s, self._counters, self._name_of,
-            self._renewed, room,
-        )  # fmt: skip
-        self.reads = PackReads(
-            objects, self._readers, self._counters, self._name_of, self._unpin, self._read_failed,
-            self.availability, clock, room,
-        )  # fmt: skip
+        self._writes = PackWrites(context, self._contents, settings.compress, self._ends.written)
+        self.reads = PackReads(context, self._ends.read_failed)
+        limits = settings.limits
+        renew_age_s = limits.max_age_s if limits.can_renew else 0.0
+        self._renewals = Renewals(context, self.store_clock, renew_age_s, self._ends.renewed)
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
@@ -159,7 +132,7 @@ class BucketTier:
         return True
 
     def where(self, block: BucketBlock) -> str:
-        return f"{self._name_of(block.pack)}, one of {len(block.pack.rows)} rows"
+        return f"{self.context.name_of(block.pack)}, one of {len(block.pack.rows)} rows"
 
     def age_s(self, block: BucketBlock) -> float:
         return self.store_clock.age_s(block.pack.modified)
@@ -169,7 +142,7 @@ class BucketTier:
 
     @property
     def busy(self) -> bool:
-        return self._pool.busy or self._readers.busy
+        return self.context.pool.busy or self.context.readers.busy
 
     @property
     def num_names(self) -> int:
@@ -220,21 +193,6 @@ class BucketTier:
     ) -> None:
         self._writes.write(blocks, views, on_written)
 
-    def _written(self, pack: Pack, made: bool, failure: Failure | None) -> Written:
-        """The write of `pack` has ended; not `made`: it was there."""
-        if failure is not None:
-            self._failed(failure, (pack.namespace, pack.key))
-            return Written.IO_ERROR
-        self.availability.succeeded()
-        if pack.is_cleared:
-            self._removals.remove(pack.namespace, pack.key)
-            return Written.CLEARED
-        self._names.is_there(pack.namespace, pack.key)
-        self._headers.is_written(pack.namespace, pack.key)
-        if made:  # the rows of another server's may differ in bits: a lookup reads its header
-            self._index.add(pack)
-        return Written.OK
-
     def fail_put(self, block: BucketBlock) -> None:
         self._writes.fail(block.pack)
 
@@ -252,10 +210,7 @@ class BucketTier:
 
     def unpin_all(self, blocks: Iterable[BucketBlock]) -> None:
         for block in blocks:
-            self._unpin(block)
-
-    def _unpin(self, block: BucketBlock) -> None:
-        block.pack.pins -= 1
+            block.pack.pins -= 1
 
     together = staticmethod(by_pack)
 
@@ -275,72 +230,14 @@ class BucketTier:
 
         self.reads.read(blocks, [None] * len(blocks), ended)
 
-    def _read_failed(self, pack: Pack, failure: Failure | None) -> None:
-        """A pack's bytes did not come, or were damaged (no `failure`)."""
-        if failure is not None:
-            self._failed(failure, (pack.namespace, pack.key))
-        else:
-            self.availability.succeeded()
-        if failure in (None, Failure.ABSENT, Failure.SHORT):
-            self._counters["dropped_absent"] += failure is Failure.ABSENT
-            self._contents.drop(pack)
-            if failure is not Failure.ABSENT:
-                self._is_wrong(pack.namespace, pack.key, pack.seal)
-        elif pack.state is PackState.READABLE:
-            self._index.drop(pack)  # a lookup reads its header again: none promises it meanwhile
-
-    def _is_wrong(self, namespace: str, key: bytes, seal: int | None = None) -> None:
-        """The bytes of a pack were wrong, which is a miss. It is asked for again in a minute."""
-        if self._doubts.are_confirmed(namespace, key):
-            self._removals.remove(namespace, key, seal)
-
-    def _renewed(self, pack: Pack, failure: Failure | None) -> None:
-        """The renewal of `pack` has ended."""
-        if failure is not None:
-            self._failed(failure, (pack.namespace, pack.key))
-        elif not self._names.has(pack.namespace, pack.key):  # removed or cleared meanwhile
-            self._removals.remove(pack.namespace, pack.key)
-
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
         blocks = self.pin_all(namespace, keys)
         self.unpin_all(found := [block for block in blocks if block is not None])
         return len(found)
 
-    # ── headers ──────────────────────────────────────────────────────────────────────────
-
-    def _header_read(self, namespace: str, key: bytes, read: ReadHeader) -> None:
-        """The header of the pack that `key` names has come, or not."""
-        if read.failure not in (None, Failure.ABSENT):
-            if read.failure is Failure.LOST:  # perhaps by this pack: no lookup waits for it soon
-                self._names.is_gone(namespace, key)
-            self._failed(read.failure, (namespace, key))
-            return
-        self.availability.succeeded()
-        if read.foreign:
-            self._names.cannot_be_read(namespace, key)
-        elif read.header is None:
-            self._names.is_gone(namespace, key)
-            if read.damage:
-                log.warning("bucket: a pack of %s is damaged: %s", namespace, read.damage)
-                self._is_wrong(namespace, key)
-        else:
-            self._names.is_there(namespace, key)
-            self.store_clock.saw(read.modified)
-            if self._index.pack(namespace, key) is None and not self._removals.has(namespace, key):
-                self._index.add(
-                    make_pack(read.header, read.modified, PackState.READABLE, read.start)
-                )
-
     def listed(self, names: Mapping[str, Sequence[int]], now: float) -> None:
         """The packs that a list of the bucket has shown, and the store's time then."""
         self._contents.listed(names, now)
-
-    def swept(self, swept: Swept) -> None:
-        """A sweep has ended."""
-        if swept.failure is not None:
-            self._failed(swept.failure)
-        else:
-            self._contents.swept(swept)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 
@@ -365,7 +262,6 @@ class BucketTier:
 
     def clear(self, namespace: str | None) -> int:
         self._writes.clear(namespace)
-        self._headers.forget(namespace)
         self._removals.clear(namespace)
         return self._contents.clear(namespace)
 
@@ -379,7 +275,7 @@ class BucketTier:
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 
     def finish_jobs(self) -> None:
-        for pool in {self._pool, self._readers}:
+        for pool in {self.context.pool, self.context.readers}:
             pool.finish_jobs()
 
     def report_to(self, journal: Journal) -> None:
@@ -400,7 +296,7 @@ class BucketTier:
     def stats(self) -> TierStats:
         packs = self._index.packs(None)
         return TierStats(
-            budget_bytes=self._budget,
+            budget_bytes=self._settings.limits.num_bytes,
             used_bytes=self._index.used_bytes + self._writes.num_bytes,
             blocks=self._index.num_rows,
             pending=self._writes.num_rows,
@@ -415,14 +311,3 @@ class BucketTier:
     def check(self) -> None:
         self._index.check()
         self._writes.check()
-
-    # ── helpers ──────────────────────────────────────────────────────────────────────────
-
-    def _name_of(self, pack: Pack) -> str:
-        return object_name(self._tenant, pack.namespace, pack.key)
-
-    def _failed(self, failure: Failure, of: tuple[str, bytes] | None = None) -> None:
-        """`of` is the namespace and key of the pack that a call was for."""
-        self._counters[f"failed_{failure}"] += 1
-        if self.availability.failed(failure, of):
-            self._counters["pauses"] += 1

@@ -2,14 +2,49 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from remote_server.protocol import KeyState
 from remote_server.store.bucket.index.index import BucketIndex
 from remote_server.store.bucket.index.names import KnownNames
 from remote_server.store.bucket.index.store_clock import StoreClock
+from remote_server.store.bucket.objects.objects import Failure
 from remote_server.store.bucket.packs.pack import Pack, PackState
-from remote_server.store.bucket.transfers.headers import Pending
-from remote_server.store.bucket.upkeep.sweep import Swept
+
+
+class Pending:
+    """Rows that are being written, and those of known packs whose headers are being read."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[tuple[str, bytes]] = Counter()
+        """How often each."""
+        self.headers: set[tuple[str, bytes]] = set()
+        """Packs whose headers are being read. The result for any other is ignored."""
+
+    def add(self, namespace: str, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.rows[namespace, key] += 1
+
+    def end(self, namespace: str, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.rows[namespace, key] -= 1
+            if not self.rows[namespace, key]:
+                del self.rows[namespace, key]
+
+
+class Swept(NamedTuple):
+    """The end of one sweep."""
+
+    removed: list[tuple[str, bytes]]
+    """Namespace and key of each pack that was removed."""
+    partitions: range = range(0)
+    names: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """By namespace, the sorted `pack_id` of the packs that stay in the partitions."""
+    num_bytes: int = 0
+    failure: Failure | None = None
+    now: float = 0.0
+    """The store's clock."""
 
 
 class Contents:
@@ -52,6 +87,11 @@ class Contents:
         self.clock.saw(now)
         self._counters["listed"] += 1
         self.names.add_all(names)
+
+    def is_written(self, pack: Pack) -> None:
+        """`pack` is in the bucket. A read of its header that began before shows what was there."""
+        self.names.is_there(pack.namespace, pack.key)
+        self.pending.headers.discard((pack.namespace, pack.key))
 
     def swept(self, swept: Swept) -> None:
         """Forget what a sweep has removed, and the names of packs that other servers have removed
@@ -98,5 +138,8 @@ class Contents:
         for pack in packs:
             self.index.drop(pack)
         self.names.clear(namespace)
+        self.pending.headers = {
+            each for each in self.pending.headers if namespace not in (None, each[0])
+        }
         self._counters["cleared"] += num_rows
         return num_rows

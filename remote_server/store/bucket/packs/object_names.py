@@ -30,9 +30,10 @@ def tenant_prefix(tenant: str) -> str:
     return f"{ROOT}/{escaped(tenant)}"
 
 
-def namespace_prefix(tenant: str, namespace: str) -> str:
-    """The folder of all packs of one namespace."""
-    return f"{tenant_prefix(tenant)}/{escaped(namespace)}"
+def prefix_of(tenant: str, namespace: str | None) -> str:
+    """The folder of all packs of one namespace, or of all of `tenant`."""
+    prefix = tenant_prefix(tenant)
+    return prefix if namespace is None else f"{prefix}/{escaped(namespace)}"
 
 
 def partition_of(key: bytes) -> str:
@@ -46,7 +47,7 @@ def _partition(key: bytes) -> int:
 
 def object_name(tenant: str, namespace: str, key: bytes) -> str:
     """The name of the pack whose last row has `key`."""
-    return f"{namespace_prefix(tenant, namespace)}/{partition_of(key)}/{key.hex()}"
+    return f"{prefix_of(tenant, namespace)}/{partition_of(key)}/{key.hex()}"
 
 
 class Named(NamedTuple):

@@ -6,19 +6,17 @@ call that brings nothing at all is stuck: its pack is a miss at once until the c
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 
-from remote_server.store.bucket.objects.availability import Availability
-from remote_server.store.bucket.objects.objects import Failure, Objects
-from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.objects.context import BucketContext
+from remote_server.store.bucket.objects.objects import Failure
 from remote_server.store.bucket.packs.pack import BucketBlock, Pack
 from remote_server.store.bucket.transfers.hedging import Hedging
 from remote_server.store.bucket.transfers.pack_io import Want
 from remote_server.store.bucket.transfers.pack_read import Answer, PackRead, Waiter
-from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.io_threads import Job, Priority
 from remote_server.store.tier import OnRead
 
 NUM_READERS = 16
@@ -44,29 +42,14 @@ class PackReads:
     """The reads under way. One thread; `tick` is to be called often while there are some."""
 
     def __init__(
-        self,
-        objects: Objects,
-        pool: Pool,
-        counters: Counter[str],
-        name_of: Callable[[Pack], str],
-        unpin: Callable[[BucketBlock], None],
-        on_failed: Callable[[Pack, Failure | None], None],
-        availability: Availability,
-        clock: Callable[[], float],
-        room: Room,
+        self, context: BucketContext, on_failed: Callable[[Pack, Failure | None], None]
     ) -> None:
-        """`on_failed` gets a pack whose bytes did not come, with the reason, or were damaged.
-        `pool` has the threads of reads alone."""
-        self._objects = objects
-        self._pool = pool
-        self._counters = counters
-        self._name_of = name_of
-        self._unpin = unpin
+        """`on_failed` gets a pack whose bytes did not come, with the reason, or were damaged."""
+        self._context = context
+        self._counters = context.counters
+        self._clock = context.clock
         self._on_failed = on_failed
-        self._availability = availability
-        self._clock = clock
-        self._room = room
-        self._hedging = Hedging(clock)
+        self._hedging = Hedging(context.clock)
         self._copying = threading.Semaphore(MAX_COPYING)
         self._reads: dict[Pack, list[PackRead]] = {}
 
@@ -109,7 +92,7 @@ class PackReads:
             return
         rows = [waiter.want.block for waiter in waiters]
         begin, end = min(row.offset for row in rows), max(row.offset + row.stored for row in rows)
-        read = PackRead(pack, begin, end, self._clock, self._copying, self._room)
+        read = PackRead(pack, begin, end, self._clock, self._copying, self._context.room)
         read.add(waiters)
         self._reads.setdefault(pack, []).append(read)
         self._hedging.first_call()
@@ -117,9 +100,9 @@ class PackReads:
 
     def _call(self, read: PackRead, *, is_second: bool = False) -> None:
         read.num_calls += 1
-        work = partial(read.run, self._objects, self._name_of(read.pack))
+        work = partial(read.run, self._context.objects, self._context.name_of(read.pack))
         finish = partial(self._ended, read, is_second)
-        self._pool.submit(Job(Priority.READ, lambda _: work(), finish))
+        self._context.readers.submit(Job(Priority.READ, lambda _: work(), finish))
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
@@ -130,7 +113,7 @@ class PackReads:
         if answer.failure is not None:
             self._failed(read, answer.failure)
         elif not answer.skipped:
-            self._availability.succeeded()
+            self._context.availability.succeeded()
             self._hedging.took(read.num_bytes, answer.took_s)
             self._counters["packs_read"] += 1
             self._counters["read_bytes"] += answer.num_bytes
@@ -189,7 +172,7 @@ class PackReads:
         return (
             not read.is_hedged
             and read.has_waiters
-            and self._availability.is_open
+            and self._context.availability.is_open
             and sum(each.num_calls for each in self._all()) < NUM_READERS
             and self._hedging.is_due(read.num_bytes, running_s)
         )
@@ -211,6 +194,6 @@ class PackReads:
 
     def _answer(self, waiters: Sequence[Waiter], intact: Sequence[bool]) -> None:
         for each in waiters:
-            self._unpin(each.want.block)
+            each.want.block.pack.pins -= 1
         for each, good in zip(waiters, intact, strict=True):
             each.on_end(good)

@@ -1,12 +1,11 @@
 """Writes to the bucket: the packs that are being written."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remote_server.store.bucket.index.index import BucketIndex
-from remote_server.store.bucket.objects.objects import Failure, Objects
-from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.index.contents import Contents
+from remote_server.store.bucket.objects.context import BucketContext
+from remote_server.store.bucket.objects.objects import Failure
 from remote_server.store.bucket.packs.pack import (
     BucketBlock,
     Pack,
@@ -14,9 +13,8 @@ from remote_server.store.bucket.packs.pack import (
     header_of,
     set_places,
 )
-from remote_server.store.bucket.transfers.headers import Pending
 from remote_server.store.bucket.transfers.pack_io import WrittenPack, write_pack
-from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.io_threads import Priority
 from remote_server.store.tier import OnWritten, Written
 
 MAX_WRITING_BYTES = 128 << 20
@@ -28,27 +26,19 @@ class PackWrites:
 
     def __init__(
         self,
-        objects: Objects,
-        pool: Pool,
-        index: BucketIndex,
-        pending: Pending,
-        counters: Counter[str],
-        name_of: Callable[[Pack], str],
-        on_end: Callable[[Pack, bool, Failure | None], Written],
+        context: BucketContext,
+        contents: Contents,
         compress: str,
-        room: Room,
+        on_end: Callable[[Pack, bool, Failure | None], Written],
     ) -> None:
         """`on_end` gets a pack, whether it was made or was there, and why its write failed; it
         publishes the pack and returns the result of its rows."""
-        self._objects = objects
-        self._pool = pool
-        self._index = index
-        self._pending = pending
-        self._counters = counters
-        self._name_of = name_of
-        self._on_end = on_end
+        self._context = context
+        self._counters = context.counters
+        self._index = contents.index
+        self._pending = contents.pending
         self._compress = compress
-        self._room = room
+        self._on_end = on_end
         self._packs: set[Pack] = set()
 
     @property
@@ -104,13 +94,11 @@ class PackWrites:
             [row.checksum for row in pack.rows], [row.chain for row in pack.rows],
         )  # fmt: skip
         is_new = self._index.pack(pack.namespace, pack.key) is None
-        name = self._name_of(pack)
         work = partial(
-            write_pack, self._objects, name, header, views, create=is_new,
-            compress=self._compress, room=self._room,
+            write_pack, self._context.objects, self._context.name_of(pack), header, views,
+            create=is_new, compress=self._compress, room=self._context.room,
         )  # fmt: skip
-        finish = partial(self._ended, pack, on_end)
-        self._pool.submit(Job(Priority.WRITE, lambda _: work(), finish))
+        self._context.call(Priority.WRITE, work, partial(self._ended, pack, on_end))
 
     def _ended(
         self,

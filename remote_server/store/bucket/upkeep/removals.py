@@ -4,14 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from remote_server.store.bucket.objects.context import BucketContext
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.packs.layout import seal_of
-from remote_server.store.bucket.packs.object_names import (
-    namespace_prefix,
-    object_name,
-    tenant_prefix,
-)
-from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.bucket.packs.object_names import object_name, prefix_of
+from remote_server.store.io_threads import Priority
 from remote_server.store.pages import PAGE
 
 Result = Failure | None
@@ -20,13 +17,8 @@ Result = Failure | None
 class Removals:
     """The removals under way of one tenant. One thread."""
 
-    def __init__(
-        self, objects: Objects, pool: Pool, tenant: str, on_failed: Callable[[Failure], None]
-    ) -> None:
-        self._objects = objects
-        self._pool = pool
-        self._tenant = tenant
-        self._on_failed = on_failed
+    def __init__(self, context: BucketContext) -> None:
+        self._context = context
         self._removing: Counter[tuple[str, bytes]] = Counter()
         self._num_clears = 0
         self._clear_failed = False
@@ -39,10 +31,10 @@ class Removals:
     def remove(self, namespace: str, key: bytes, seal: int | None = None) -> None:
         """Remove the pack that `key` names; with `seal` only the one whose header has it."""
         self._removing[namespace, key] += 1
-        name = object_name(self._tenant, namespace, key)
-        work = partial(_remove_one, self._objects, name, seal)
+        name = object_name(self._context.tenant, namespace, key)
+        work = partial(_remove_one, self._context.objects, name, seal)
         finish = partial(self._removed, namespace, key)
-        self._pool.submit(Job(Priority.WRITE, lambda _: [work()], finish))
+        self._context.call(Priority.WRITE, lambda: [work()], finish)
 
     def _removed(self, namespace: str, key: bytes, result: list[Result] | None) -> None:
         self._removing[namespace, key] -= 1
@@ -52,12 +44,10 @@ class Removals:
 
     def clear(self, namespace: str | None) -> None:
         """Remove all packs of one namespace, or of the tenant."""
-        prefix = tenant_prefix(self._tenant)
-        if namespace is not None:
-            prefix = namespace_prefix(self._tenant, namespace)
+        prefix = prefix_of(self._context.tenant, namespace)
         self._num_clears += 1
-        work = partial(_remove_all, self._objects, prefix)
-        self._pool.submit(Job(Priority.WRITE, lambda _: [work()], self._cleared))
+        work = partial(_remove_all, self._context.objects, prefix)
+        self._context.call(Priority.WRITE, lambda: [work()], self._cleared)
 
     def _cleared(self, result: list[Result] | None) -> None:
         self._num_clears -= 1
@@ -68,7 +58,7 @@ class Removals:
         """Whether a job went well; None stands for one that raised."""
         failure = Failure.OTHER if result is None else result[0]
         if failure is not None:
-            self._on_failed(failure)
+            self._context.failed(failure)
         return failure is None
 
     def when_gone(self, then: Callable[[bool], None]) -> None:

@@ -5,18 +5,17 @@ date of the last read. So a pack that is read in the last fifth of that time get
 of an object onto itself would do, but S3 refuses it, so the pack is read, checked and written.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from remote_server.store.bucket.index.store_clock import StoreClock
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
-from remote_server.store.bucket.objects.room import Room
+from remote_server.store.bucket.objects.context import BucketContext
+from remote_server.store.bucket.objects.objects import BucketError, Failure
 from remote_server.store.bucket.packs import layout
 from remote_server.store.bucket.packs.pack import Pack, PackState
 from remote_server.store.bucket.transfers.pack_io import are_intact
-from remote_server.store.io_threads import Job, Pool, Priority
+from remote_server.store.io_threads import Priority
 
 LATE = 0.8
 """The part of the longest age after which a use of a pack renews it."""
@@ -30,25 +29,17 @@ class Renewals:
 
     def __init__(
         self,
-        objects: Objects,
-        pool: Pool,
+        context: BucketContext,
         clock: StoreClock,
         max_age_s: float,
-        counters: Counter[str],
-        name_of: Callable[[Pack], str],
         on_ended: Callable[[Pack, Failure | None], None],
-        room: Room,
     ) -> None:
         """`max_age_s` is that of the sweeps, 0 for none. `on_ended` gets each pack, and the reason
         where it was not written."""
-        self._objects = objects
-        self._pool = pool
+        self._context = context
         self._clock = clock
         self._late_s = LATE * max_age_s
-        self._counters = counters
-        self._name_of = name_of
         self._on_ended = on_ended
-        self._room = room
         self._is_busy = False
 
     def used(self, pack: Pack) -> None:
@@ -57,13 +48,13 @@ class Renewals:
             return
         if self._clock.age_s(pack.modified) >= self._late_s:
             self._is_busy = True
-            work = partial(_renew, self._objects, self._name_of(pack), pack, self._room)
-            self._pool.submit(Job(Priority.CHORE, lambda _: work(), partial(self._ended, pack)))
+            work = partial(_renew, self._context, pack)
+            self._context.call(Priority.CHORE, work, partial(self._ended, pack))
 
     def _ended(self, pack: Pack, result: "_Renewed | None") -> None:
         self._is_busy = False
         made, failure = result or _Renewed(False, Failure.OTHER)
-        self._counters["renewed" if made else "renew_failed"] += 1
+        self._context.counters["renewed" if made else "renew_failed"] += 1
         if made:
             pack.modified = self._clock.date()
         if made or failure is not None:
@@ -75,11 +66,12 @@ class _Renewed(NamedTuple):
     failure: Failure | None = None
 
 
-def _renew(objects: Objects, name: str, pack: Pack, room: Room) -> _Renewed:
+def _renew(context: BucketContext, pack: Pack) -> _Renewed:
     """Write `pack` again as it is. A damaged one stays as it is, for its next reader to judge."""
+    objects, name = context.objects, context.name_of(pack)
     try:
         with (
-            room.take("renewals", 2 * pack.num_bytes),
+            context.room.take("renewals", 2 * pack.num_bytes),
             objects.reading(name, 0, pack.num_bytes) as data,
         ):
             if layout.seal_of(data) != pack.seal or not all(are_intact(data, pack.rows)):

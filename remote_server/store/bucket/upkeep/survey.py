@@ -13,8 +13,8 @@ from remote_server.store.bucket.packs.grouping import MAX_ROWS
 from remote_server.store.bucket.packs.object_names import (
     ROOT,
     escaped,
-    namespace_prefix,
     parse_name,
+    prefix_of,
     tenant_prefix,
     unescaped,
 )
@@ -67,10 +67,7 @@ def _below(objects: Objects, prefix: str) -> Iterator[str]:
 
 def packs(objects: Objects, tenant: str, namespace: str | None = None) -> Iterator[PackObject]:
     """Those of one namespace, or of `tenant`. Other objects are left out. Raises `BucketError`."""
-    prefix = tenant_prefix(tenant)
-    if namespace is not None:
-        prefix = namespace_prefix(tenant, namespace)
-    for chunk in objects.listing(prefix):
+    for chunk in objects.listing(prefix_of(tenant, namespace)):
         for one in chunk:
             if (pack := _pack(one)) is not None:
                 yield pack

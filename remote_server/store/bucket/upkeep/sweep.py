@@ -5,10 +5,10 @@ those of the store's own clock. Two servers that sweep the same partitions remov
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from remote_server.store.bucket.index.contents import Swept
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, Objects
 from remote_server.store.bucket.packs.object_names import PARTITIONS, pack_id, parse_name
 
@@ -42,20 +42,6 @@ class Limits(NamedTuple):
     @property
     def any(self) -> bool:
         return bool(self.num_bytes or self.max_age_s)
-
-
-class Swept(NamedTuple):
-    """The end of one sweep."""
-
-    removed: list[tuple[str, bytes]]
-    """Namespace and key of each pack that was removed."""
-    partitions: range = range(0)
-    names: Mapping[str, Sequence[int]] = MappingProxyType({})
-    """By namespace, the sorted `pack_id` of the packs that stay in the partitions."""
-    num_bytes: int = 0
-    failure: Failure | None = None
-    now: float = 0.0
-    """The store's clock."""
 
 
 def one_round(limits: Limits, pack_bytes: int) -> list[range]:

@@ -164,17 +164,17 @@ def test_a_drain_ends_when_the_bucket_is_away_and_goes_on_when_it_is_back(
         put_prompts(peer := hello(Peer(context, server.endpoint)), range(PROMPTS))
         peer.stats_once(lambda s: s.counters["bucket_packs_written"] == 1)
         tier: Any = server.store.tier_stack.tiers[-1]
-        put = tier.objects.put
+        put = tier.context.objects.put
 
         def away(*_: object, **__: object) -> bool:
             raise BucketError(Failure.UNREACHABLE, "refused")
 
-        tier.objects.put = away
+        tier.context.objects.put = away
         ran = kvferry(admin, token)
         assert ran.returncode == 1
         assert f"{PACKS} packs are left" in ran.stderr and "run it again" in ran.stderr
         assert peer.lookup(prompt(0), chain=stretch(0, ROWS)).prefix == ROWS
-        tier.objects.put = put
+        tier.context.objects.put = put
         monkeypatch.setattr(drain_module, "GIVE_UP_S", 60.0)
         ran = kvferry(admin, token)
         assert (ran.returncode, ran.stderr) == (0, "")

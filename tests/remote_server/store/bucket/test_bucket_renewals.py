@@ -8,8 +8,9 @@ from test_bucket_faults import KEYS, NAME, write
 
 from remote_server.store.bucket.objects.objects import Failure
 from remote_server.store.bucket.packs.object_names import tenant_prefix
+from remote_server.store.bucket.tier import BucketSettings
 from remote_server.store.bucket.upkeep.renewals import LATE
-from remote_server.store.bucket.upkeep.sweep import CLOCK
+from remote_server.store.bucket.upkeep.sweep import CLOCK, Limits
 
 pytestmark = pytest.mark.real_time
 
@@ -25,7 +26,9 @@ def objects(tmp_path):
 @pytest.fixture
 def bucket(objects):
     """One pack that has just been written."""
-    with RealBucket(objects=objects, renew_age_s=MAX_AGE_S) as bucket:
+    with RealBucket(
+        objects=objects, settings=BucketSettings(limits=Limits(max_age_s=MAX_AGE_S))
+    ) as bucket:
         bucket.tier.listed({}, now=objects.time(f"{tenant_prefix('')}/{CLOCK}"))
         write(bucket)
         yield bucket

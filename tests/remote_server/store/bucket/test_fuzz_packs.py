@@ -26,6 +26,8 @@ from remote_server.store.bucket.packs import layout
 from remote_server.store.bucket.packs.grouping import packs_in
 from remote_server.store.bucket.packs.object_names import object_name
 from remote_server.store.bucket.packs.pack import PackState, make_pack
+from remote_server.store.bucket.tier import BucketSettings
+from remote_server.store.bucket.transfers.pack_io import Largest
 
 pytest_plugins = ["fuzzing"]
 
@@ -61,8 +63,8 @@ def test_a_header_with_any_fields_is_one_that_this_server_could_have_written_or_
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealBucket]:
-    monkeypatch.setattr("remote_server.store.bucket.tier.log.warning", lambda *_: None)
-    with RealBucket(block_bytes=BLOCK_BYTES, pack_bytes=8 * BLOCK_BYTES) as bucket:
+    monkeypatch.setattr("remote_server.store.bucket.ends.log.warning", lambda *_: None)
+    with RealBucket(settings=BucketSettings(Largest(BLOCK_BYTES, 8 * BLOCK_BYTES))) as bucket:
         yield bucket
 
 

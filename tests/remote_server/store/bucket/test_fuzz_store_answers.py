@@ -22,6 +22,8 @@ from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.opening import _list_all
 from remote_server.store.bucket.packs.grouping import packs_in
 from remote_server.store.bucket.packs.object_names import object_name, tenant_prefix
+from remote_server.store.bucket.tier import BucketSettings
+from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.upkeep import survey
 from remote_server.store.bucket.upkeep.sweep import Limits, sweep
 
@@ -51,12 +53,14 @@ class Scene:
         self.clock.now += process_objects.LONGEST_PAUSE_S
 
     def tier(self) -> RealBucket:
-        return RealBucket(objects=self.objects, block_bytes=BLOCK_BYTES, pack_bytes=PACK_BYTES)
+        return RealBucket(
+            objects=self.objects, settings=BucketSettings(Largest(BLOCK_BYTES, PACK_BYTES))
+        )
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    for module in ("tier", "objects.process_objects", "objects.client", "objects.availability"):
+    for module in ("ends", "objects.process_objects", "objects.client", "objects.availability"):
         for level in ("warning", "error"):
             monkeypatch.setattr(f"remote_server.store.bucket.{module}.log.{level}", lambda *_: None)
     with wild_store() as (store, environment):

@@ -17,6 +17,7 @@ from remote_server.protocol import KeyState
 from remote_server.server.config import ServerConfig
 from remote_server.store.bucket.packs import codecs, layout
 from remote_server.store.bucket.packs.codecs import NONE, ZSTD, CodecError
+from remote_server.store.bucket.tier import BucketSettings
 from remote_server.store.pages import PAGE
 
 zstandard = pytest.importorskip("zstandard")
@@ -41,7 +42,7 @@ def objects(tmp_path):
 
 def write(objects: FaultyObjects, compress: str, data: list[bytes] = DATA) -> dict[str, int]:
     """A server writes all rows. Returns its counters."""
-    with RealBucket(objects=objects, compress=compress) as bucket:
+    with RealBucket(objects=objects, settings=BucketSettings(compress=compress)) as bucket:
         assert set(write_all(bucket, data)) == {"ok"}
         assert read(bucket) == data, "the writer knows the places of its rows"
         return bucket.tier.counters()
@@ -65,14 +66,14 @@ def test_a_server_without_the_option_reads_what_one_with_it_wrote_and_the_other_
     plain, stored = ROWS * ROW_BYTES, len(objects.bytes_of(NAME))
     assert counters["written_plain_bytes"] == plain
     assert counters["written_bytes"] == stored < 0.8 * plain
-    with RealBucket(objects=objects, compress=NONE) as bucket:
+    with RealBucket(objects=objects, settings=BucketSettings(compress=NONE)) as bucket:
         look(bucket)
         assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
         assert read(bucket) == DATA
         assert bucket.tier.counters()["read_bytes"] == stored - PAGE, "all but the header"
     objects.remove([NAME])
     write(objects, NONE)
-    with RealBucket(objects=objects, compress=ZSTD) as bucket:
+    with RealBucket(objects=objects, settings=BucketSettings(compress=ZSTD)) as bucket:
         look(bucket)
         look(bucket)
         assert read(bucket) == DATA
