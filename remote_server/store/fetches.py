@@ -13,7 +13,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.tier import Together
 from remote_server.store.tier_stack import TierStack
-from remote_server.store.write_behind import WayDown
+from remote_server.store.way_down import WayDown
 
 SHARE_OF_READ = 8
 """The largest part of memory for blocks that come together with those of one read."""

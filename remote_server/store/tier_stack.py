@@ -16,7 +16,7 @@ from remote_server.store.curve.follower import Follower
 from remote_server.store.memory.slabs import Block, memory_for_block
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Tier, TierBlock
-from remote_server.store.write_behind import WayDown
+from remote_server.store.way_down import WayDown
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts
 from remote_server.values import format_bytes
 

@@ -6,19 +6,17 @@ evicts first are counted and lost. A block that is being written is pinned in me
 bounds the bytes of these.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from remote_server import protocol
-from remote_server.protocol import Stretch
 from remote_server.store.admission import Admission
-from remote_server.store.chains import Group
 from remote_server.store.eviction.paths import Path
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Tier, Written
-from remote_server.turns import Steps
+from remote_server.store.way_down import WayDown, checksum_of
 
 # Blocks of all namespaces that wait until their namespace has room of its own in the tier.
 MAX_UNPLACED = 1 << 17
@@ -26,65 +24,10 @@ MAX_UNPLACED = 1 << 17
 # Blocks handed to the tier together: neighbours in time become neighbours there.
 BLOCKS_PER_DEMOTION = 64
 
-# Keys whose recency is applied together. One takes 0.25 to 1 µs, so this many stop the loop for a
-# millisecond at most.
-MAX_RECENT_KEYS = 1024
-
 COUNTERS = (
     "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
 )  # fmt: skip
 """`demoted_late`: evicted from memory before the tier had time for it."""
-
-
-class WayDown(Protocol):
-    """The way from memory down to one tier: what is written there, and when. One thread."""
-
-    @property
-    def tier(self) -> Tier[Any]: ...
-    @property
-    def counters(self) -> Counter[str]: ...
-    @property
-    def recency(self) -> "RecencyBuffer": ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Blocks that wait until the tier has time for them."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a block waits for the tier or is being written."""
-
-    def expect(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> Steps[Sequence[Group]]:
-        """A lookup of `keys`, with these chain fields, follows. Returns the packs among them for
-        `looked_up`."""
-
-    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> Steps[None]:
-        """The lookup found `states`, one for each of its keys."""
-
-    def missed(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> Steps[None]:
-        """A lookup of `keys`, with these chain fields, found `states`."""
-
-    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
-        """A put has room for `blocks`, the first of those that `chain` describes."""
-
-    def published(self, blocks: Sequence[Block]) -> None:
-        """`blocks` have just become readable in memory."""
-
-    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """`keys` were put again, or got."""
-
-    def write_some(self) -> None:
-        """Hand as many blocks to the tier as it has time for."""
-
-    def write_again(self) -> None:
-        """Hand blocks that waited for room to the tier again, when it may have some."""
-
-    def clear(self, namespace: str | None) -> None:
-        """Drop the blocks that wait."""
 
 
 class Below(NamedTuple):
@@ -100,7 +43,7 @@ class Below(NamedTuple):
         return WriteBehind(memory, *self, block_bytes_of)
 
 
-class WriteBehind:
+class WriteBehind(WayDown):
     """The way down to one tier, and the recency of its blocks. One thread.
 
     Blocks that `admission` declines, and with eviction that learns those that the tier declines,
@@ -117,9 +60,7 @@ class WriteBehind:
         block_bytes_of: Callable[[str], int],
     ) -> None:
         """`block_bytes_of` returns the block size of a namespace with blocks."""
-        self.tier = tier
-        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self.recency = RecencyBuffer(tier)
+        super().__init__(tier, COUNTERS)
         self._memory = memory
         self._admission = admission
         self._block_bytes_of = block_bytes_of
@@ -130,33 +71,11 @@ class WriteBehind:
 
     @property
     def num_waiting(self) -> int:
-        """Blocks that wait until the tier has time for them."""
         return len(self._queue)
 
     @property
     def busy(self) -> bool:
-        """Whether a block waits for the tier or is being written."""
         return bool(self._queue or self._num_writing)
-
-    def expect(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch]
-    ) -> Steps[Sequence[Group]]:
-        """Nothing: this tier has blocks and no packs."""
-        yield from ()
-        return ()
-
-    def looked_up(self, namespace: str, groups: Sequence[Group], states: bytes) -> Steps[None]:
-        """Nothing to do: a lookup is not a use."""
-        yield from ()
-
-    def missed(
-        self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
-    ) -> Steps[None]:
-        """Nothing to do: this tier has blocks and no packs."""
-        yield from ()
-
-    def reserved(self, namespace: str, blocks: Sequence[Block], chain: Sequence[Stretch]) -> None:
-        """Nothing to do: this tier has blocks and no packs."""
 
     def published(self, blocks: Sequence[Block]) -> None:
         """`blocks` have just become readable in memory by a put. The tier removes other copies of
@@ -170,7 +89,7 @@ class WriteBehind:
             if self.tier.remove_other(block.namespace, block.key, checksum_of(self._memory, block))
             or self._admission.is_seen_enough(block.namespace, block.key)
         ]
-        self._declined(len(blocks) - len(seen), "declined_first_time")
+        self.declined(len(blocks) - len(seen), "declined_first_time")
         self._queue.extend(seen)
         self.write_some()
 
@@ -187,7 +106,6 @@ class WriteBehind:
         self.write_some()
 
     def write_some(self) -> None:
-        """Hand as many blocks to the tier as it has time for."""
         while self._queue:
             blocks = self._next_blocks()
             room = self.tier.room_for([block.length for block in blocks])
@@ -205,7 +123,6 @@ class WriteBehind:
             self.write_some()
 
     def clear(self, namespace: str | None) -> None:
-        """Drop the blocks that wait."""
         self._take_unplaced(namespace)
         if namespace is None:
             self._queue.clear()
@@ -236,7 +153,7 @@ class WriteBehind:
 
     def _write(self, offered: list[Block]) -> None:
         blocks = [block for block in offered if self._may_write(block)]
-        self._declined(len(offered) - len(blocks), "declined_write_rate")
+        self.declined(len(offered) - len(blocks), "declined_write_rate")
         if not blocks:
             return
         namespace = blocks[0].namespace
@@ -294,10 +211,6 @@ class WriteBehind:
         if full:  # also beside other segments: several that are being made may fail
             self._hold_unplaced(blocks[0].namespace, full)
 
-    def _declined(self, count: int, reason: str) -> None:
-        self.counters[reason] += count
-        self.counters["demote_declined"] += count
-
     def _hold_unplaced(self, namespace: str, blocks: list[Block]) -> None:
         """Hold `blocks` until `namespace` gets room of its own. Beyond the limit the namespaces
         that have waited longest are dropped."""
@@ -319,42 +232,3 @@ class WriteBehind:
 
     def _stored_bytes(self, block: Block) -> int:
         return self.tier.stored_bytes(block.length)
-
-
-def checksum_of(memory: MemoryTier, block: Block) -> int:
-    """The checksum of a block in `memory`, made now where its put had none."""
-    if block.checksum is None:
-        view = memory.view(block)
-        block.checksum = protocol.checksum(block.namespace, block.key, view)
-    return block.checksum
-
-
-class RecencyBuffer:
-    """Keys that were served since the tier's recency was last updated.
-
-    A get uses a block in every tier, whichever serves it: a block that memory serves often must
-    still be in the tier when memory evicts it. Gets append keys here, and the buffer is applied
-    before the tier evicts or reads. A block that many gets share is one use of its copy there.
-    """
-
-    def __init__(self, tier: Tier[Any]) -> None:
-        self._tier = tier
-        self._keys: dict[str, list[bytes]] = {}  # in the order served
-        self._num_keys = 0
-
-    def add(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """Append keys that were served, the last one as the most recently used. The tier need not
-        have them."""
-        self._keys.setdefault(namespace, []).extend(keys)
-        self._num_keys += len(keys)
-        if self._num_keys >= MAX_RECENT_KEYS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Apply the buffer. To be called before any call of the tier that depends on recency."""
-        if not self._num_keys:
-            return
-        served, self._keys, self._num_keys = self._keys, {}, 0
-        for namespace, keys in served.items():
-            last_first = dict.fromkeys(reversed(keys))  # of a key's uses only the last one counts
-            self._tier.touch_all(namespace, [*reversed(last_first)])

@@ -13,10 +13,10 @@ from remote_server.store.bucket.objects.context import context_of
 from remote_server.store.bucket.objects.objects import BucketError, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.objects.room import Room
-from remote_server.store.bucket.packs.object_names import pack_id, parse_name, tenant_prefix
+from remote_server.store.bucket.packs.object_names import tenant_prefix
 from remote_server.store.bucket.tier import BucketSettings, BucketTier
 from remote_server.store.bucket.transfers.reads import NUM_READERS
-from remote_server.store.bucket.upkeep.sweep import CLOCK, one_round, sweep
+from remote_server.store.bucket.upkeep.sweep import CLOCK, ids_of, one_round, sweep
 from remote_server.store.io_threads import Priority, ThreadPool, Threads
 
 log = logging.getLogger(__name__)
@@ -150,12 +150,9 @@ def _list_all(objects: Objects, prefix: str) -> Listing:
     num, now, write_error = 0, 0.0, ""
     try:
         for chunk in objects.listing(prefix):
-            for listed in chunk:
-                now = max(now, listed.modified)
-                named = parse_name(listed.name)
-                if named is not None:
-                    identity = pack_id(named.namespace, named.key)
-                    names.setdefault(named.namespace, []).append(identity)
+            now = max([now, *(listed.modified for listed in chunk)])
+            for namespace, ids in ids_of(chunk).items():
+                names.setdefault(namespace, []).extend(ids)
             num += len(chunk)
             if num >= MAX_LEARNED:
                 break

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from remote_server.protocol import SELF_TESTS, KeyState
-from remote_server.store.bucket.down.writer import PackWriter, Wanted
+from remote_server.store.bucket.down.awaited import Wanted
+from remote_server.store.bucket.down.writer import PackWriter
 from remote_server.store.bucket.packs.grouping import place_in_pack
 from remote_server.store.chains import row_id
 from remote_server.store.memory.slabs import Block

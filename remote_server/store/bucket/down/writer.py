@@ -6,18 +6,18 @@ it is written as soon as puts have completed it.
 """
 
 import logging
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from remote_server import protocol
-from remote_server.protocol import KeyState, Stretch
+from remote_server.protocol import Stretch
 from remote_server.store.admission import Admit, WriteBudget
+from remote_server.store.bucket.down.awaited import AwaitedRows, Wanted
 from remote_server.store.bucket.down.parents import Parents
-from remote_server.store.bucket.down.windows import can_end, shows_every_end, whole
+from remote_server.store.bucket.down.windows import Hybrids, whole
 from remote_server.store.bucket.packs.grouping import (
-    MAX_PACK_TOKENS,
     begun_before,
     packs_by_stretch,
 )
@@ -26,16 +26,13 @@ from remote_server.store.chains import Group, joined
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Written
-from remote_server.store.write_behind import RecencyBuffer, checksum_of
+from remote_server.store.way_down import WayDown, checksum_of
 from remote_server.turns import Steps, parts
 
 log = logging.getLogger(__name__)
 
 # Packs that wait to be written. Further ones are offered again by the lookup that wants them next.
 MAX_WAITING = 4096
-
-# Rows of packs that are awaited from puts.
-MAX_AWAITED_ROWS = 1 << 16
 
 # Packs of a lookup in one step. One takes up to 7 µs, and so does a stretch without any.
 GROUPS_PER_STEP = 128
@@ -57,8 +54,10 @@ OnFetched = Callable[[list[Block | None]], None]
 Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
 
 
-class PackWriter:
+class PackWriter(WayDown):
     """The way down to one bucket tier. One thread."""
+
+    tier: BucketTier
 
     def __init__(
         self,
@@ -71,23 +70,18 @@ class PackWriter:
     ) -> None:
         """`block_bytes_of` returns the block size of a namespace, or raises `KeyError`.
         `fetch` reads rows of the tiers between into memory, pinned."""
-        self.tier = tier
-        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self.recency = RecencyBuffer(tier)
+        super().__init__(tier, COUNTERS)
         self._fetch_all = fetch
         self._memory = memory
         self._admit = admit
         self.budget = budget
         self._block_bytes_of = block_bytes_of
         self._waiting: OrderedDict[tuple[str, bytes], Wanted] = OrderedDict()
-        self._awaited: dict[tuple[str, bytes], _Awaited] = {}
-        self._awaited_in_order: deque[_Awaited] = deque()
+        self._awaited = AwaitedRows()
         self._fetching = False
         self._num_writing = 0
         self._parents = Parents()
-        self._hybrids: dict[str, bool | None] = {}
-        """Namespaces with windows: whether a hit of packs can end anywhere. None: no lookup has
-        shown it. False: the log has it."""
+        self._hybrids = Hybrids()
 
     @property
     def is_fetching(self) -> bool:
@@ -96,7 +90,7 @@ class PackWriter:
 
     def is_worthless(self, namespace: str) -> bool:
         """Whether lookups have shown that no hit can end where its packs do."""
-        return self._hybrids.get(namespace, True) is False
+        return self._hybrids.is_worthless(namespace)
 
     @property
     def num_waiting(self) -> int:
@@ -154,7 +148,7 @@ class PackWriter:
         unknown: list[Group] = []
         for part in parts(groups, GROUPS_PER_STEP):
             if any(group.fields.window for group in part):
-                self._hybrids.setdefault(namespace, None)
+                self._hybrids.add(namespace)
             unknown += [one for one in part if not self.tier.is_known(namespace, one.name)]
             if len(part) == GROUPS_PER_STEP:
                 yield
@@ -166,12 +160,15 @@ class PackWriter:
             return
         wanted: list[Group] = []
         if namespace in self._hybrids:
-            wanted = self._wanted_of_hybrid(namespace, groups, unknown, states)
+            wanted = whole(unknown, states)
+            if not self._hybrids.has_ends(namespace, groups, states, wanted):
+                self.declined(sum(len(group.keys) for group in wanted), "declined_no_window")
+                wanted = []
         else:
             for part in parts(unknown, GROUPS_PER_STEP):
                 wanted += whole(part, states)
                 if self._admit is Admit.ALL:
-                    self._await_rest(namespace, block_bytes, part, states)
+                    self._awaited.add_rest(namespace, block_bytes, part, states)
                 if len(part) == GROUPS_PER_STEP:
                     yield
         for part in parts(wanted, GROUPS_PER_STEP):
@@ -180,25 +177,6 @@ class PackWriter:
             if len(part) == GROUPS_PER_STEP:
                 yield
         self.write_some()
-
-    def _wanted_of_hybrid(
-        self, namespace: str, groups: Sequence[Group], unknown: Sequence[Group], states: bytes
-    ) -> list[Group]:
-        """Those of `unknown`, packs of a hybrid model, that are wanted: none until a lookup has
-        shown that a hit can end where packs reach. The log has it once where none can."""
-        wanted = whole(unknown, states)
-        if not self._hybrids[namespace] and can_end(groups, states):
-            self._hybrids[namespace] = True
-        if self._hybrids[namespace]:
-            return wanted
-        self._declined(sum(len(group.keys) for group in wanted), "declined_no_window")
-        if wanted and self._hybrids[namespace] is None and shows_every_end(groups):
-            self._hybrids[namespace] = False
-            log.warning(
-                "bucket: %s keeps no window where a pack ends: nothing of it is written; start its "
-                "engines with --prefix-cache-retention-interval %d", namespace, MAX_PACK_TOKENS,
-            )  # fmt: skip
-        return []
 
     def missed(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], states: bytes
@@ -219,67 +197,31 @@ class PackWriter:
             copy = self.tier.peek(block.namespace, block.key)
             if copy is not None and copy.checksum != checksum_of(self._memory, block):
                 self.tier.remove(copy)
-            awaited = self._awaited.pop((block.namespace, block.key), None)
-            if awaited is not None:
-                awaited.left.discard(block.key)
-                if not awaited.left:
-                    self._offer(awaited.wanted)
+            completed = self._awaited.came(block.namespace, block.key)
+            if completed is not None:
+                self._offer(completed)
         self.write_some()
-
-    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """Nothing to do: lookups show what is wanted."""
 
     def clear(self, namespace: str | None) -> None:
         """Drop the packs that wait."""
-        for name in [*self._hybrids] if namespace is None else [namespace]:
-            self._hybrids.pop(name, None)
+        self._hybrids.forget(namespace)
         gone = [each for each in self._waiting if namespace in (None, each[0])]
         for each in gone:
             del self._waiting[each]
-        self._awaited = {
-            each: awaited for each, awaited in self._awaited.items()
-            if namespace not in (None, each[0])
-        }  # fmt: skip
+        self._awaited.forget(namespace)
 
-    def _offer(self, wanted: "Wanted") -> None:
+    def _offer(self, wanted: Wanted) -> None:
         name = wanted.namespace, wanted.keys[-1]
         if name in self._waiting or self.tier.is_known(*name):
             return
         if len(self._waiting) >= MAX_WAITING:
-            self._declined(len(wanted.keys), "declined_waiting")
+            self.declined(len(wanted.keys), "declined_waiting")
             return
         self._waiting[name] = wanted
 
-    def _await_rest(
-        self, namespace: str, block_bytes: int, groups: Sequence[Group], states: bytes
-    ) -> None:
-        """Offer each of `groups` when puts have made its missing rows readable."""
-        for group in groups:
-            left = {
-                key for key, place in zip(group.keys, group.places, strict=True)
-                if states[place] != KeyState.READABLE
-            }  # fmt: skip
-            if left:
-                self._await(Wanted(namespace, block_bytes, group.keys), left)
-
-    def _await(self, wanted: "Wanted", left: set[bytes]) -> None:
-        awaited = _Awaited(wanted, left)
-        self._awaited.update({(wanted.namespace, key): awaited for key in left})
-        self._awaited_in_order.append(awaited)
-        while max(len(self._awaited), len(self._awaited_in_order)) > MAX_AWAITED_ROWS:
-            oldest = self._awaited_in_order.popleft()
-            for key in oldest.left:
-                name = oldest.wanted.namespace, key
-                if self._awaited.get(name) is oldest:
-                    del self._awaited[name]
-
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
-    def write_again(self) -> None:
-        """Nothing to do: what waits needs no room of its own."""
-
     def write_some(self) -> None:
-        """Hand as many packs to the tier as it has time for."""
         while self._waiting and not self._fetching:
             wanted = next(iter(self._waiting.values()))
             lengths = [wanted.block_bytes] * len(wanted.keys)
@@ -289,12 +231,12 @@ class PackWriter:
             if not self.tier.is_known(wanted.namespace, wanted.keys[-1]):
                 self._fetch(wanted)
 
-    def write_now(self, wanted: "Wanted", on_end: "OnEnd") -> None:
+    def write_now(self, wanted: Wanted, on_end: "OnEnd") -> None:
         """Write a pack whatever its lookups and the write rate. The tier must have room for it, and
         no other pack may be being fetched."""
         self._fetch(wanted, on_end)
 
-    def _fetch(self, wanted: "Wanted", on_end: "OnEnd | None" = None) -> None:
+    def _fetch(self, wanted: Wanted, on_end: "OnEnd | None" = None) -> None:
         """Pin all rows of a pack in memory, and write it: one pack at a time."""
         self._fetching = True
 
@@ -305,18 +247,18 @@ class PackWriter:
                 self._write(here, wanted, on_end)
                 return
             self._memory.unpin_all(here)
-            self._declined(len(blocks), "declined_incomplete")
+            self.declined(len(blocks), "declined_incomplete")
             if on_end is not None:
                 on_end(wanted, 0)
 
         self._fetch_all(wanted.namespace, wanted.keys, came)
 
-    def _write(self, blocks: list[Block], wanted: "Wanted", on_end: "OnEnd | None") -> None:
+    def _write(self, blocks: list[Block], wanted: Wanted, on_end: "OnEnd | None") -> None:
         """Write the pack of `blocks`, which are pinned."""
         num_bytes = sum(self.tier.stored_bytes(block.length) for block in blocks)
         if on_end is None and not self.budget.take(num_bytes):
             self._memory.unpin_all(blocks)
-            self._declined(len(blocks), "declined_write_rate")
+            self.declined(len(blocks), "declined_write_rate")
             return
         rows = self.tier.begin_puts(
             blocks[0].namespace,
@@ -331,7 +273,7 @@ class PackWriter:
             for row in rows:
                 self.tier.fail_put(row)
             self._memory.unpin_all(blocks)
-            self._declined(len(blocks), "declined_incomplete")
+            self.declined(len(blocks), "declined_incomplete")
             if on_end is None:
                 self.budget.give_back(num_bytes)
             else:
@@ -353,10 +295,6 @@ class PackWriter:
 
         self.tier.write(rows, views, written)
 
-    def _declined(self, count: int, reason: str) -> None:
-        self.counters[reason] += count
-        self.counters["demote_declined"] += count
-
 
 class PacksBelow(NamedTuple):
     """A bucket below memory, and the choice of the packs that are written there."""
@@ -372,22 +310,6 @@ class PacksBelow(NamedTuple):
         return PackWriter(memory, *self, block_bytes_of, fetch)
 
 
-class Wanted(NamedTuple):
-    """A pack that is to be written; `keys` are its rows in the order of their tokens."""
-
-    namespace: str
-    block_bytes: int
-    keys: list[bytes]
-
-
 OnEnd = Callable[[Wanted, int | None], None]
 """Gets a pack and the bytes of its rows that were written; 0 when a row was gone, None when the
 tier failed."""
-
-
-class _Awaited:
-    """A pack some of whose rows are still to be put."""
-
-    def __init__(self, wanted: Wanted, left: set[bytes]) -> None:
-        self.wanted = wanted
-        self.left = left
