@@ -15,7 +15,7 @@ from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES, DiskBlock
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.pages import PAGE
@@ -76,9 +76,9 @@ class RealDisk(RealTier):
         self.files = options.pop("files", None) or Folder(path)
         self.pool = ThreadPool(self.event.set, num_threads=options.pop("num_threads", 3))
         found = find_segments(self.files, str(path))
-        self.tier = DiskTier(
-            self.files, found, self.pool, budget, segment_bytes=segment_bytes, **options
-        )
+        given = {name: options.pop(name) for name in DiskSettings._fields if name in options}
+        settings = DiskSettings(budget, segment_bytes, **given)
+        self.tier = DiskTier(self.files, found, self.pool, settings, **options)
 
     def drain(self) -> None:
         wait_for(self.tier, self.event, self._is_idle)

@@ -2,18 +2,18 @@
 
 import logging
 import secrets
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from remote_server.store.disk.files import Files
-from remote_server.store.disk.index import Removal
+from remote_server.store.disk.context import DiskContext
 from remote_server.store.disk.layout import SegmentHeader, num_slots
-from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
+from remote_server.store.disk.removal import Removal
+from remote_server.store.disk.segments import DiskBlock, Segment, SlotClass
 from remote_server.store.disk.transfers import MadeSegment, dispose_segments, make_segment
-from remote_server.store.io_threads import Job, Pool
+from remote_server.store.io_threads import Job
 from remote_server.store.pages import Scratch
 from remote_server.store.tier import Written
 from remote_server.values import format_bytes
@@ -87,23 +87,13 @@ class SegmentAllocator:
     exceed the budget, whichever job is late.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        segments: Segments,
-        leaving: Removal,
-        pool: Pool,
-        counters: Counter[str],
-        clock: Callable[[], float],
-    ) -> None:
-        self._files = files
-        self._segments = segments
-        self._removal = leaving
-        self._pool = pool
-        self._counters = counters
-        self._clock = clock
+    def __init__(self, context: DiskContext, removal: Removal) -> None:
+        self._files, self._pool = context.files, context.pool
+        self._segments, self._counters = context.segments, context.counters
+        self._clock = context.clock
+        self._removal = removal
         self._demand = Demand()
-        self._make_again = clock()
+        self._make_again = self._clock()
         self._pause_s = FIRST_PAUSE_S
         self._is_missed = False
         """A segment could not be made, and `take_retry` has not shown that one may be."""

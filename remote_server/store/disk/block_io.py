@@ -1,17 +1,16 @@
 """Writes and reads of blocks, from slots and pins to the jobs of I/O threads."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from remote_server.protocol import Stretch, select
 from remote_server.store.disk.allocator import SegmentAllocator
-from remote_server.store.disk.index import Index, Removal
+from remote_server.store.disk.context import DiskContext
 from remote_server.store.disk.recovery import Recovery
+from remote_server.store.disk.removal import Removal
 from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
-    Segments,
     SlotClass,
     largest_block,
 )
@@ -24,7 +23,7 @@ from remote_server.store.disk.transfers import (
     verify_piece,
     write_piece,
 )
-from remote_server.store.io_threads import Batch, Job, Pool, Priority
+from remote_server.store.io_threads import Batch, Job, Priority
 from remote_server.store.pages import Scratch
 from remote_server.store.tier import OnRead, OnWritten, Written
 
@@ -34,23 +33,18 @@ class Writing:
 
     def __init__(
         self,
-        index: Index,
-        segments: Segments,
-        leaving: Removal,
+        context: DiskContext,
+        removal: Removal,
         allocator: SegmentAllocator,
-        pool: Pool,
-        counters: Counter[str],
         recovery: Recovery,
         max_bytes: int,
     ) -> None:
         self.num_bytes = 0
         """The length of all blocks reserved and not ended."""
-        self._index = index
-        self._segments = segments
-        self._removal = leaving
+        self._index, self._segments = context.index, context.segments
+        self._counters = context.counters
+        self._removal = removal
         self._allocator = allocator
-        self._pool = pool
-        self._counters = counters
         self._recovery = recovery
         self._max_bytes = max_bytes
 
@@ -182,19 +176,10 @@ class Writing:
 class Reading:
     """`pin_all`, `touch_all`, `read` and `verify` of `DiskTier`."""
 
-    def __init__(
-        self,
-        index: Index,
-        segments: Segments,
-        leaving: Removal,
-        pool: Pool,
-        counters: Counter[str],
-    ) -> None:
-        self._index = index
-        self._segments = segments
-        self._removal = leaving
-        self._pool = pool
-        self._counters = counters
+    def __init__(self, context: DiskContext, removal: Removal) -> None:
+        self._index, self._segments = context.index, context.segments
+        self._pool, self._counters = context.pool, context.counters
+        self._removal = removal
 
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
         index = self._index.readable.get(namespace, {})

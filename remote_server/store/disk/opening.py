@@ -24,7 +24,7 @@ from remote_server.store.disk.layout import (
     is_aside,
 )
 from remote_server.store.disk.segments import largest_block, segment_bytes_for
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.io_threads import ThreadPool, Threads
 from remote_server.values import format_bytes
@@ -76,10 +76,11 @@ class OpenDisk:
             raise
         self.pool = ThreadPool(wake, guard=guard, threads=threads)
         self.tier = DiskTier(
-            files, kept, self.pool, room, unusable=unusable,
-            segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
-            on_recovered=self._store_clock, learner=learner,
+            files, kept, self.pool,
+            DiskSettings(room, segment_bytes_for(budget), learner=learner),
+            age_clock_ns=self._clock, on_recovered=self._store_clock,
         )  # fmt: skip
+        self.tier.count_unusable(unusable)
         log.info(
             "disk: %s in %s, blocks up to %s, %s",
             format_bytes(budget),

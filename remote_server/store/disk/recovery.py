@@ -5,25 +5,14 @@ New blocks are stored meanwhile.
 
 import heapq
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from remote_server.store.disk.context import DiskContext
 from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
-from remote_server.store.disk.index import Index, Removal
-from remote_server.store.disk.segments import (
-    FIRST_TICK,
-    BlockState,
-    DiskBlock,
-    Segment,
-    Segments,
-)
-from remote_server.store.disk.transfers import (
-    PIECE_BYTES,
-    ReadResult,
-    runs_of,
-    verify_piece,
-)
+from remote_server.store.disk.removal import Removal
+from remote_server.store.disk.segments import FIRST_TICK, BlockState, DiskBlock, Segment
+from remote_server.store.disk.transfers import PIECE_BYTES, ReadResult, runs_of, verify_piece
 from remote_server.store.io_threads import Job, Pool, Priority
 from remote_server.store.pages import Scratch
 from remote_server.values import format_bytes
@@ -43,18 +32,12 @@ class DiskRecoveryIndex:
     """The index and the slots of the tier, as recovery fills them. Runs on the loop."""
 
     def __init__(
-        self,
-        index: Index,
-        segments: Segments,
-        leaving: Removal,
-        counters: Counter[str],
-        on_free: Callable[[Segment], None],
+        self, context: DiskContext, removal: Removal, on_free: Callable[[Segment], None]
     ) -> None:
         """`on_free` is called with each segment that recovery is done with."""
-        self._index = index
-        self._segments = segments
-        self._removal = leaving
-        self._counters = counters
+        self._index, self._segments = context.index, context.segments
+        self._counters = context.counters
+        self._removal = removal
         self._on_free = on_free
         self._tick = 0
 

@@ -5,15 +5,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import NamedTuple
 
 from remote_server.protocol import KeyState, Stretch, TierStats
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.block_io import Reading, Writing
+from remote_server.store.disk.context import DiskContext
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
-from remote_server.store.disk.index import Index, Removal
+from remote_server.store.disk.index import Index
 from remote_server.store.disk.layout import segment_name, slot_bytes_for
 from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
+from remote_server.store.disk.removal import Removal
 from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
@@ -48,6 +51,17 @@ COUNTERS = (
 `recovered_older` counts those whose key a newer block has."""
 
 
+class DiskSettings(NamedTuple):
+    """The room of a disk tier, and the order of eviction in it."""
+
+    budget: int
+    segment_bytes: int = 0
+    """0: by the budget."""
+    max_writing_bytes: int = MAX_WRITING_BYTES
+    learner: Learner | None = None
+    """None: LRU."""
+
+
 class DiskTier:
     """A `Tier` of blocks in the slots of segments, under one hard budget of all namespaces.
 
@@ -66,54 +80,48 @@ class DiskTier:
         files: Files,
         found: Sequence[FoundSegment],
         pool: Pool,
-        budget: int,
+        settings: DiskSettings,
         *,
-        unusable: Report | None = None,
-        segment_bytes: int | None = None,
-        max_writing_bytes: int = MAX_WRITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
         age_clock_ns: Callable[[], int] = time.time_ns,
-        policy: str = "lru",
-        learner: Learner | None = None,
         on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns`
-        makes generations, and continues over restarts. `policy` is a name in `POLICIES`,
-        without a `learner`. `on_recovered` is called once, from `finish_jobs`, if any was `found`.
+        """`found` must fit the budget. `age_clock_ns` makes generations, and continues over
+        restarts. `on_recovered` is called once, from `finish_jobs`, if any was `found`.
 
-        Ends with `close`; `files` and `pool` are the caller's.
+        The parts are made in the order in which a block meets them: it has a place, which it leaves
+        in the end; it is found at start; it is written and read. Ends with `close`; `files` and
+        `pool` are the caller's.
         """
-        self._index = Index()
-        make = policy_maker(policy, learner, self._index.find_any)
-        size = segment_bytes or segment_bytes_for(budget)
-        self.segments = Segments(budget, size, age_clock_ns, make, clock)
+        budget = settings.budget
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        unusable = unusable or Report()
-        self._counters["segments_damaged"] = len(unusable.deleted)
-        self._counters["segments_set_aside"] = len(unusable.aside)
-        self._removal = Removal(
-            self._index, self.segments, pool, self._counters,
-            lambda segment: self._allocator.dispose_when_idle(segment),
+        self._index = Index()
+        self.segments = Segments(
+            budget, settings.segment_bytes or segment_bytes_for(budget), age_clock_ns,
+            policy_maker(settings.learner, self._index.find_any), clock,
         )  # fmt: skip
-        self._allocator = SegmentAllocator(
-            files, self.segments, self._removal, pool, self._counters, clock
+        context = DiskContext(files, pool, self._index, self.segments, self._counters, clock)
+        self._removal = Removal(context, lambda one: self._allocator.dispose_when_idle(one))
+        self._allocator = SegmentAllocator(context, self._removal)
+        recovery_index = DiskRecoveryIndex(
+            context, self._removal, self._allocator.dispose_when_idle
         )
-        self._recovery_index = DiskRecoveryIndex(
-            self._index, self.segments, self._removal, self._counters,
-            self._allocator.dispose_when_idle,
-        )  # fmt: skip
-        left = [*map(self._recovery_index.add_segment, found)]
-        self.recovery = Recovery(left, pool, self._recovery_index, min(PIECE_BYTES, budget // 32))
+        left = [*map(recovery_index.add_segment, found)]
+        self.recovery = Recovery(left, pool, recovery_index, min(PIECE_BYTES, budget // 32))
+        self._writing = Writing(
+            context, self._removal, self._allocator, self.recovery, settings.max_writing_bytes
+        )
+        self._reading = Reading(context, self._removal)
         self._recovery_logged = not found
         self._on_recovered = on_recovered
-        self._writing = Writing(
-            self._index, self.segments, self._removal, self._allocator, pool, self._counters,
-            self.recovery, max_writing_bytes,
-        )  # fmt: skip
-        self._reading = Reading(self._index, self.segments, self._removal, pool, self._counters)
         self._next_to_sweep = 0
         self.recovery.start()
+
+    def count_unusable(self, report: Report) -> None:
+        """Count the segments that were found beside those of the tier."""
+        self._counters["segments_damaged"] += len(report.deleted)
+        self._counters["segments_set_aside"] += len(report.aside)
 
     def close(self) -> None:
         """Remove cleared segments, sync what was written, and close every file. The pool must have

@@ -136,6 +136,4 @@ class LRU(PlainPolicy[Block]):
 
 
 MakePolicy = Callable[[], EvictionPolicy[Any]]
-
-POLICIES: dict[str, MakePolicy] = {"lru": LRU}
-"""By name, those that know nothing of prompts. A tier makes one for each size class."""
+"""A tier makes one policy for each size class."""

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from remote_server.store.eviction.learner import BY_USES, SEED, Learner
-from remote_server.store.eviction.lru import POLICIES, MakePolicy
+from remote_server.store.eviction.lru import LRU, MakePolicy
 from remote_server.store.eviction.paths import Path
 from remote_server.store.eviction.tree import ALONE, Segment, Tree
 from remote_server.store.eviction.victims import Rule, Victims
@@ -14,10 +14,10 @@ Find = Callable[[str, bytes], Any]
 """The block of a key, also one that is being written; None: there is none."""
 
 
-def policy_maker(name: str, learner: Learner | None, find: Find) -> MakePolicy:
-    """Makes the policies of a tier's size classes: those that learn, or without a `learner` the one
-    of that name in `POLICIES`. `find` is the tier's."""
-    return POLICIES[name] if learner is None else partial(LearnedPolicy, learner, find)
+def policy_maker(learner: Learner | None, find: Find) -> MakePolicy:
+    """Makes the policies of a tier's size classes: those that learn, or LRU without a `learner`.
+    `find` is the tier's."""
+    return LRU if learner is None else partial(LearnedPolicy, learner, find)
 
 
 class LearnedPolicy:

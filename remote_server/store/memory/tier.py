@@ -49,17 +49,15 @@ class MemoryTier(BlockBytes):
         arena: Arena,
         slab_bytes: int | None = None,
         namespace_bytes: int = 0,
-        policy: str = "lru",
         clock: Callable[[], float] = time.monotonic,
         learner: Learner | None = None,
     ) -> None:
-        """`namespace_bytes` limits the blocks of one namespace; 0 for no limit. `policy` is a name
-        in `POLICIES`, for a tier without a `learner`."""
+        """`namespace_bytes` limits the blocks of one namespace; 0 for no limit. Without a `learner`
+        eviction is LRU."""
         super().__init__(arena)
         self._namespace_bytes = namespace_bytes
         self.learner = learner
-        make = policy_maker(policy, learner, self._find)
-        self.slabs = Slabs(arena.num_bytes, slab_bytes, make)
+        self.slabs = Slabs(arena.num_bytes, slab_bytes, policy_maker(learner, self._find))
         self._reclaim = SlotReclaim(self.slabs, self._evict)
         self.operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._evicted = 0

@@ -24,7 +24,7 @@ from remote_server.store.disk.segments import (
     largest_block,
     segment_bytes_for,
 )
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import Pool, ThreadPool
 from remote_server.store.pages import PAGE
 from remote_server.store.tier import OnRead, OnWritten, Written
@@ -90,7 +90,7 @@ class MeasuredDiskTier(DiskTier):
     """Called with blocks not submitted. The owner sets all three before the first write."""
 
     def __init__(self, files: Files, pool: Pool, budget: int, calls: Calls) -> None:
-        super().__init__(files, [], pool, budget)
+        super().__init__(files, [], pool, DiskSettings(budget))
         self.reads = ReadTimes()
         self._calls = calls
 

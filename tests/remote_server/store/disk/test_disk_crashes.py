@@ -18,7 +18,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.disk import recovery
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.segments import OVERHEAD_BYTES
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.tier import Written
 
 NUM_SEEDS = int(os.environ.get("KVFERRY_CRASH_SEEDS", "40"))
@@ -36,8 +36,8 @@ class Life:
         self.pool = SteppedPool(rng)
         found = find_segments(disk, "disk")
         self.tier = DiskTier(
-            disk, found, self.pool, BUDGET, segment_bytes=SEGMENT_BYTES,
-            max_writing_bytes=40_000, clock=lambda: 0.0, age_clock_ns=history.tick,
+            disk, found, self.pool, DiskSettings(BUDGET, SEGMENT_BYTES, max_writing_bytes=40_000),
+            clock=lambda: 0.0, age_clock_ns=history.tick,
         )  # fmt: skip
 
     def drain(self) -> None:

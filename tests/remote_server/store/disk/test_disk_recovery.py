@@ -25,7 +25,7 @@ from remote_server.store.disk.layout import (
     unpack_slot_header,
 )
 from remote_server.store.disk.opening import OpenDisk
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.pages import PAGE
 from remote_server.store.tier import Written
 from remote_server.values import MiB
@@ -67,7 +67,7 @@ def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatc
 
     def tier_of(pool: SteppedPool) -> DiskTier:
         found = find_segments(disk, "disk")
-        return DiskTier(disk, found, pool, BUDGET, segment_bytes=SEGMENT_BYTES)
+        return DiskTier(disk, found, pool, DiskSettings(BUDGET, SEGMENT_BYTES))
 
     def run(tier: DiskTier, pool: SteppedPool) -> Iterator[None]:
         for _ in range(1000):
