@@ -14,21 +14,7 @@ from remote_server.errors import ConfigError
 from remote_server.native.job import Kind
 from remote_server.store.disk import layout
 from remote_server.store.disk.files import File, Files, move_view
-from remote_server.store.disk.layout import (
-    FORMAT_VERSION,
-    SegmentHeader,
-    SlotHeader,
-    has_damaged_prefix,
-    holds_nothing,
-    is_slot_magic,
-    num_slots,
-    segment_name,
-    slot_bytes_for,
-    slot_offset,
-    unpack_segment_header,
-    unpack_slot_header,
-    version_of,
-)
+from remote_server.store.disk.layout import FORMAT_VERSION, SegmentHeader, SlotHeader, num_slots
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.pages import PAGE, Scratch
 
@@ -201,9 +187,9 @@ def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
         move_view(file, Kind.READ, page, 0)
     except OSError as error:
         raise _strange_or(error) from error
-    version = version_of(page)
+    version = layout.version_of(page)
     if version != FORMAT_VERSION:
-        if has_damaged_prefix(page):
+        if layout.has_damaged_prefix(page):
             return None
         if version is None or not 0 < version <= _MOST_VERSIONS:
             raise _Strange("its first page is no header", is_ours=_has_slots(file, num_bytes))
@@ -211,7 +197,7 @@ def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
             f"disk: {name} has format version {version}, and this server reads version "
             f"{FORMAT_VERSION}; give it another directory, or delete this one. Nothing was changed"
         )
-    header = unpack_segment_header(page)
+    header = layout.unpack_segment_header(page)
     if header is None or num_slots(header.segment_bytes, header.block_bytes) <= 0:
         return None
     return header
@@ -223,7 +209,7 @@ def _has_slots(file: File, num_bytes: int) -> bool:
     try:
         if num_bytes >= 2 * PAGE:
             move_view(file, Kind.READ, page, PAGE)
-            return is_slot_magic(page)
+            return layout.is_slot_magic(page)
     except OSError:
         pass
     return False
@@ -269,11 +255,11 @@ def scan(
             break
         slots = range(first, min(first + per_read, num_slots))
         for slot, page in _pages(file, slots, slot_bytes, scratch):
-            header = unpack_slot_header(page, slot, incarnation, block_bytes)
+            header = layout.unpack_slot_header(page, slot, incarnation, block_bytes)
             if header is not None:
                 found.append(Found(header.generation, slot, header))
             else:
-                num_damaged += not holds_nothing(page)
+                num_damaged += not layout.holds_nothing(page)
     return Scanned(sorted(found), num_damaged)
 
 
@@ -282,7 +268,7 @@ def _pages(
 ) -> Iterator[tuple[int, memoryview]]:
     whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
     try:
-        move_view(file, Kind.READ, whole, slot_offset(slots[0], slot_bytes))
+        move_view(file, Kind.READ, whole, layout.slot_offset(slots[0], slot_bytes))
     except OSError:
         for slot in slots if len(slots) > 1 else ():
             yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
@@ -307,7 +293,7 @@ def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[
     for segment in found:
         if segment.number not in kept:
             segment.file.close()
-            files.remove(segment_name(segment.number))
+            files.remove(layout.segment_name(segment.number))
     log.warning(
         "disk: the budget is smaller than what was found; the oldest %d of %d segments are "
         "deleted", len(found) - len(kept), len(found),
@@ -319,7 +305,7 @@ def _mean_generation(segment: FoundSegment) -> float:
     header = segment.header
     count = num_slots(header.segment_bytes, header.block_bytes)
     blocks, _ = scan(
-        segment.file, count, header.block_bytes, slot_bytes_for(header.block_bytes),
+        segment.file, count, header.block_bytes, layout.slot_bytes_for(header.block_bytes),
         header.incarnation, Scratch(),
     )  # fmt: skip
     return sum(block.generation for block in blocks) / max(1, len(blocks))

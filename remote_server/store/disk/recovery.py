@@ -5,7 +5,7 @@ New blocks are stored meanwhile.
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from itertools import islice
 
 from remote_server.store.disk.context import DiskContext
@@ -213,7 +213,10 @@ class Recovery:
 
     def _verify(self, priority: Priority, at_most: int) -> None:
         while self._jobs[priority] < at_most:
-            blocks = self._next_wanted() if priority is Priority.READ else self._next_newest()
+            if priority is Priority.READ:
+                blocks = self._next(self._take_wanted, self._wanted)
+            else:
+                blocks = self._next(self._unverified.pop, self._unverified)
             if not blocks:
                 return
             for block in blocks:
@@ -239,26 +242,20 @@ class Recovery:
             Job(priority, lambda scratch: verify_piece(file, blocks, scratch), finish)
         )
 
-    def _next_wanted(self) -> list[DiskBlock]:
+    def _next(self, take: Callable[[], DiskBlock], left: Sized) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
         room = self._verify_bytes
-        while self._wanted and room > 0:
-            block = next(iter(self._wanted))
-            del self._wanted[block]
+        while left and room > 0:
+            block = take()
             if _is_waiting(block):
                 blocks.append(block)
                 room -= block.length
         return blocks
 
-    def _next_newest(self) -> list[DiskBlock]:
-        blocks: list[DiskBlock] = []
-        room = self._verify_bytes
-        while self._unverified and room > 0:
-            block = self._unverified.pop()
-            if _is_waiting(block):
-                blocks.append(block)
-                room -= block.length
-        return blocks
+    def _take_wanted(self) -> DiskBlock:
+        block = next(iter(self._wanted))
+        del self._wanted[block]
+        return block
 
 
 def _is_waiting(block: DiskBlock) -> bool:

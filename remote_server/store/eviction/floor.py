@@ -1,6 +1,6 @@
 """The floor: shadow caches of a sample of the keys. The rule reigns that finds more in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from remote_server.store.eviction.hazard import Hazards, is_hinted
@@ -201,27 +201,33 @@ class Floor:
     ) -> Steps[None]:
         """A request for a prompt of these sampled names, with `num_blocks` in the cache. Each
         shadow is a step where they are many."""
-        capacity = num_blocks // (self.mask + 1)
-        if names and capacity:
-            found = []
-            for shadow in self._all_shadows:
-                if len(names) > FEW:
-                    yield
-                found.append(shadow.request(names, kinds, number, now, capacity))
-            self._judge(len(names), found, now, capacity, is_hinted=is_hinted(kinds[0]))
+        return self._requested(
+            lambda shadow, capacity: shadow.request(names, kinds, number, now, capacity),
+            len(names), now, num_blocks, any(map(is_hinted, kinds[:1])),
+        )  # fmt: skip
 
     def request_alone(
         self, names: Sequence[int], kind: int, now: float, num_blocks: int
     ) -> Steps[None]:
         """The same for keys whose place in a prompt is not known."""
+        return self._requested(
+            lambda shadow, capacity: shadow.request_alone(names, kind, now, capacity),
+            len(names), now, num_blocks,
+        )  # fmt: skip
+
+    def _requested(
+        self, ask: Callable[[Shadow, int], int], number: int, now: float, num_blocks: int,
+        is_hinted: bool = False,
+    ) -> Steps[None]:  # fmt: skip
         capacity = num_blocks // (self.mask + 1)
-        if names and capacity:
+        if number and capacity:
             found = []
             for shadow in self._all_shadows:
-                if len(names) > FEW:
+                if number > FEW:
                     yield
-                found.append(shadow.request_alone(names, kind, now, capacity))
-            self._judge(len(names), found, now, capacity)
+                found.append(ask(shadow, capacity))
+            self.reign.judge(number, found, now, capacity, is_hinted=is_hinted)
+            self.served.rule = self.reign.rule
 
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:
         for shadow in self._all_shadows:
@@ -230,10 +236,3 @@ class Floor:
     @property
     def _all_shadows(self) -> tuple[Shadow, ...]:
         return self.shadows[Rule.LRU], self.shadows[Rule.LEARNED], self.served
-
-    def _judge(
-        self, number: int, found: Sequence[int], now: float, capacity: int, *,
-        is_hinted: bool = False,
-    ) -> None:  # fmt: skip
-        self.reign.judge(number, found, now, capacity, is_hinted=is_hinted)
-        self.served.rule = self.reign.rule

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,28 +61,25 @@ class StoreObjects(Objects):
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            obstore.put(
-                self._store, name, data if isinstance(data, memoryview) else iter(data),
-                mode="create" if create else "overwrite",
-                use_multipart=False,
-            )  # fmt: skip
-        except AlreadyExistsError as error:
-            # Of Azure any 409 is this error, also that of a full account.
-            if create and self.size_of(name) is not None:
-                return False
-            raise BucketError(Failure.OTHER, _words(error)) from error
-        except Exception as error:
-            raise _failed(error, absent=Failure.OTHER) from error
+        with _calling(absent=Failure.OTHER):
+            try:
+                obstore.put(
+                    self._store, name, data if isinstance(data, memoryview) else iter(data),
+                    mode="create" if create else "overwrite",
+                    use_multipart=False,
+                )  # fmt: skip
+            except AlreadyExistsError as error:
+                # Of Azure any 409 is this error, also that of a full account.
+                if create and self.size_of(name) is not None:
+                    return False
+                raise BucketError(Failure.OTHER, _words(error)) from error
         return True
 
     def read(self, name: str, begin: int, end: int, *, all_of_it: bool = True) -> memoryview:
         import obstore
 
-        try:
+        with _calling():
             data = memoryview(obstore.get_range(self._store, name, start=begin, end=end))
-        except Exception as error:
-            raise _failed(error) from error
         if all_of_it and data.nbytes != end - begin:
             raise BucketError(Failure.SHORT, f"{data.nbytes} of {end - begin} bytes of {name}")
         return data
@@ -90,24 +87,22 @@ class StoreObjects(Objects):
     def read_head(self, name: str, num_bytes: int) -> Head:
         import obstore
 
-        try:
+        with _calling():
             result = obstore.get(self._store, name, options={"range": (0, num_bytes)})
             meta = result.meta
             data = memoryview(result.bytes())
-        except Exception as error:
-            raise _failed(error) from error
         return Head(data, int(meta["size"]), _date_of(meta))
 
     def size_of(self, name: str) -> int | None:
         import obstore
 
         try:
-            return int(obstore.head(self._store, name)["size"])
-        except Exception as error:
-            failed = _failed(error)
-            if failed.failure is Failure.ABSENT:
+            with _calling():
+                return int(obstore.head(self._store, name)["size"])
+        except BucketError as error:
+            if error.failure is Failure.ABSENT:
                 return None
-            raise failed from error
+            raise
 
     def remove(self, names: Sequence[str]) -> None:
         import obstore
@@ -115,11 +110,11 @@ class StoreObjects(Objects):
         if not names:
             return
         try:
-            obstore.delete(self._store, [*names])
-        except Exception as error:
-            failed = _failed(error)
-            if failed.failure is not Failure.ABSENT:
-                raise failed from error
+            with _calling():
+                obstore.delete(self._store, [*names])
+        except BucketError as error:
+            if error.failure is not Failure.ABSENT:
+                raise
             # A folder ends at the first file that is gone: the others are still there.
             for name in names if len(names) > 1 else ():
                 self.remove([name])
@@ -127,19 +122,15 @@ class StoreObjects(Objects):
     def listing(self, prefix: str) -> Iterator[Sequence[Listed]]:
         import obstore
 
-        try:
+        with _calling(absent=Failure.OTHER):
             for chunk in obstore.list(self._store, prefix, chunk_size=LIST_CHUNK):
                 yield [Listed(m["path"], int(m["size"]), _date_of(m)) for m in chunk]
-        except Exception as error:
-            raise _failed(error, absent=Failure.OTHER) from error
 
     def folders(self, prefix: str) -> list[str]:
         import obstore
 
-        try:
+        with _calling(absent=Failure.OTHER):
             return [*obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]]
-        except Exception as error:
-            raise _failed(error, absent=Failure.OTHER) from error
 
     def remove_unfinished(self, prefix: str, before: float) -> None:
         parts = urlsplit(self.url)
@@ -238,12 +229,18 @@ def _date_of(meta: Any) -> float:
     return min(written, time.time() + MOST_AHEAD_S)
 
 
-def _failed(error: Exception, absent: Failure = Failure.ABSENT) -> BucketError:
-    """`absent` is the reason of a 404: where no object is asked for, the bucket is missing."""
-    if isinstance(error, BucketError):
-        return error
-    failure = _reason(error)
-    return BucketError(absent if failure is Failure.ABSENT else failure, _words(error))
+@contextmanager
+def _calling(*, absent: Failure = Failure.ABSENT) -> Iterator[None]:
+    """Raise what a call raises as `BucketError`. `absent` is the reason of a 404: where no object
+    is asked for, the bucket is missing."""
+    try:
+        yield
+    except BucketError:
+        raise
+    except Exception as error:
+        failure = _reason(error)
+        failure = absent if failure is Failure.ABSENT else failure
+        raise BucketError(failure, _words(error)) from error
 
 
 def _reason(error: Exception) -> Failure:
