@@ -22,6 +22,20 @@ class Written(StrEnum):
     CLEARED = auto()  # its namespace was cleared meanwhile
 
 
+Sum = TypeVar("Sum", bound="int | None", covariant=True)
+
+
+class Offered(NamedTuple, Generic[Sum]):
+    """Blocks that are to be stored."""
+
+    namespace: str
+    keys: Sequence[bytes]
+    lengths: Sequence[int]
+    checksums: Sequence[Sum]
+    chain: Sequence[Stretch] = ()
+    """The stretches of all keys, or none."""
+
+
 class TierBlock(Protocol):
     """One copy of a block in a tier. Compared by identity."""
 
@@ -126,24 +140,17 @@ class Tier(Holder, Protocol[B]):
         """How many blocks of these `lengths` may be written now beside those that are: the caller
         offers the others later."""
 
-    def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch] = (),
-    ) -> Sequence[B]:
+    def begin_puts(self, offered: Offered[int], block_bytes: int) -> Sequence[B]:
         """Room for each of the first keys, as many as there is room for now, after evictions. The
-        caller ends each with `write` or `fail_put`. The others are counted by reason. `chain` has
-        the stretches of all keys; the tier returns them with its blocks, after a restart too."""
+        caller ends each with `write` or `fail_put`. The others are counted by reason. The
+        tier returns the chain fields with its blocks, after a restart too."""
 
     def write(
         self, blocks: Sequence[B], views: Sequence[memoryview], on_written: OnWritten
     ) -> None:
         """Store `views` as `blocks`, and publish them in this order: the last one is the most
-        recently used. At least one. `views` are the caller's again at `on_written`."""
+        recently used. At least one. `on_written` is called once: then `views` are the caller's
+        again, and each block is readable or discarded."""
 
     def fail_put(self, block: B) -> None:
         """Discard `block`, which was not handed to `write`. A previous copy stays."""

@@ -2,20 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from remote_server import protocol
 from remote_server.protocol import Stretch
 from remote_server.store.chains import Group
 from remote_server.store.memory.slabs import Block
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.tier import Tier
+from remote_server.store.tier import Offered, Tier
 from remote_server.turns import Steps
 
 # Keys whose recency is applied together. One takes 0.25 to 1 µs, so this many stop the loop for a
 # millisecond at most.
 MAX_RECENT_KEYS = 1024
+
+
+OnFetched = Callable[[list[Block | None]], None]
+Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
+"""Reads blocks of the tiers between into memory, pinned."""
+
+
+class Below(Protocol):
+    """A tier below memory, and the choice of what is written there."""
+
+    @property
+    def tier(self) -> Tier[Any]: ...
+
+    def way(
+        self, memory: MemoryTier, block_bytes_of: Callable[[str], int], fetch: Fetch
+    ) -> "WayDown":
+        """The way down to it. `block_bytes_of` returns the block size of a namespace, or raises
+        `KeyError`."""
 
 
 class WayDown(ABC):
@@ -24,7 +42,8 @@ class WayDown(ABC):
     A way down derives from this, and leaves out what means nothing to it.
     """
 
-    def __init__(self, tier: Tier[Any], counters: Sequence[str]) -> None:
+    def __init__(self, memory: MemoryTier, tier: Tier[Any], counters: Sequence[str]) -> None:
+        self.memory = memory
         self.tier = tier
         self.counters: Counter[str] = Counter(dict.fromkeys(counters, 0))
         self.recency = RecencyBuffer(tier)
@@ -80,6 +99,16 @@ class WayDown(ABC):
     @abstractmethod
     def clear(self, namespace: str | None) -> None:
         """Drop the blocks that wait."""
+
+    def offer(self, blocks: Sequence[Block]) -> Offered[int]:
+        """`blocks`, of one namespace, as they are offered to the tier."""
+        return Offered(
+            blocks[0].namespace,
+            [block.key for block in blocks],
+            [block.length for block in blocks],
+            [checksum_of(self.memory, block) for block in blocks],
+            [block.chain for block in blocks],
+        )
 
     def declined(self, count: int, reason: str) -> None:
         """Count blocks that were not written."""

@@ -30,16 +30,15 @@ COUNTERS = (
 """`demoted_late`: evicted from memory before the tier had time for it."""
 
 
-class Below(NamedTuple):
+class BlocksBelow(NamedTuple):
     """A tier below memory, and the choice of the blocks that are written there."""
 
     tier: Tier[Any]
     admission: Admission
 
     def way(
-        self, memory: MemoryTier, block_bytes_of: Callable[[str], int], _: object
+        self, memory: MemoryTier, block_bytes_of: Callable[[str], int], fetch: object
     ) -> "WriteBehind":
-        """The way down to it."""
         return WriteBehind(memory, *self, block_bytes_of)
 
 
@@ -60,8 +59,7 @@ class WriteBehind(WayDown):
         block_bytes_of: Callable[[str], int],
     ) -> None:
         """`block_bytes_of` returns the block size of a namespace with blocks."""
-        super().__init__(tier, COUNTERS)
-        self._memory = memory
+        super().__init__(memory, tier, COUNTERS)
         self._admission = admission
         self._block_bytes_of = block_bytes_of
         self._queue: deque[Block] = deque()
@@ -86,7 +84,7 @@ class WriteBehind(WayDown):
         seen = [
             block
             for block in blocks
-            if self.tier.remove_other(block.namespace, block.key, checksum_of(self._memory, block))
+            if self.tier.remove_other(block.namespace, block.key, checksum_of(self.memory, block))
             or self._admission.is_seen_enough(block.namespace, block.key)
         ]
         self.declined(len(blocks) - len(seen), "declined_first_time")
@@ -99,8 +97,8 @@ class WriteBehind(WayDown):
         if not self._admission.remembers:
             return
         keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
-        again = [block for block in self._memory.pin_all(namespace, keys) if block is not None]
-        self._memory.unpin_all(again)
+        again = [block for block in self.memory.pin_all(namespace, keys) if block is not None]
+        self.memory.unpin_all(again)
         again.sort(key=lambda block: block.chain.start)  # a get names the last of a prompt first
         self._queue.extend(again)
         self.write_some()
@@ -133,7 +131,7 @@ class WriteBehind(WayDown):
         """Some blocks of one namespace that are worth writing. Where eviction learns they are of
         one prompt, because a tier that declines a block declines those behind it."""
         blocks: list[Block] = []
-        learner = self._memory.learner
+        learner = self.memory.learner
         path: Path | None = None
         while self._queue and len(blocks) < BLOCKS_PER_DEMOTION:
             block = self._queue[0]
@@ -147,7 +145,7 @@ class WriteBehind(WayDown):
             self._queue.popleft()
             if block.state is not BlockState.READABLE:
                 self.counters["demoted_late"] += 1
-            elif not self.tier.holds(block.namespace, block.key, checksum_of(self._memory, block)):
+            elif not self.tier.holds(block.namespace, block.key, checksum_of(self.memory, block)):
                 blocks.append(block)
         return blocks
 
@@ -159,14 +157,7 @@ class WriteBehind(WayDown):
         namespace = blocks[0].namespace
         block_bytes = self._block_bytes_of(namespace)
         self.recency.flush()
-        places = self.tier.begin_puts(
-            namespace,
-            [block.key for block in blocks],
-            block_bytes,
-            [block.length for block in blocks],
-            [checksum_of(self._memory, block) for block in blocks],
-            [block.chain for block in blocks],
-        )
+        places = self.tier.begin_puts(self.offer(blocks), block_bytes)
         taken, left = blocks[: len(places)], blocks[len(places) :]
         for block, place in zip(taken, places, strict=True):
             if block.parent:
@@ -175,17 +166,17 @@ class WriteBehind(WayDown):
         self._admission.not_written(sum(map(self._stored_bytes, left)))
         if not self.tier.has_room_of_its_own(namespace, block_bytes):
             self._hold_unplaced(namespace, blocks)
-        elif left and self._memory.learner is not None:
+        elif left and self.memory.learner is not None:
             self._admission.declined(namespace, [block.key for block in left])
         if not taken:
             return
         self._queue.extendleft(reversed(self._take_unplaced(namespace)))
-        pinned = self._memory.pin_all(namespace, [block.key for block in taken])
+        pinned = self.memory.pin_all(namespace, [block.key for block in taken])
         assert pinned == taken, "readable a moment ago"
         self._num_writing += len(taken)
         self.tier.write(
             places,
-            [self._memory.view(block) for block in taken],
+            [self.memory.view(block) for block in taken],
             lambda results: self._written(taken, places, results),
         )
 
@@ -196,7 +187,7 @@ class WriteBehind(WayDown):
         for block, place in zip(blocks, places, strict=True):
             if block.state is BlockState.DETACHED:  # removed, replaced or cleared meanwhile
                 self.tier.remove(place)
-        self._memory.unpin_all(blocks)
+        self.memory.unpin_all(blocks)
         good = sum(written is Written.OK for written in results)
         self.counters["demoted"] += good
         self.counters["demote_declined"] += len(results) - good

@@ -18,11 +18,11 @@ from remote_server.protocol import Stretch
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.store.bucket.objects.client import StoreObjects
-from remote_server.store.bucket.objects.context import context_of
+from remote_server.store.bucket.objects.context import BucketContext
 from remote_server.store.bucket.objects.objects import Body, BucketError, Failure, Head, Listed
 from remote_server.store.bucket.tier import BucketSettings, BucketTier
 from remote_server.store.io_threads import ThreadPool
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 
 
 class RealBucket(RealTier):
@@ -36,7 +36,8 @@ class RealBucket(RealTier):
         self.objects = objects or StoreObjects(url)
         self.pool = ThreadPool(self.event.set, num_threads=3)
         self.tier = BucketTier(
-            context_of(self.objects, self.pool, **context), settings or BucketSettings()
+            BucketContext(self.objects, self.pool, self.pool, **context),
+            settings or BucketSettings(),
         )
 
     def drain(self) -> None:
@@ -53,7 +54,7 @@ class RealBucket(RealTier):
     ) -> list[Written]:  # fmt: skip
         """What becomes of each row, once it has been written: nothing of those declined."""
         sums, lengths = protocol.checksums(namespace, keys, data), [*map(len, data)]
-        rows = self.tier.begin_puts(namespace, keys, ROW_BYTES, lengths, sums, chain)
+        rows = self.tier.begin_puts(Offered(namespace, keys, lengths, sums, chain), ROW_BYTES)
         results: list[Written] = []
         if rows:
             self.tier.write(rows, [memoryview(each) for each in data], results.extend)

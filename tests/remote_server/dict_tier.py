@@ -9,7 +9,7 @@ import msgspec
 
 from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
 from remote_server.store.presence import Journal
-from remote_server.store.tier import OnRead, OnWritten, Together, Written
+from remote_server.store.tier import Offered, OnRead, OnWritten, Together, Written
 
 
 class DictBlock(msgspec.Struct, eq=False):
@@ -107,15 +107,8 @@ class DictTier:
     def room_for(self, lengths: Sequence[int]) -> int:
         return len(lengths)
 
-    def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch] = (),
-    ) -> list[DictBlock]:
+    def begin_puts(self, offered: Offered[int], block_bytes: int) -> list[DictBlock]:
+        namespace, keys, lengths, checksums, chain = offered
         blocks: list[DictBlock] = []
         for place, (key, length, checksum) in enumerate(zip(keys, lengths, checksums, strict=True)):
             if not self._has_room():

@@ -19,7 +19,7 @@ from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.pages import PAGE
-from remote_server.store.tier import Tier, TierBlock, Written
+from remote_server.store.tier import Offered, Tier, TierBlock, Written
 from remote_server.store.tier_stack import TierStack
 from remote_server.store.write_behind import WriteBehind
 
@@ -97,7 +97,7 @@ class RealDisk(RealTier):
         sums = [protocol.checksum(namespace, k, d) for k, d in zip(keys, data, strict=True)]
         lengths = [*map(len, data)]
         size = block_bytes or max(lengths)
-        blocks = self.tier.begin_puts(namespace, keys, size, lengths, sums)
+        blocks = self.tier.begin_puts(Offered(namespace, keys, lengths, sums), size)
         assert len(blocks) == len(keys), "no room"
         results: list[list[Written]] = []
         self.tier.write(blocks, [memoryview(d) for d in data], results.append)
@@ -153,7 +153,7 @@ class MemoryAboveDisk:
         """As a put does; the disk may still be writing."""
         sums = protocol.checksums(namespace, keys, data)
         lengths = [*map(len, data)]
-        blocks = self.memory.begin_puts(namespace, keys, BLOCK, lengths, sums, chain)
+        blocks = self.memory.begin_puts(Offered(namespace, keys, lengths, sums, chain), BLOCK)
         assert len(blocks) == len(keys)
         for block, each in zip(blocks, data, strict=True):
             self.memory.view(block)[:] = each
@@ -187,8 +187,8 @@ class Waiting(OneByOne):
         self._settle = settle
         self._buffers: dict[TierBlock, bytearray] = {}
 
-    def begin_puts(self, namespace, keys, block_bytes, lengths, checksums, chain=()):
-        blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
+    def begin_puts(self, offered, block_bytes):
+        blocks = self.tier.begin_puts(offered, block_bytes)
         self._buffers.update({block: bytearray(block.length) for block in blocks})
         return blocks
 

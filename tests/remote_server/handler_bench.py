@@ -45,7 +45,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.store import Store
-from remote_server.store.write_behind import Below
+from remote_server.store.write_behind import BlocksBelow
 from remote_server.turns import none_in, to_end
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class HandlerBench:
     """Everything of the server `cache-1` but its loop, its sockets and its address. Time stands
     still until a test adds to `now`."""
 
-    def __init__(self, below: Sequence[Below] = ()) -> None:
+    def __init__(self, below: Sequence[BlocksBelow] = ()) -> None:
         self.now = 1000.0
         self.arena = Arena(MEMORY)
         self.tier = MemoryTier(self.arena)

@@ -4,6 +4,7 @@ from typing import Any
 
 from remote_server.protocol import KeyState
 from remote_server.store.memory.slabs import BlockState
+from remote_server.store.tier import Offered
 
 
 class OneByOne:
@@ -19,7 +20,7 @@ class OneByOne:
         return KeyState(self.lookup_all(namespace, (key,))[0])
 
     def begin_put(self, namespace, key, block_bytes, length, checksum):
-        blocks = self.begin_puts(namespace, [key], block_bytes, [length], [checksum])
+        blocks = self.begin_puts(Offered(namespace, [key], [length], [checksum]), block_bytes)
         return blocks[0] if blocks else None
 
     def complete_put(self, block):

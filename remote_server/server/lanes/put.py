@@ -13,7 +13,8 @@ from remote_server.server.lanes.room import LaneRoom
 from remote_server.server.transfer.copier import Copier, Uncopied, waiting_bytes
 from remote_server.server.transfer.put import Filled, Put, Source, check_put
 from remote_server.store.memory.slabs import slot_bytes_for
-from remote_server.store.store import Reserved, Store
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
 from remote_server.values import KiB
 
 # What a put takes that waits for its bytes, beside its keys: without bytes there may be many.

@@ -17,7 +17,8 @@ from remote_server.server.shm.regions import Regions
 from remote_server.server.transfer.copies import copy_shared
 from remote_server.server.transfer.put import Filled, Put, Source, check_put
 from remote_server.shm.region import Region
-from remote_server.store.store import Reserved, Store
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
 
 # Bytes of a region that one job copies, before the other regions have their turn: two milliseconds
 # of the mover. The end of each job costs the loop a quarter of a millisecond.

@@ -30,7 +30,8 @@ from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.store import Store
-from remote_server.store.write_behind import Below
+from remote_server.store.way_down import Below
+from remote_server.store.write_behind import BlocksBelow
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,9 @@ class Storage:
         memory = MemoryTier(
             self.arena, namespace_bytes=config.namespace_memory, clock=clock, learner=self.learner
         )
-        below: list[Below | PacksBelow] = []
+        below: list[Below] = []
         if self.disk is not None:
-            below.append(Below(self.disk.tier, self._admission(self.disk.tier)))
+            below.append(BlocksBelow(self.disk.tier, self._admission(self.disk.tier)))
         if server.bucket is not None:
             largest = Largest(memory.slabs.slab_bytes, server.config.pack)
             self.bucket = self._open_bucket(server.bucket, largest)
@@ -199,7 +200,7 @@ class Storage:
             bucket, settings, self.config.name, objects, loop.wake, loop.guard, self._clock
         )
 
-    def _follow(self, memory: MemoryTier, below: Sequence[Below | PacksBelow]) -> Follower:
+    def _follow(self, memory: MemoryTier, below: Sequence[Below]) -> Follower:
         """What shows this tenant's requests to models of other sizes."""
         budgets = {memory.name: self.config.memory}
         budgets |= {each.tier.name: each.tier.stats().budget_bytes for each in below}

@@ -12,7 +12,9 @@ from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
 from remote_server.server.sending.replies import Replies
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.store import Reserved, Store
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import KEYS_PER_STEP, InState, Steps, Transfer, parts
 
 
@@ -242,9 +244,8 @@ class Put(Transfer):
         seen: set[bytes] | None,
     ) -> None:
         part = self._puts.store.puts.begin(
-            self._request.namespace, keys, lengths, checksums,
+            Offered(self._request.namespace, keys, lengths, checksums, chain),
             force=self._request.force, declines=self._declines, seen=seen,
-            chain=chain,
         )  # fmt: skip
         self.parts.append(part)
         self._source.reserved(part, lengths)

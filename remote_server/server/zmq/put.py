@@ -12,7 +12,8 @@ from remote_server.protocol import (
 from remote_server.server.transfer.copier import TURN_BYTES, Copier, Uncopied, waiting_bytes
 from remote_server.server.transfer.copies import copy_in
 from remote_server.server.transfer.put import Filled, Put, Source, check_put
-from remote_server.store.store import Reserved, Store
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
 
 
 class FramePuts(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from remote_server.guard import Guard
 from remote_server.store.bucket.index.contents import Swept
 from remote_server.store.bucket.index.names import MAX_LEARNED
-from remote_server.store.bucket.objects.context import context_of
+from remote_server.store.bucket.objects.context import BucketContext
 from remote_server.store.bucket.objects.objects import BucketError, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.objects.room import Room
@@ -101,7 +101,7 @@ class OpenBucket:
         self._sweeping = False
         self._round: list[range] = []
         """The partitions that this round has not swept yet."""
-        context = context_of(
+        context = BucketContext(
             objects,
             ThreadPool(wake, guard=guard, threads=shared.threads),
             ThreadPool(wake, guard=guard, threads=shared.readers),
@@ -142,7 +142,7 @@ class OpenBucket:
 
     def close(self) -> None:
         self.tier.context.pool.stop()
-        self.tier.context.readers.stop()
+        self.tier.context.reads.stop()
 
 
 def _list_all(objects: Objects, prefix: str) -> Listing:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from remote_server.protocol import UNKNOWN, Stretch, TierStats, select
+from remote_server.protocol import UNKNOWN, TierStats, select
 from remote_server.store.bucket.ends import Ends
 from remote_server.store.bucket.index.contents import Contents
 from remote_server.store.bucket.objects.context import BucketContext
@@ -30,7 +30,7 @@ from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.chains import Group
 from remote_server.store.pages import padded
 from remote_server.store.presence import Journal
-from remote_server.store.tier import OnRead, OnWritten
+from remote_server.store.tier import Offered, OnRead, OnWritten
 
 COUNTERS = (
     *reads.COUNTERS, *renewals.COUNTERS,
@@ -142,7 +142,7 @@ class BucketTier:
 
     @property
     def busy(self) -> bool:
-        return self.context.pool.busy or self.context.readers.busy
+        return self.context.pool.busy or self.context.reads.busy
 
     @property
     def num_names(self) -> int:
@@ -154,16 +154,9 @@ class BucketTier:
     def room_for(self, lengths: Sequence[int]) -> int:
         return self._writes.room_for(lengths)
 
-    def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch] = (),
-    ) -> list[BucketBlock]:
-        """Rows of packs that `chain` makes whole, and a pack of its own for each other row."""
+    def begin_puts(self, offered: Offered[int], block_bytes: int) -> list[BucketBlock]:
+        """Rows of packs that the chain fields make whole, and a pack of its own for each other."""
+        namespace, keys, lengths, checksums, chain = offered
         if not self.availability.is_open:
             self._counters["declined_unavailable"] += len(keys)
             return []
@@ -275,7 +268,7 @@ class BucketTier:
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 
     def finish_jobs(self) -> None:
-        for pool in {self.context.pool, self.context.readers}:
+        for pool in {self.context.pool, self.context.reads}:
             pool.finish_jobs()
 
     def report_to(self, journal: Journal) -> None:

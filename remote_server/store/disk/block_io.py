@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remote_server.protocol import Stretch, select
+from remote_server.protocol import select
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.context import DiskContext
 from remote_server.store.disk.recovery import Recovery
@@ -25,7 +25,7 @@ from remote_server.store.disk.transfers import (
 )
 from remote_server.store.io_threads import Batch, Job, Priority
 from remote_server.store.pages import Scratch
-from remote_server.store.tier import OnRead, OnWritten, Written
+from remote_server.store.tier import Offered, OnRead, OnWritten, Written
 
 
 class Writing:
@@ -48,15 +48,8 @@ class Writing:
         self._recovery = recovery
         self._max_bytes = max_bytes
 
-    def begin(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch],
-    ) -> list[DiskBlock]:
+    def begin(self, offered: Offered[int], block_bytes: int) -> list[DiskBlock]:
+        namespace, keys, lengths, checksums, chain = offered
         blocks: list[DiskBlock] = []
         if block_bytes > largest_block(self._segments.segment_bytes):
             self._counters["declined_no_slot"] += len(keys)

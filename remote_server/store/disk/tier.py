@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from remote_server.protocol import KeyState, Stretch, TierStats
+from remote_server.protocol import KeyState, TierStats
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.context import DiskContext
@@ -29,7 +29,7 @@ from remote_server.store.eviction.policy import policy_maker
 from remote_server.store.io_threads import Pool
 from remote_server.store.pages import PAGE, padded
 from remote_server.store.presence import Journal
-from remote_server.store.tier import OnRead, OnWritten, Together
+from remote_server.store.tier import Offered, OnRead, OnWritten, Together
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class DiskSettings(NamedTuple):
 
 class DiskTier:
     """A `Tier` of blocks in the slots of segments, under one hard budget of all namespaces.
+    Docstrings of calls add to those of `Tier`.
 
     The owner calls `finish_jobs` when the pool wakes it; callbacks run there, and inside no other
     call. Not thread-safe: one thread.
@@ -140,7 +141,6 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Whether a block is being read, written, erased or verified."""
         return self._pool.busy
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
@@ -153,13 +153,11 @@ class DiskTier:
         return states
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """`lookup_all` with ABSENT for keys that unread headers could hold: for puts."""
         if self._index.unverified:
             self._verify_soon(namespace, keys)
         return self._index.states(namespace, keys)
 
     def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
-        """Whether these very bytes are on disk, verified or not: another write gains nothing."""
         block = self._index.find(namespace, key)
         return block is not None and block.checksum == checksum
 
@@ -170,28 +168,21 @@ class DiskTier:
         return key in self._index.readable.get(namespace, ())
 
     def peek(self, namespace: str, key: bytes) -> DiskBlock | None:
-        """The block of `key`, verified or not. Not a use."""
         return self._index.find(namespace, key)
 
     def room_for(self, lengths: Sequence[int]) -> int:
-        """How many blocks of these `lengths` may wait to be written, beside those that do:
-        `begin_puts` would decline the others as busy."""
         return self._writing.room_for(lengths)
 
     def readable_keys(self, namespace: str) -> list[bytes]:
-        """Of all readable blocks of one namespace."""
         return [*self._index.readable.get(namespace, ())]
 
     def num_blocks(self, namespace: str) -> int:
-        """Readable blocks of one namespace."""
         return len(self._index.readable.get(namespace, ()))
 
     def namespaces(self) -> dict[str, int]:
-        """The namespaces with segments, found at start or made since, and their `block_bytes`."""
         return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
 
     def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
-        """Whether it has a segment, in which its oldest blocks can make room."""
         return (namespace, block_bytes) in self.segments.classes
 
     def take_retry(self) -> bool:
@@ -203,7 +194,7 @@ class DiskTier:
         return f"{segment_name(block.segment.number)}, slot {block.slot}"
 
     def age_s(self, block: DiskBlock) -> float:
-        """The time since `block` was written, by a clock that continues over restarts."""
+        """The clock continues over restarts."""
         return max(0, self.segments.now_ns() - block.generation) / 1e9
 
     def stored_bytes(self, length: int) -> int:
@@ -242,43 +233,22 @@ class DiskTier:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
-    def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch] = (),
-    ) -> list[DiskBlock]:
-        """A slot for each of the first keys, as many as there is room for now, after evictions. The
-        others are counted by reason.
-
-        The caller ends each with `write` or `fail_put`. A key that is on disk already gets another
-        copy, which replaces the first when it is written: check `lookup_all` before.
-        """
-        return self._writing.begin(namespace, keys, block_bytes, lengths, checksums, chain)
+    def begin_puts(self, offered: Offered[int], block_bytes: int) -> list[DiskBlock]:
+        """A key that is on disk already gets another copy, which replaces the first when it is
+        written: check `lookup_all` before."""
+        return self._writing.begin(offered, block_bytes)
 
     def write(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten
     ) -> None:
-        """Fill the slots of `blocks` from `views`, and publish them in this order: the last one is
-        the most recently used.
-
-        `on_written` is called once, with the result of each block. From then on `views` are the
-        caller's again, and each block is readable or discarded. At least one block.
-        """
         self._writing.write(blocks, views, on_written)
 
     def fail_put(self, block: DiskBlock) -> None:
-        """Discard `block`, which was not handed to `write`. A previous copy stays."""
         self._writing.end(block, None)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
-        """The readable block of each key, pinned until `read` or `unpin`, and used now: the last
-        one is the most recently used."""
         return self._reading.pin_all(namespace, keys)
 
     def together(self, blocks: Sequence[DiskBlock]) -> Sequence[Together[DiskBlock]]:
@@ -290,17 +260,11 @@ class DiskTier:
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead,
         deadline: float = inf,
     ) -> None:  # fmt: skip
-        """Fill `views`, writable and as long as their blocks, which must be pinned.
-
-        `on_read` is called once: whether each view holds its block's bytes. From then on `views`
-        are the caller's again, and each block's pin is released. A block whose bytes do not arrive
-        intact is a miss, and is removed. At least one block. The caller's memory bounds the reads
-        under way. None takes long enough to regard `deadline`.
-        """
+        """The caller's memory bounds the reads under way. None takes long enough to regard
+        `deadline`."""
         self._reading.read(blocks, views, on_read)
 
     def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
-        """`read` without views: whether the file still holds the bytes of each. At least one."""
         self._reading.verify(blocks, on_read)
 
     def unpin_all(self, blocks: Iterable[DiskBlock]) -> None:
@@ -308,14 +272,12 @@ class DiskTier:
             self._removal.unpin(block)
 
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
-        """Mark as used now: the last one is the most recently used. Returns how many are
-        readable."""
         return self._reading.touch_all(namespace, keys)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 
     def remove(self, block: DiskBlock) -> bool:
-        """Remove `block` from the index and erase it; False when it was not readable any more."""
+        """It is erased when its last reader is done."""
         if block.state is not BlockState.READABLE:
             return False
         self._removal.discard(block)
@@ -323,8 +285,6 @@ class DiskTier:
         return True
 
     def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
-        """Remove the block of `key`, verified or not, unless it holds these very bytes. Returns
-        whether there was one."""
         block = self._index.find(namespace, key)
         if block is None or block.checksum == checksum:
             return False
@@ -333,14 +293,12 @@ class DiskTier:
         return True
 
     def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
-        """Remove those of `keys`, verified or not, that are as old or older."""
         cutoff_generation = self.segments.cutoff(max_age_s)
         found = (self._index.find(namespace, key) for key in {*keys})
         self._expire([b for b in found if b is not None and b.generation <= cutoff_generation])
 
     def expire_some(self, max_age_s: float, at_most: int) -> None:
-        """Remove up to `at_most` such blocks from one segment; the next call takes the next
-        segment."""
+        """Each call takes one segment, in turn."""
         cutoff_generation = self.segments.cutoff(max_age_s)
         if not (segments := [*self.segments.all]):
             return
@@ -360,11 +318,7 @@ class DiskTier:
         self._counters["expired"] += len(blocks)
 
     def clear(self, namespace: str | None) -> int:
-        """Remove all blocks of one namespace, or of all, and drop those being written.
-
-        Returns how many blocks were removed, unverified ones included. Effective at once for this
-        process, and for the next one from `when_gone` on.
-        """
+        """Blocks that are not verified count too."""
         segments = [
             segment
             for segment in self.segments.all
@@ -378,13 +332,10 @@ class DiskTier:
         return removed
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
-        False when the file system fails to remove or to sync."""
         self._allocator.when_gone(then)
 
     @property
     def clearing(self) -> bool:
-        """Whether a caller waits for `when_gone`."""
         return self._allocator.clearing
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────

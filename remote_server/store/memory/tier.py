@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
-from remote_server.protocol import KeyState, Stretch, TierStats
+from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.eviction.policy import policy_maker
@@ -21,6 +21,7 @@ from remote_server.store.memory.slabs import (
     slot_bytes_for,
 )
 from remote_server.store.presence import Journal
+from remote_server.store.tier import Offered
 from remote_server.store.use_times import UseTimes
 
 _NONE: Mapping[bytes, object] = {}
@@ -97,20 +98,11 @@ class MemoryTier(BlockBytes):
         return self._index.get(namespace, {}).get(key)
 
     def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int | None],
-        chain: Sequence[Stretch] = (),
-        *,
-        may_refuse: bool = False,
+        self, offered: Offered[int | None], block_bytes: int, *, may_refuse: bool = False
     ) -> list[Block]:
         """A slot for each of the first keys, as many as there is room for now, after evictions;
         none for blocks that no slab can hold. The namespace has blocks of at most `block_bytes`.
-        `chain` has the stretches of all keys. With `may_refuse` there is no room for those that
-        rank below all that would be evicted.
+        With `may_refuse` there is no room for those that rank below all that would be evicted.
 
         The caller fills `view(block)` of each, and ends it once, with `complete_puts` or
         `fail_put`. Until then readers see the previous copy, or nothing.
@@ -118,6 +110,7 @@ class MemoryTier(BlockBytes):
         if not self.slabs.can_hold(block_bytes):
             self.refused = False
             return []
+        namespace, keys, lengths, checksums, chain = offered
         size_class = self.slabs.size_class(block_bytes)
         if self._namespace_bytes:
             quota = self._namespace_bytes // size_class.slot_bytes

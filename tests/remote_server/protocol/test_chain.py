@@ -29,6 +29,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack_slot_header
 from remote_server.store.fetches import Fetches
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.tier import Offered
 
 pytestmark = pytest.mark.real_time
 
@@ -121,7 +122,7 @@ def test_fields_go_down_to_the_disk_and_come_back_with_a_promotion_after_a_resta
             memory = MemoryTier(arena, slab_bytes=64 << 10)
             stack = stack_of(memory, disk.tier, lambda _: 4096)
             if not start:
-                blocks = memory.begin_puts("ns", keys, 4096, [4096] * 11, sums, ROWS)
+                blocks = memory.begin_puts(Offered("ns", keys, [4096] * 11, sums, ROWS), 4096)
                 for block in blocks:
                     memory.view(block)[:] = data
                 memory.complete_puts(blocks)
@@ -159,7 +160,7 @@ def test_a_folder_of_the_server_before_is_read_with_unknown_fields_and_gets_new_
             assert disk.tier.peek("ns", b"old%d" % number).chain == UNKNOWN
             assert disk.read(b"old%d" % number) == bytes([number + 1]) * 1000
         sums = [protocol.checksum("ns", b"new", bytes(1000))]
-        blocks = disk.tier.begin_puts("ns", [b"new"], 1000, [1000], sums, ROWS[:1])
+        blocks = disk.tier.begin_puts(Offered("ns", [b"new"], [1000], sums, ROWS[:1]), 1000)
         disk.tier.write(blocks, [memoryview(bytes(1000))], lambda _: None)
         disk.drain()
     with RealDisk(tmp_path, budget, segment_bytes) as disk:

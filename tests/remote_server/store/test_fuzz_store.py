@@ -22,7 +22,9 @@ from remote_server.store.eviction.victims import Rule
 from remote_server.store.memory.slabs import slot_bytes_for
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.store import Reserved, Store
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import to_end
 
 pytest_plugins = ["fuzzing"]
@@ -109,7 +111,9 @@ class StoreMachine(RuleBasedStateMachine):
             number = NUM_SLABS * (SLAB_BYTES // slot_bytes_for(block_bytes))
             names = [b"last %d" % each for each in range(number)]
             sums = [0] * number
-            reserved = self.store.puts.begin(name, names, [block_bytes] * number, sums, force=False)
+            reserved = self.store.puts.begin(
+                Offered(name, names, [block_bytes] * number, sums), force=False
+            )
             assert len(reserved.blocks) == number, "a slot was lost"
             self.store.puts.end(reserved, [True] * number)
             self.store.tier_stack.check()
@@ -135,7 +139,9 @@ class StoreMachine(RuleBasedStateMachine):
         sums = protocol.checksums(name, keys, sources)
         outcomes = self.outcomes(name, keys, force=force, draining=draining)
         declines = Declined.DRAINING if draining else None
-        reserved = self.store.puts.begin(name, keys, lengths, sums, force=force, declines=declines)
+        reserved = self.store.puts.begin(
+            Offered(name, keys, lengths, sums), force=force, declines=declines
+        )
         writes = (PutOutcome.CREATED, PutOutcome.FORCED)
         indices = [i for i, outcome in enumerate(outcomes) if outcome in writes]
         gone = [

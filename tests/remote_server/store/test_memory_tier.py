@@ -7,6 +7,7 @@ from remote_server.protocol import KeyState
 from remote_server.shm.mapping import BYTES_PER_WORD, Arena
 from remote_server.store.memory.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.tier import Offered
 from remote_server.values import GiB, MiB
 
 SLAB_BYTES = 4096
@@ -100,7 +101,7 @@ def test_a_generation_word_is_right_while_its_block_is_readable_and_never_again(
 def test_blocks_that_come_together_after_an_eviction_are_neighbours(tier):
     for number in range(0, 256, 16):
         keys = [b"%d" % each for each in range(number, number + 16)]
-        blocks = tier.begin_puts("ns", keys, SMALL, [SMALL] * 16, [0] * 16)
+        blocks = tier.begin_puts(Offered("ns", keys, [SMALL] * 16, [0] * 16), SMALL)
         for first in (0, 8):  # a slab each
             assert tier.view_of_run(blocks[first : first + 8]) is not None
         tier.complete_puts(blocks[::-1])

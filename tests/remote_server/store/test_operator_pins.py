@@ -13,6 +13,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import to_end
 
 pytestmark = pytest.mark.real_time
@@ -126,7 +127,7 @@ def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     store = Store(tier.tier, lambda: now, ttl_s=10.0)
     store.namespaces.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
-        reserved = store.puts.begin("ns", [name], [SMALL], [0], force=False)
+        reserved = store.puts.begin(Offered("ns", [name], [SMALL], [0]), force=False)
         store.puts.end(reserved, [True])
         now += 6.0
     assert to_end(store.pin("ns", None)) == (1, SMALL, 0)

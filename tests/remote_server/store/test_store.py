@@ -6,6 +6,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import to_end
 from remote_server.values import MiB
 
@@ -26,7 +27,7 @@ def store():
 
 def begin(store, *keys, force=False):
     sums = [0] * len(keys)
-    return store.puts.begin("ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force)
+    return store.puts.begin(Offered("ns", keys, [BLOCK_BYTES] * len(keys), sums), force=force)
 
 
 def put(store, *keys, **how):
@@ -90,7 +91,7 @@ def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
 
 def test_a_namespace_has_one_block_size(store):
     store.namespaces.declare("ns", INFO)
-    reserved = store.puts.begin("ns", [b"k"], [1], [None], force=False)
+    reserved = store.puts.begin(Offered("ns", [b"k"], [1], [None]), force=False)
     for _ in ("being written", "readable"):
         with pytest.raises(RequestRefused, match="4096 bytes, not 8192") as caught:
             store.namespaces.declare("ns", NamespaceInfo(block_bytes=8192))

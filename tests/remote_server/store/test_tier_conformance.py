@@ -15,6 +15,7 @@ from remote_server.shm.mapping import Arena
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.presence import Presence
+from remote_server.store.tier import Offered
 
 BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
@@ -291,14 +292,14 @@ def test_many_lookups_are_each_as_one(tier):
 def test_many_puts_find_places_for_the_first_that_fit(bounded):
     keys = [b"%d" % number for number in range(CAPACITY + 3)]
     checksums = [protocol.checksum("ns", key, b"%8d" % place) for place, key in enumerate(keys)]
-    blocks = bounded.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), checksums)
+    blocks = bounded.begin_puts(Offered("ns", keys, [8] * len(keys), checksums), BLOCK_BYTES)
     assert [block.key for block in blocks] == keys[:CAPACITY]
     for number, block in enumerate(blocks):
         bounded.view(block)[:] = b"%8d" % number
     bounded.complete_puts(blocks)
     assert [read(bounded, key) for key in keys[:3]] == [b"%8d" % number for number in range(3)]
     assert bounded.stats().blocks == CAPACITY
-    assert bounded.begin_puts("ns", [], BLOCK_BYTES, [], []) == []
+    assert bounded.begin_puts(Offered("ns", [], [], []), BLOCK_BYTES) == []
     bounded.complete_puts([])
 
 
@@ -306,7 +307,7 @@ def test_a_block_has_the_chain_fields_that_it_was_put_with_and_no_other(tier):
     keys = [b"%d" % number for number in range(3)]
     checksums = [protocol.checksum("ns", key, b"1") for key in keys]
     blocks = tier.begin_puts(
-        "ns", keys, BLOCK_BYTES, [1] * 3, checksums, [Stretch(2, 1, 64, 32, 96), UNKNOWN]
+        Offered("ns", keys, [1] * 3, checksums, [Stretch(2, 1, 64, 32, 96), UNKNOWN]), BLOCK_BYTES
     )
     for block in blocks:
         tier.view(block)[:] = b"1"
@@ -348,7 +349,7 @@ def test_whoever_reads_its_news_knows_what_is_readable(tier):
 
 def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):
     keys = [b"a", b"b"]
-    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [1, 1], [0, 0])
+    blocks = tier.begin_puts(Offered("ns", keys, [1, 1], [0, 0]), BLOCK_BYTES)
     assert tier.clear(None) == 0
     assert tier.lookup_all("ns", keys) == bytes(2)
     tier.check()
@@ -361,7 +362,7 @@ def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):
 def test_the_last_of_many_published_or_pinned_is_the_most_recently_used(bounded):
     fill(bounded, count=CAPACITY - 4)
     keys = [b"a", b"b", b"c", b"d"]
-    blocks = bounded.begin_puts("ns", keys, BLOCK_BYTES, [1] * 4, [0] * 4)
+    blocks = bounded.begin_puts(Offered("ns", keys, [1] * 4, [0] * 4), BLOCK_BYTES)
     bounded.complete_puts(blocks[::-1])
     bounded.unpin_all(bounded.pin_all("ns", [b"filler-%d" % n for n in range(CAPACITY - 4)]))
     fill(bounded, first=CAPACITY, count=2)

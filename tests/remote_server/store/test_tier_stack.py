@@ -19,7 +19,8 @@ from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.pages import PAGE
 from remote_server.store.presence import Presence
 from remote_server.store.store import Store
-from remote_server.store.write_behind import Below
+from remote_server.store.tier import Offered
+from remote_server.store.write_behind import BlocksBelow
 from remote_server.turns import to_end
 
 IN_MEMORY = 16
@@ -346,15 +347,14 @@ class Three:
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
         self.disk = RealDisk(folder, *budget_for(2, 16, BLOCK))
         self.third = DictTier(4 * ON_DISK)
-        below = [Below(self.disk.tier, Admission()), Below(self.third, Admission())]
+        below = [BlocksBelow(self.disk.tier, Admission()), BlocksBelow(self.third, Admission())]
         self.store = Store(self.memory, below=below)
         self.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK))
 
     def put(self, number: int) -> None:
         key, data = b"%d" % number, data_of(number)
-        reserved = self.store.puts.begin(
-            "ns", [key], [BLOCK], [protocol.checksum("ns", key, data)], force=False
-        )
+        offered = Offered("ns", [key], [BLOCK], [protocol.checksum("ns", key, data)])
+        reserved = self.store.puts.begin(offered, force=False)
         self.memory.view(reserved.blocks[0])[:] = data
         self.store.puts.end(reserved, [True])
         self.settle()

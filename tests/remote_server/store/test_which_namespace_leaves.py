@@ -8,6 +8,7 @@ from remote_server.store.memory.slabs import slot_bytes_for
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import to_end
 from remote_server.values import MiB
 
@@ -30,7 +31,7 @@ def declare(store: Store, *names: str, by: bytes = b"", block_bytes: int = 64) -
 
 def fill(store: Store, *names: str) -> None:
     for name in names:
-        reserved = store.puts.begin(name, [b"key"], [8], [None], force=False)
+        reserved = store.puts.begin(Offered(name, [b"key"], [8], [None]), force=False)
         store.puts.end(reserved, [True])
 
 
@@ -73,7 +74,7 @@ def test_what_is_kept_or_in_transfer_leaves_last(store: Store, use: str):
     elif use == "pinned":
         pinned = to_end(store.gets.get("a", [b"key"])).blocks
     else:
-        reserved = store.puts.begin("a", [b"2"], [8], [None], force=False)
+        reserved = store.puts.begin(Offered("a", [b"2"], [8], [None]), force=False)
     declare(store, "e")
     assert [*store.namespaces.known] == ["a", "c", "d", "e"]
     store.memory.unpin_all(pinned)

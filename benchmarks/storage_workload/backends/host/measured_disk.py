@@ -14,7 +14,6 @@ from pathlib import Path
 from benchmarks.storage_workload.backends.host.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
 from remote_server.native.job import Kind
-from remote_server.protocol import Stretch
 from remote_server.store.disk.directory import TakenFolder
 from remote_server.store.disk.files import File, Files, Moved
 from remote_server.store.disk.layout import slot_bytes_for
@@ -27,7 +26,7 @@ from remote_server.store.disk.segments import (
 from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import Pool, ThreadPool
 from remote_server.store.pages import PAGE
-from remote_server.store.tier import OnRead, OnWritten, Written
+from remote_server.store.tier import Offered, OnRead, OnWritten, Written
 from remote_server.values import format_bytes
 
 # The number of segments of a small budget.
@@ -94,18 +93,10 @@ class MeasuredDiskTier(DiskTier):
         self.reads = ReadTimes()
         self._calls = calls
 
-    def begin_puts(
-        self,
-        namespace: str,
-        keys: Sequence[bytes],
-        block_bytes: int,
-        lengths: Sequence[int],
-        checksums: Sequence[int],
-        chain: Sequence[Stretch] = (),
-    ) -> list[DiskBlock]:
-        blocks = super().begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
-        if len(blocks) < len(keys):
-            self.on_declined(keys[len(blocks) :])
+    def begin_puts(self, offered: Offered[int], block_bytes: int) -> list[DiskBlock]:
+        blocks = super().begin_puts(offered, block_bytes)
+        if len(blocks) < len(offered.keys):
+            self.on_declined(offered.keys[len(blocks) :])
         return blocks
 
     def write(

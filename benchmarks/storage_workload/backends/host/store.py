@@ -30,7 +30,7 @@ from remote_server.store.memory.slabs import memory_for_block
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
-from remote_server.store.write_behind import Below
+from remote_server.store.write_behind import BlocksBelow
 from remote_server.values import MiB, format_bytes
 
 NAMESPACE = "storage-workload"
@@ -74,7 +74,9 @@ class StoreHost:
                 undo.callback(self.disk.close)
             tier = MemoryTier(self._arena)
             leaving = LeavingOnly() if cascade else None
-            below = [Below(disk.tier, leaving or Admission()) for disk in (self.disk,) if disk]
+            below = [
+                BlocksBelow(disk.tier, leaving or Admission()) for disk in (self.disk,) if disk
+            ]
             self.store = Store(tier, below=below)
             self.store.namespaces.declare(NAMESPACE, NamespaceInfo(block_bytes=block_bytes))
             self._memory = HostMemory(

@@ -20,8 +20,9 @@ from benchmarks.storage_workload.traffic.entries import Blocks
 from remote_server import protocol
 from remote_server.protocol import Declined, PutOutcome
 from remote_server.store.disk.segments import DiskBlock
-from remote_server.store.store import Reserved, Store
-from remote_server.store.tier import Written
+from remote_server.store.puts import Reserved
+from remote_server.store.store import Store
+from remote_server.store.tier import Offered, Written
 from remote_server.values import MiB
 
 # Bytes filled in one turn.
@@ -114,10 +115,9 @@ class HostWrites:
         return True
 
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
-        reserved = self._store.puts.begin(
-            self._namespace, window.keys, window.lengths, [None] * len(window.keys),
-            force=False,
-        )  # fmt: skip
+        unhashed = [None] * len(window.keys)
+        offered = Offered(self._namespace, window.keys, window.lengths, unhashed)
+        reserved = self._store.puts.begin(offered, force=False)
         try:
             yield from self._fill(reserved)
         except BaseException:

@@ -26,7 +26,7 @@ from remote_server.store.chains import Group, joined
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.tier import Written
-from remote_server.store.way_down import WayDown, checksum_of
+from remote_server.store.way_down import Fetch, WayDown, checksum_of
 from remote_server.turns import Steps, parts
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,6 @@ COUNTERS = (
 was put with another place. `declined_no_window`: no hit of the hybrid model's packs could end
 anywhere."""
 
-OnFetched = Callable[[list[Block | None]], None]
-Fetch = Callable[[str, Sequence[bytes], OnFetched], object]
-
 
 class PackWriter(WayDown):
     """The way down to one bucket tier. One thread."""
@@ -70,9 +67,8 @@ class PackWriter(WayDown):
     ) -> None:
         """`block_bytes_of` returns the block size of a namespace, or raises `KeyError`.
         `fetch` reads rows of the tiers between into memory, pinned."""
-        super().__init__(tier, COUNTERS)
+        super().__init__(memory, tier, COUNTERS)
         self._fetch_all = fetch
-        self._memory = memory
         self._admit = admit
         self.budget = budget
         self._block_bytes_of = block_bytes_of
@@ -195,7 +191,7 @@ class PackWriter(WayDown):
             return
         for block in blocks:
             copy = self.tier.peek(block.namespace, block.key)
-            if copy is not None and copy.checksum != checksum_of(self._memory, block):
+            if copy is not None and copy.checksum != checksum_of(self.memory, block):
                 self.tier.remove(copy)
             completed = self._awaited.came(block.namespace, block.key)
             if completed is not None:
@@ -246,7 +242,7 @@ class PackWriter(WayDown):
             if len(here) == len(blocks):
                 self._write(here, wanted, on_end)
                 return
-            self._memory.unpin_all(here)
+            self.memory.unpin_all(here)
             self.declined(len(blocks), "declined_incomplete")
             if on_end is not None:
                 on_end(wanted, 0)
@@ -257,22 +253,15 @@ class PackWriter(WayDown):
         """Write the pack of `blocks`, which are pinned."""
         num_bytes = sum(self.tier.stored_bytes(block.length) for block in blocks)
         if on_end is None and not self.budget.take(num_bytes):
-            self._memory.unpin_all(blocks)
+            self.memory.unpin_all(blocks)
             self.declined(len(blocks), "declined_write_rate")
             return
-        rows = self.tier.begin_puts(
-            blocks[0].namespace,
-            [block.key for block in blocks],
-            wanted.block_bytes,
-            [block.length for block in blocks],
-            [checksum_of(self._memory, block) for block in blocks],
-            [block.chain for block in blocks],
-        )
+        rows = self.tier.begin_puts(self.offer(blocks), wanted.block_bytes)
         # Rows whose puts had other chain fields than the lookup form other packs.
         if len(rows) < len(blocks) or rows[0].pack is not rows[-1].pack:
             for row in rows:
                 self.tier.fail_put(row)
-            self._memory.unpin_all(blocks)
+            self.memory.unpin_all(blocks)
             self.declined(len(blocks), "declined_incomplete")
             if on_end is None:
                 self.budget.give_back(num_bytes)
@@ -280,13 +269,13 @@ class PackWriter(WayDown):
                 on_end(wanted, None)
             return
         self._num_writing += len(blocks)
-        views = [self._memory.view(block) for block in blocks]
+        views = [self.memory.view(block) for block in blocks]
 
         def written(results: Sequence[Written]) -> None:
             self._num_writing -= len(blocks)
             if any(block.state is BlockState.DETACHED for block in blocks):
                 self.tier.remove(rows[0])  # removed, replaced or cleared meanwhile
-            self._memory.unpin_all(blocks)
+            self.memory.unpin_all(blocks)
             good = sum(result is Written.OK for result in results)
             self.counters["demoted"] += good
             self.counters["demote_declined"] += len(results) - good
@@ -306,7 +295,6 @@ class PacksBelow(NamedTuple):
     def way(
         self, memory: MemoryTier, block_bytes_of: Callable[[str], int], fetch: Fetch
     ) -> PackWriter:
-        """The way down to it."""
         return PackWriter(memory, *self, block_bytes_of, fetch)
 
 

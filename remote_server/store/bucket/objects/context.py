@@ -3,7 +3,8 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from remote_server.store.bucket.objects.availability import Availability
@@ -19,16 +20,19 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class BucketContext:
     """What each part of one tenant's tier needs. `objects`, both pools and `room` are the
-    caller's; `readers` has the threads of reads of packs, `room` is shared with other tenants."""
+    caller's. `reads` runs the reads of packs, `room` is shared with other tenants."""
 
     objects: Objects
     pool: Pool
-    readers: Pool
-    tenant: str
-    clock: Callable[[], float]
-    room: Room
-    availability: Availability
-    counters: Counter[str]
+    reads: Pool
+    tenant: str = ""
+    clock: Callable[[], float] = time.monotonic
+    room: Room = field(default_factory=Room)
+    counters: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def availability(self) -> Availability:
+        return Availability(self.clock, self.objects.url)
 
     def name_of(self, pack: Pack) -> str:
         return object_name(self.tenant, pack.namespace, pack.key)
@@ -48,19 +52,3 @@ class BucketContext:
         self.counters[f"failed_{failure}"] += 1
         if self.availability.failed(failure, of):
             self.counters["pauses"] += 1
-
-
-def context_of(
-    objects: Objects,
-    pool: Pool,
-    readers: Pool | None = None,
-    *,
-    tenant: str = "",
-    clock: Callable[[], float] = time.monotonic,
-    room: Room | None = None,
-) -> BucketContext:
-    """A context with accounts of its own. Without `readers`, `pool` reads packs too."""
-    return BucketContext(
-        objects, pool, readers or pool, tenant, clock, room or Room(),
-        Availability(clock, objects.url), Counter(),
-    )  # fmt: skip

@@ -102,7 +102,7 @@ class PackReads:
         read.num_calls += 1
         work = partial(read.run, self._context.objects, self._context.name_of(read.pack))
         finish = partial(self._ended, read, is_second)
-        self._context.readers.submit(Job(Priority.READ, lambda _: work(), finish))
+        self._context.reads.submit(Job(Priority.READ, lambda _: work(), finish))
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 

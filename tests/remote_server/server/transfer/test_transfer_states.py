@@ -22,7 +22,7 @@ from remote_server.server.zmq import put as zmq_put
 from remote_server.server.zmq.put import Frames
 from remote_server.store import gets
 from remote_server.store.admission import Admission
-from remote_server.store.write_behind import Below
+from remote_server.store.write_behind import BlocksBelow
 from remote_server.turns import Steps, to_end
 
 pytestmark = pytest.mark.real_time
@@ -39,7 +39,7 @@ class Bench(HandlerBench):
     requests whose blocks were read."""
 
     def __init__(self) -> None:
-        super().__init__([Below(DictTier(1000), Admission())])
+        super().__init__([BlocksBelow(DictTier(1000), Admission())])
         self.later: list[Steps[None]] = []
         self.replies._later = lambda client, steps: self.later.append(steps)
         self.asked = 0

@@ -15,6 +15,7 @@ from remote_server.server.server import Server
 from remote_server.server.upkeep import upkeep
 from remote_server.store.memory.slabs import Block
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.tier import Offered
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time
@@ -37,7 +38,7 @@ def idle_server(now):
 
 def put(server, key: bytes):
     server.store.namespaces.declare("ns", NamespaceInfo(block_bytes=BLOCK_BYTES))
-    reserved = server.store.puts.begin("ns", [key], [10], [0], force=False)
+    reserved = server.store.puts.begin(Offered("ns", [key], [10], [0]), force=False)
     server.store.puts.end(reserved, [True])
     return reserved.blocks[0]
 

@@ -15,6 +15,7 @@ from remote_server.protocol import Stretch, Verify
 from remote_server.server.upkeep import private_memory
 from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.opening import NUM_THREADS
+from remote_server.store.tier import Offered
 
 PACK_BYTES = 16 << 20
 
@@ -25,7 +26,7 @@ def test_each_thread_has_a_pack_of_the_default_size_to_write():
         while bucket.tier.room_for([PACK_BYTES]):
             key = b"%d" % len(begun)
             begun += bucket.tier.begin_puts(
-                "ns", [key], PACK_BYTES, [PACK_BYTES], [0], [Stretch(1, 0, 0, 1024)]
+                Offered("ns", [key], [PACK_BYTES], [0], [Stretch(1, 0, 0, 1024)]), PACK_BYTES
             )
         assert len({block.pack.key for block in begun}) == NUM_THREADS
         for block in begun:

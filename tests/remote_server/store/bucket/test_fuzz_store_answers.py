@@ -26,6 +26,7 @@ from remote_server.store.bucket.tier import BucketSettings
 from remote_server.store.bucket.transfers.pack_io import Largest
 from remote_server.store.bucket.upkeep import survey
 from remote_server.store.bucket.upkeep.sweep import Limits, sweep
+from remote_server.store.tier import Offered
 
 pytest_plugins = ["fuzzing"]
 pytestmark = pytest.mark.real_time
@@ -88,7 +89,7 @@ def put(bucket: RealBucket) -> None:
     data = [data_of(each, False) for each in NEW]
     lengths = [LENGTH] * ROWS
     sums = protocol.checksums(NAMESPACE, NEW, data)
-    rows = bucket.tier.begin_puts(NAMESPACE, NEW, BLOCK_BYTES, lengths, sums, CHAIN)
+    rows = bucket.tier.begin_puts(Offered(NAMESPACE, NEW, lengths, sums, CHAIN), BLOCK_BYTES)
     if rows:
         results: list[Any] = []
         bucket.tier.write(rows, [memoryview(each) for each in data], results.extend)

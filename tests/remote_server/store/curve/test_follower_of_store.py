@@ -12,6 +12,7 @@ from remote_server.store.curve.follower import Follower
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.store.tier import Offered
 from remote_server.turns import to_end
 from remote_server.values import MiB
 
@@ -34,9 +35,8 @@ class Scene:
     def put(self, first: int, number: int) -> None:
         keys = [key(at) for at in range(first, first + number)]
         chain = [Stretch(number, 0, 0, 16)]
-        begun = self.store.puts.begin(
-            NAMESPACE, keys, [BLOCK] * number, [None] * number, force=False, chain=chain
-        )
+        offered = Offered(NAMESPACE, keys, [BLOCK] * number, [None] * number, chain)
+        begun = self.store.puts.begin(offered, force=False)
         self.store.puts.end(begun, [True] * len(begun.blocks))
 
     def ask(self, first: int, number: int) -> int:

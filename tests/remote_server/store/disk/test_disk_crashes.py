@@ -19,7 +19,7 @@ from remote_server.store.disk import recovery
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskSettings, DiskTier
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 
 NUM_SEEDS = int(os.environ.get("KVFERRY_CRASH_SEEDS", "40"))
 GROUPS = 4
@@ -67,7 +67,7 @@ class Life:
         size = BLOCK_BYTES[namespace]
         data = [self.history.new_bytes(self.rng.randrange(1, size + 1)) for _ in keys]
         sums = [protocol.checksum(namespace, k, d) for k, d in zip(keys, data, strict=True)]
-        blocks = self.tier.begin_puts(namespace, keys, size, [*map(len, data)], sums)
+        blocks = self.tier.begin_puts(Offered(namespace, keys, [*map(len, data)], sums), size)
         if not blocks:
             return
         if self.rng.random() < 0.1:

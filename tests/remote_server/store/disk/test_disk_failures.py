@@ -15,7 +15,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder, Moved
 from remote_server.store.pages import PAGE
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 
 pytestmark = pytest.mark.real_time
 
@@ -109,7 +109,7 @@ def test_when_the_disk_is_full_the_tier_makes_do_with_what_it_has(tmp_path, capl
         assert "no new segment" in caplog.text
         assert disk.put(b"4", data_of(4)) is Written.OK, "its own oldest block should have left"
         assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
-        assert disk.tier.begin_puts("other", [b"k"], BLOCK, [1], [0]) == []
+        assert disk.tier.begin_puts(Offered("other", [b"k"], [1], [0]), BLOCK) == []
         assert disk.tier.num_blocks("ns") == 4, "a segment was taken that could not be replaced"
         folder.fail.clear()
         now[0] = allocator.FIRST_PAUSE_S
@@ -125,7 +125,7 @@ def test_on_a_full_disk_a_segment_is_tried_less_and_less_often_and_at_last_made(
             assert disk.put(b"k", data_of(0)) is Written.NO_SPACE
             now[0] += pause - 0.01
             assert not disk.tier.take_retry()
-            assert disk.tier.begin_puts("ns", [b"k"], BLOCK, [BLOCK], [0]) == []
+            assert disk.tier.begin_puts(Offered("ns", [b"k"], [BLOCK], [0]), BLOCK) == []
             now[0] += 0.01
             assert disk.tier.take_retry()
             assert not disk.tier.take_retry(), "once"
@@ -187,7 +187,7 @@ def test_blocks_of_a_segment_that_failed_beside_a_good_one_are_offered_again(tmp
 def write_all(disk, bad: int = -1) -> list[Written]:
     """Write `ALL` as neighbours, with a bad sector in one of them."""
     sums = [protocol.checksum("ns", key, data) for key, data in zip(KEYS, ALL, strict=True)]
-    blocks = disk.tier.begin_puts("ns", KEYS, BLOCK, [BLOCK] * 4, sums)
+    blocks = disk.tier.begin_puts(Offered("ns", KEYS, [BLOCK] * 4, sums), BLOCK)
     if bad >= 0:
         disk.files.fail["bad_place"] = blocks[bad].offset + PAGE
     done = []
@@ -297,7 +297,7 @@ def test_memory_that_is_lost_under_a_read_or_a_write_fails_it_and_nothing_else(d
     assert done == [[False]]
     disk.drain()
     checksum = protocol.checksum("ns", KEYS[0], ALL[0])
-    blocks = disk.tier.begin_puts("ns", KEYS[:1], BLOCK, [BLOCK], [checksum])
+    blocks = disk.tier.begin_puts(Offered("ns", KEYS[:1], [BLOCK], [checksum]), BLOCK)
     disk.tier.write(blocks, [lost], done.append)
     wait_for(disk.tier, disk.event, lambda: len(done) == 2)
     assert done[1] == [Written.IO_ERROR]

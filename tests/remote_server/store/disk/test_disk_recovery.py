@@ -27,7 +27,7 @@ from remote_server.store.disk.layout import (
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.pages import PAGE
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 from remote_server.values import MiB
 
 BLOCK = 8192
@@ -80,7 +80,7 @@ def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatc
     tier = tier_of(pool := SteppedPool(random.Random(2)))
     for name in ("ns", "other"):
         sums = [protocol.checksum(name, key, data_of(1)) for key in keys]
-        blocks = tier.begin_puts(name, keys, BLOCK, [BLOCK] * 6, sums)
+        blocks = tier.begin_puts(Offered(name, keys, [BLOCK] * 6, sums), BLOCK)
         tier.write(blocks, [memoryview(data_of(1))] * 6, lambda _: None)
     assert len([*run(tier, pool)]) > 3
     for seed in range(5):
@@ -100,7 +100,7 @@ def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(t
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         tier = disk.tier
-        blocks = tier.begin_puts("ns", [b"early"], BLOCK, [BLOCK], [0])
+        blocks = tier.begin_puts(Offered("ns", [b"early"], [BLOCK], [0]), BLOCK)
         assert blocks == []
         assert tier.counters()["declined_recovering"] == 1
         wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
@@ -147,7 +147,7 @@ def test_a_block_written_during_recovery_is_served_and_its_older_copy_never_agai
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         new = data_of(50)
         checksum = protocol.checksum("ns", b"0", new)
-        blocks = disk.tier.begin_puts("ns", [b"0"], BLOCK, [BLOCK], [checksum])
+        blocks = disk.tier.begin_puts(Offered("ns", [b"0"], [BLOCK], [checksum]), BLOCK)
         done = []
         disk.tier.write(blocks, [memoryview(new)], done.append)
         while not done:  # its file is made and it is written before the headers are looked at
@@ -168,7 +168,8 @@ def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         assert disk.tier.recovery.scanning
         early = disk.tier.begin_puts(
-            "ns", [b"early"], BLOCK, [BLOCK], [protocol.checksum("ns", b"early", data_of(50))]
+            Offered("ns", [b"early"], [BLOCK], [protocol.checksum("ns", b"early", data_of(50))]),
+            BLOCK,
         )
         done = []
         disk.tier.write(early, [memoryview(data_of(50))], done.append)

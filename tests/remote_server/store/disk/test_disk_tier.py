@@ -15,7 +15,7 @@ from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.io_threads import Job, Priority
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
@@ -101,7 +101,7 @@ def want(disk, numbers, namespace: str) -> int:
     keys = [b"%d" % number for number in numbers]
     sums = [protocol.checksum(namespace, key, data_of(1)) for key in keys]
     lengths = [BLOCK] * len(keys)
-    blocks = disk.tier.begin_puts(namespace, keys, BLOCK, lengths, sums)
+    blocks = disk.tier.begin_puts(Offered(namespace, keys, lengths, sums), BLOCK)
     for block in blocks:
         disk.tier.fail_put(block)
     return len(blocks)
@@ -168,7 +168,7 @@ def test_a_block_being_read_keeps_its_segment_from_being_taken(disk):
     pinned = disk.tier.pin_all("ns", [b"%d" % number for number in range(0, CAPACITY, 4)])
     checksum = protocol.checksum("other", b"k", data_of(1))
     assert want(disk, range(3), "other") == 0
-    assert disk.tier.begin_puts("other", [b"k"], BLOCK, [BLOCK], [checksum]) == []
+    assert disk.tier.begin_puts(Offered("other", [b"k"], [BLOCK], [checksum]), BLOCK) == []
     assert disk.tier.counters()["declined_no_slot"] == 1
     for number, block in zip(range(0, CAPACITY, 4), pinned, strict=True):
         assert disk.read_pinned(block) == data_of(number)
@@ -181,12 +181,12 @@ def test_a_block_being_read_keeps_its_segment_from_being_taken(disk):
 def test_what_waits_to_be_written_is_bounded_and_the_rest_declined_as_busy(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, max_writing_bytes=2 * BLOCK) as disk:
         keys = [b"%d" % number for number in range(5)]
-        blocks = disk.tier.begin_puts("ns", keys, BLOCK, [BLOCK] * 5, [0] * 5)
+        blocks = disk.tier.begin_puts(Offered("ns", keys, [BLOCK] * 5, [0] * 5), BLOCK)
         assert [block.key for block in blocks] == keys[:2]
         assert disk.tier.counters()["declined_busy"] == 3
         for block in blocks:
             disk.tier.fail_put(block)
-        assert len(disk.tier.begin_puts("big", [b"k"], 3 * BLOCK, [3 * BLOCK], [0])) == 1
+        assert len(disk.tier.begin_puts(Offered("big", [b"k"], [3 * BLOCK], [0]), 3 * BLOCK)) == 1
         (late,) = disk.tier._index.writing()
         disk.tier.fail_put(late)
 
@@ -204,7 +204,7 @@ def test_nothing_is_called_back_before_finish_jobs(disk):
 def test_clearing_while_it_is_written_and_read_loses_nothing_but_the_blocks(disk, tmp_path):
     disk.put(b"read", data_of(0))
     pinned = disk.tier.pin_all("ns", [b"read"])
-    blocks = disk.tier.begin_puts("ns", [b"w"], BLOCK, [BLOCK], [0])
+    blocks = disk.tier.begin_puts(Offered("ns", [b"w"], [BLOCK], [0]), BLOCK)
     outcome = []
     with jobs_held(disk.pool):
         disk.tier.write(blocks, [memoryview(data_of(1))], outcome.append)
