@@ -6,9 +6,9 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import BlockCopy, Hint, KeyState, Stretch
-from remote_server.store.fetches import Fetches
 from remote_server.store.memory.slabs import Block
-from remote_server.store.tier_stack import TierStack
+from remote_server.store.stack.fetches import Fetches
+from remote_server.store.stack.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
 _READABLE = bytes([KeyState.READABLE])

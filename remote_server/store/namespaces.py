@@ -13,7 +13,7 @@ from remote_server.plain_text import FewLines, plain
 from remote_server.protocol import ErrorCode, NamespaceStats
 from remote_server.protocol.namespace_diff import compare
 from remote_server.store.memory.slabs import memory_for_block
-from remote_server.store.tier_stack import TierStack
+from remote_server.store.stack.tier_stack import TierStack
 from remote_server.values import MiB, format_bytes
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from remote_server.protocol import Declined, PutOutcome, select
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.namespaces import Namespaces
+from remote_server.store.stack.tier_stack import TierStack
 from remote_server.store.tier import Offered
-from remote_server.store.tier_stack import TierStack
 
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 

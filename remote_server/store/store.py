@@ -10,7 +10,6 @@ from operator import add
 from remote_server.guard import Guard
 from remote_server.protocol import TierStats, WhatIf
 from remote_server.store.curve.follower import Follower
-from remote_server.store.fetches import Fetches, Purpose
 from remote_server.store.gets import Gets, first_places
 from remote_server.store.memory.operator_pins import PinCount
 from remote_server.store.memory.slabs import Block
@@ -19,10 +18,11 @@ from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.presence import Presence
 from remote_server.store.puts import Puts
-from remote_server.store.read_ahead import ReadAhead
+from remote_server.store.stack.fetches import Fetches, Purpose
+from remote_server.store.stack.read_ahead import ReadAhead
+from remote_server.store.stack.tier_stack import TierStack
+from remote_server.store.stack.way_down import Below, OnFetched
 from remote_server.store.tier import TierBlock
-from remote_server.store.tier_stack import TierStack
-from remote_server.store.way_down import Below, OnFetched
 from remote_server.turns import Steps, parts
 
 COUNTERS = (

@@ -11,12 +11,12 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from remote_server.protocol import Stretch
-from remote_server.store.admission import Admit
 from remote_server.store.bucket.index.names import ABSENT_S
 from remote_server.store.bucket.packs.grouping import packs_in, rows_per_pack
 from remote_server.store.bucket.transfers.headers import MAX_HEADERS_PER_LOOKUP
 from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.chains import Group
+from remote_server.store.stack.admission import Admit
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.traces.trace import Request
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from remote_server.store.admission import Admit
 from remote_server.store.bucket.upkeep.sweep import Limits
+from remote_server.store.stack.admission import Admit
 from remote_server.traces.model_bucket import BucketModel, Shape
 from remote_server.traces.model_cache import OneLevel, key_of
 from remote_server.traces.model_levels import TwoLevels

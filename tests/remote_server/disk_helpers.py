@@ -10,7 +10,6 @@ from one_by_one import OneByOne
 from remote_server import protocol
 from remote_server.protocol import KeyState, Stretch
 from remote_server.shm.mapping import Arena
-from remote_server.store.admission import Admission
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import slot_bytes_for
@@ -19,9 +18,10 @@ from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import ThreadPool
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.pages import PAGE
+from remote_server.store.stack.admission import Admission
+from remote_server.store.stack.tier_stack import TierStack
+from remote_server.store.stack.write_behind import WriteBehind
 from remote_server.store.tier import Offered, Tier, TierBlock, Written
-from remote_server.store.tier_stack import TierStack
-from remote_server.store.write_behind import WriteBehind
 
 BOUND_S = 60.0
 BLOCK = 4096

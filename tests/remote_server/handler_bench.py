@@ -44,8 +44,8 @@ from remote_server.server.zmq.transport import ZmqTransport
 from remote_server.shm.mapping import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.store.store import Store
-from remote_server.store.write_behind import BlocksBelow
 from remote_server.turns import none_in, to_end
 
 log = logging.getLogger(__name__)

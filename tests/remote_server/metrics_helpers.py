@@ -18,9 +18,9 @@ from remote_server.server.sending.bounds import HeldByOne
 from remote_server.store.bucket.down.writer import COUNTERS as OF_PACKS
 from remote_server.store.bucket.tier import COUNTERS as BUCKET_COUNTERS
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
+from remote_server.store.stack.tier_stack import COUNTERS as OF_STACK
+from remote_server.store.stack.write_behind import COUNTERS as OF_WRITE_BEHIND
 from remote_server.store.store import COUNTERS
-from remote_server.store.tier_stack import COUNTERS as OF_STACK
-from remote_server.store.write_behind import COUNTERS as OF_WRITE_BEHIND
 
 TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3

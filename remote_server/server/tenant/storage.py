@@ -15,7 +15,6 @@ from remote_server.server.reports.bucket_calls import CallMeter, MeteredObjects
 from remote_server.server.tenant.context import ServerContext
 from remote_server.server.transfer.transport import Run
 from remote_server.shm.mapping import Arena
-from remote_server.store.admission import Admission, Admit, WriteBudget
 from remote_server.store.bucket.down.drain import PackWalk
 from remote_server.store.bucket.down.writer import PacksBelow, PackWriter
 from remote_server.store.bucket.opening import OpenBucket, SharedBucket
@@ -29,9 +28,10 @@ from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.eviction.learner import Learner
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.admission import Admission, Admit, WriteBudget
+from remote_server.store.stack.way_down import Below
+from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.store.store import Store
-from remote_server.store.way_down import Below
-from remote_server.store.write_behind import BlocksBelow
 from remote_server.values import format_bytes
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from remote_server.server.sending.outgoing import Take
-from remote_server.store.fetches import Fetches
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.memory.slabs import Block
 from remote_server.store.memory.tier import MemoryTier
-from remote_server.store.tier_stack import TierStack
+from remote_server.store.stack.fetches import Fetches
+from remote_server.store.stack.tier_stack import TierStack
 
 # The largest part of memory for one window, 1/8, so that several streams fit.
 SHARE_OF_MEMORY = 8

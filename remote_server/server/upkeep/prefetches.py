@@ -10,8 +10,8 @@ from remote_server.errors import ServerUnavailable
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
 from remote_server.server.tenant.tenant import Tenant, namespaces_named
-from remote_server.store.fetches import Purpose
 from remote_server.store.memory.slabs import Block
+from remote_server.store.stack.fetches import Purpose
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP
 

@@ -27,8 +27,8 @@ from remote_server.protocol import (
 from remote_server.protocol.codec import ChainTable, from_words, to_words
 from remote_server.shm.mapping import Arena
 from remote_server.store.disk.layout import SlotHeader, pack_slot_header, unpack_slot_header
-from remote_server.store.fetches import Fetches
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.fetches import Fetches
 from remote_server.store.tier import Offered
 
 pytestmark = pytest.mark.real_time

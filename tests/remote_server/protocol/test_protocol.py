@@ -41,8 +41,8 @@ from remote_server.protocol import (
     Touch,
     Welcome,
 )
-from remote_server.store import tier_stack, write_behind
 from remote_server.store.disk import tier as disk_tier
+from remote_server.store.stack import tier_stack, write_behind
 from remote_server.store.store import COUNTERS
 
 DOCUMENT = (Path(remote_server.__file__).parent / "PROTOCOL.md").read_text()

@@ -10,7 +10,7 @@ from wire_peer import Peer, block, key
 
 from remote_server.protocol import Clear, Touch, Verify
 from remote_server.store import namespaces
-from remote_server.store.write_behind import WriteBehind
+from remote_server.store.stack.write_behind import WriteBehind
 from remote_server.values import MiB
 
 pytestmark = pytest.mark.real_time

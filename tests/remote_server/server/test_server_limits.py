@@ -11,7 +11,8 @@ from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 from remote_server import protocol
 from remote_server.protocol import Clear, Lookup, Touch
 from remote_server.server.sending import bounds, outgoing
-from remote_server.store import namespaces, tier_stack
+from remote_server.store import namespaces
+from remote_server.store.stack import tier_stack
 from remote_server.values import KiB, MiB
 
 pytestmark = pytest.mark.real_time

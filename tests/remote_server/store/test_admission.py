@@ -8,9 +8,9 @@ from disk_helpers import BLOCK
 from gates import jobs_held
 from test_tier_stack import IN_MEMORY, Both, data_of, force
 
-from remote_server.store import admission as admission_module
-from remote_server.store.admission import MIN_BURST_S, Admission, Admit, WriteBudget
 from remote_server.store.pages import PAGE
+from remote_server.store.stack import admission as admission_module
+from remote_server.store.stack.admission import MIN_BURST_S, Admission, Admit, WriteBudget
 
 WRITTEN = BLOCK + PAGE  # with its header
 

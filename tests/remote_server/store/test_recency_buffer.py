@@ -1,7 +1,7 @@
 """What memory served, on its way to the disk."""
 
-from remote_server.store.way_down import MAX_RECENT_KEYS as MAX_KEYS
-from remote_server.store.way_down import RecencyBuffer
+from remote_server.store.stack.way_down import MAX_RECENT_KEYS as MAX_KEYS
+from remote_server.store.stack.way_down import RecencyBuffer
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

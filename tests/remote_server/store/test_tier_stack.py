@@ -11,16 +11,16 @@ from news_reader import told_by
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.mapping import Arena
-from remote_server.store import write_behind
-from remote_server.store.admission import Admission
-from remote_server.store.fetches import Fetches
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.pages import PAGE
 from remote_server.store.presence import Presence
+from remote_server.store.stack import write_behind
+from remote_server.store.stack.admission import Admission
+from remote_server.store.stack.fetches import Fetches
+from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.store.store import Store
 from remote_server.store.tier import Offered
-from remote_server.store.write_behind import BlocksBelow
 from remote_server.turns import to_end
 
 IN_MEMORY = 16

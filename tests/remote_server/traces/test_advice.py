@@ -10,7 +10,7 @@ from typed_commands import flags_of
 
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.store.admission import Admit
+from remote_server.store.stack.admission import Admit
 from remote_server.traces import Request, Trace, TraceError
 from remote_server.traces.advice import (
     BUCKET,

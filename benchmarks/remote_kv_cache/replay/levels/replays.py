@@ -25,9 +25,9 @@ from examples.processes import RemoteServer
 from kv_connector.tier import metrics as tier_metrics
 from kv_connector.tier.lookup_state import Missed
 from kv_connector.tier.remote_tier import RemoteTier
-from remote_server.store.admission import Admit
 from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.upkeep.sweep import Limits
+from remote_server.store.stack.admission import Admit
 from remote_server.traces import Request
 from remote_server.traces.model_bucket import (
     BucketModel,

@@ -13,8 +13,8 @@ from itertools import islice
 from benchmarks.storage_workload.backends.host.memory import HostMemory
 from benchmarks.storage_workload.backends.host.turns import T, Turn
 from remote_server.protocol import KeyState
-from remote_server.store.admission import Admission
 from remote_server.store.memory.slabs import slot_bytes_for
+from remote_server.store.stack.admission import Admission
 from remote_server.store.store import Store
 
 OnDisk = Callable[[Sequence[bytes]], Turn[None]]

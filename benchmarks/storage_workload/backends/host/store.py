@@ -25,12 +25,12 @@ from benchmarks.storage_workload.traffic.entries import Blocks
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_memory_fits
 from remote_server.shm.mapping import Arena, Population
-from remote_server.store.admission import Admission
 from remote_server.store.memory.slabs import memory_for_block
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.stack.admission import Admission
+from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.store.store import Store
-from remote_server.store.write_behind import BlocksBelow
 from remote_server.values import MiB, format_bytes
 
 NAMESPACE = "storage-workload"

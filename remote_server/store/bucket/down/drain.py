@@ -16,8 +16,8 @@ from remote_server.store.bucket.packs.grouping import place_in_pack
 from remote_server.store.chains import row_id
 from remote_server.store.memory.slabs import Block
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.tier_stack import TierStack
 from remote_server.store.tier import Tier, TierBlock
-from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, parts
 
 GIVE_UP_S = 20.0

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from remote_server import protocol
 from remote_server.protocol import Stretch
-from remote_server.store.admission import Admit, WriteBudget
 from remote_server.store.bucket.down.awaited import AwaitedRows, Wanted
 from remote_server.store.bucket.down.parents import Parents
 from remote_server.store.bucket.down.windows import Hybrids, whole
@@ -25,8 +24,9 @@ from remote_server.store.bucket.tier import BucketTier
 from remote_server.store.chains import Group, joined
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.admission import Admit, WriteBudget
+from remote_server.store.stack.way_down import Fetch, WayDown, checksum_of
 from remote_server.store.tier import Written
-from remote_server.store.way_down import Fetch, WayDown, checksum_of
 from remote_server.turns import Steps, parts
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from remote_server.server.zmq import get as zmq_get
 from remote_server.server.zmq import put as zmq_put
 from remote_server.server.zmq.put import Frames
 from remote_server.store import gets
-from remote_server.store.admission import Admission
-from remote_server.store.write_behind import BlocksBelow
+from remote_server.store.stack.admission import Admission
+from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.turns import Steps, to_end
 
 pytestmark = pytest.mark.real_time

@@ -23,10 +23,10 @@ from remote_server.cli.__main__ import main
 from remote_server.cli.figures.stats_lines import contents
 from remote_server.protocol import StatsReply, TierStats
 from remote_server.server.reports.bucket_calls import KINDS, CallMeter, MeteredObjects, all_tenants
-from remote_server.store.admission import WriteBudget
 from remote_server.store.bucket.objects.availability import Availability
 from remote_server.store.bucket.objects.client import StoreObjects
 from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
+from remote_server.store.stack.admission import WriteBudget
 
 pytestmark = pytest.mark.real_time
 

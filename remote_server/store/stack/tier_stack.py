@@ -15,8 +15,8 @@ from remote_server.store.chains import Group
 from remote_server.store.curve.follower import Follower
 from remote_server.store.memory.slabs import Block, memory_for_block
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.way_down import WayDown
 from remote_server.store.tier import Tier, TierBlock
-from remote_server.store.way_down import WayDown
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts
 from remote_server.values import format_bytes
 

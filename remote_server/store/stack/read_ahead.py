@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from remote_server.store.fetches import Fetches, Purpose
 from remote_server.store.memory.slabs import Block
-from remote_server.store.tier_stack import TierStack
+from remote_server.store.stack.fetches import Fetches, Purpose
+from remote_server.store.stack.tier_stack import TierStack
 
 SHARE_AHEAD = 4
 """The largest part of memory into which blocks are read ahead at one time."""

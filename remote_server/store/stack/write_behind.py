@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from remote_server import protocol
-from remote_server.store.admission import Admission
 from remote_server.store.eviction.paths import Path
 from remote_server.store.memory.slabs import Block, BlockState
 from remote_server.store.memory.tier import MemoryTier
+from remote_server.store.stack.admission import Admission
+from remote_server.store.stack.way_down import WayDown, checksum_of
 from remote_server.store.tier import Tier, Written
-from remote_server.store.way_down import WayDown, checksum_of
 
 # Blocks of all namespaces that wait until their namespace has room of its own in the tier.
 MAX_UNPLACED = 1 << 17

@@ -10,9 +10,9 @@ from typing import Any
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
 from remote_server.store.memory.slabs import Block, BlockState
+from remote_server.store.stack.tier_stack import TierStack
+from remote_server.store.stack.way_down import OnFetched, WayDown
 from remote_server.store.tier import Offered, Together
-from remote_server.store.tier_stack import TierStack
-from remote_server.store.way_down import OnFetched, WayDown
 
 SHARE_OF_READ = 8
 """The largest part of memory for blocks that come together with those of one read."""
