@@ -64,8 +64,10 @@ class Job:
         priority: Priority = Priority.READ,
         keep: object = None,
     ) -> None:
-        """`targets` and `sources` are addresses, or offsets for the side that is a file; `files`
-        are descriptors. With `seeds` each operation gets the XXH3-64 of its bytes. With `stream`
+        """Nine parameters: the fields of `struct kvf_job`, which is packed here alone, and `keep`.
+
+        `targets` and `sources` are addresses, or offsets for the side that is a file; `files` are
+        descriptors. With `seeds` each operation gets the XXH3-64 of its bytes. With `stream`
         copies bypass the caches. Raises `ValueError` for columns of different lengths and
         `OverflowError` for numbers that are negative or exceed 64 bits."""
         count = len(targets)
@@ -173,3 +175,8 @@ def address_of(view: memoryview) -> int:
         return addressof(c_char.from_buffer(view))  # a tenth of the time
     flat = np.frombuffer(memoryview(view).cast("B"), np.uint8)
     return int(flat.__array_interface__["data"][0])
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    """The memory there, writable. It must outlive the view."""
+    return memoryview((c_char * length).from_address(address)).cast("B")

@@ -16,7 +16,7 @@ import xxhash
 
 from remote_server.errors import MoverClosed, MoverFull
 from remote_server.native.base import CLOSED, Forks, Mover
-from remote_server.native.job import Job, Kind, Priority
+from remote_server.native.job import Job, Kind, Priority, memory_at
 
 PIECE_BYTES = 256 << 10
 
@@ -222,13 +222,9 @@ def _operate(job: Job, index: int, is_cancelled: Callable[[], bool]) -> None:
             if hasher:
                 address = job.sources[index] if job.kind is Kind.WRITE else job.targets[index]
                 address = address or job.sources[index]  # a copy to nowhere
-                hasher.update(_memory(address + done, moved))
+                hasher.update(memory_at(address + done, moved))
             done += moved
     job.set_result(index, done, hasher.intdigest() if hasher else 0, error)
-
-
-def _memory(address: int, length: int) -> memoryview:
-    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 def _copy(job: Job, index: int, begin: int, length: int) -> int:
@@ -238,7 +234,7 @@ def _copy(job: Job, index: int, begin: int, length: int) -> int:
 
 
 def _read(job: Job, index: int, begin: int, length: int) -> int:
-    memory = _memory(job.targets[index] + begin, length)
+    memory = memory_at(job.targets[index] + begin, length)
     moved = os.preadv(job.files[index], [memory], job.sources[index] + begin)
     if not moved:
         raise OSError(errno.ENODATA, "end of file")
@@ -246,7 +242,7 @@ def _read(job: Job, index: int, begin: int, length: int) -> int:
 
 
 def _write(job: Job, index: int, begin: int, length: int) -> int:
-    memory = _memory(job.sources[index] + begin, length)
+    memory = memory_at(job.sources[index] + begin, length)
     moved = os.pwritev(job.files[index], [memory], job.targets[index] + begin)
     if not moved:
         raise OSError(errno.EIO, "nothing was written")

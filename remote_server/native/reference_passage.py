@@ -1,6 +1,5 @@
 """The passage of blocks through a lane, in Python: the jobs of one connection."""
 
-import ctypes
 import errno
 import select
 from array import array
@@ -11,6 +10,7 @@ from socket import socket
 
 import xxhash
 
+from remote_server.native.job import memory_at
 from remote_server.native.lane_base import HEADER, PIECE_BYTES, TRAILER, LaneJob, LaneKind
 
 EVENTS = {LaneKind.RECEIVE: select.EPOLLIN, LaneKind.SEND: select.EPOLLOUT}
@@ -61,7 +61,7 @@ class Entry:
     def hash_to(self, end: int) -> None:
         if self.hasher and end > self.hashed:
             at = self.addresses[self.index] + self.hashed
-            self.hasher.update(_memory(at, end - self.hashed))
+            self.hasher.update(memory_at(at, end - self.hashed))
             self.hashed = end
 
     def end_block(self) -> None:
@@ -135,7 +135,7 @@ def _receive(connection: socket, entry: Entry, most: int) -> int:
     elif payload < length:
         size = min(length - payload, most)
         address = entry.addresses[entry.index]
-        view = _memory(address + payload, size) if address else memoryview(_sink())[:size]
+        view = memory_at(address + payload, size) if address else memoryview(_sink())[:size]
         count = connection.recv_into(view)
     else:
         count = connection.recv_into(memoryview(entry.tail)[payload - length :])
@@ -163,7 +163,7 @@ def _send(connection: socket, entry: Entry, most: int) -> int:
     elif payload < length:
         size = min(length - payload, most)
         entry.hash_to(payload + size)
-        count = connection.send(_memory(entry.addresses[entry.index] + payload, size))
+        count = connection.send(memory_at(entry.addresses[entry.index] + payload, size))
     else:
         checksum = entry.hasher.intdigest() if entry.hasher else entry.announced[entry.index]
         TRAILER.pack_into(entry.tail, 0, checksum)
@@ -172,10 +172,6 @@ def _send(connection: socket, entry: Entry, most: int) -> int:
     if entry.passed == HEADER.size + length + TRAILER.size:
         entry.end_block()
     return count
-
-
-def _memory(address: int, length: int) -> memoryview:
-    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 @cache

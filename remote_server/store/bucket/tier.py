@@ -69,8 +69,8 @@ class BucketTier:
     is_remote = True
 
     def __init__(self, context: BucketContext, settings: BucketSettings) -> None:
-        """The parts, in the order in which a pack meets them: it is looked up, written, read,
-        renewed."""
+        """Its parts are made in the order in which they meet a pack: it is looked up, written,
+        read, renewed. `ends` updates the contents when each of that has ended."""
         context.counters.update(dict.fromkeys(COUNTERS, 0))
         self.context = context
         self._counters = context.counters
@@ -81,16 +81,14 @@ class BucketTier:
         self._index, self._names = self._contents.index, self._contents.names
         self.store_clock = self._contents.clock
         self._removals = Removals(context)
-        self._ends = Ends(context, self._contents, self._removals)
-        self.swept = self._ends.swept
-        self._headers = HeaderReads(
-            context, self._contents, settings.largest, self._ends.header_read
-        )
-        self._writes = PackWrites(context, self._contents, settings.compress, self._ends.written)
-        self.reads = PackReads(context, self._ends.read_failed)
+        ends = Ends(context, self._contents, self._removals)
+        self.swept = ends.swept
+        self._headers = HeaderReads(context, self._contents, settings.largest, ends.header_read)
+        self._writes = PackWrites(context, self._contents, settings.compress, ends.written)
+        self.reads = PackReads(context, ends.read_failed)
         limits = settings.limits
         renew_age_s = limits.max_age_s if limits.can_renew else 0.0
-        self._renewals = Renewals(context, self.store_clock, renew_age_s, self._ends.renewed)
+        self._renewals = Renewals(context, self.store_clock, renew_age_s, ends.renewed)
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # Bytes of blocks that may wait to be written: the caller holds each of them in memory.
 MAX_WRITING_BYTES = 64 << 20
 
+_KEPT = (BlockState.READABLE, BlockState.UNVERIFIED)
+
 _NOT_ABSENT = bytes.maketrans(bytes([KeyState.ABSENT]), bytes([KeyState.PENDING]))
 
 COUNTERS = (
@@ -303,11 +305,10 @@ class DiskTier:
         if not (segments := [*self.segments.all]):
             return
         segment = segments[self._next_to_sweep % len(segments)]
-        kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         old = [
             block
             for block in segment.blocks
-            if block.generation <= cutoff_generation and block.state in kept
+            if block.generation <= cutoff_generation and block.state in _KEPT
         ]
         self._next_to_sweep += len(old) <= at_most
         self._expire(old[:at_most])
@@ -324,8 +325,7 @@ class DiskTier:
             for segment in self.segments.all
             if namespace in (None, segment.slot_class.namespace)
         ]
-        kept = (BlockState.READABLE, BlockState.UNVERIFIED)
-        removed = sum(block.state in kept for segment in segments for block in segment.blocks)
+        removed = sum(block.state in _KEPT for segment in segments for block in segment.blocks)
         self._allocator.forget_demand(namespace)
         self._allocator.clear(segments)
         self._counters["cleared"] += removed

@@ -74,15 +74,11 @@ class PackWriter(WayDown):
         self._block_bytes_of = block_bytes_of
         self._waiting: OrderedDict[tuple[str, bytes], Wanted] = OrderedDict()
         self._awaited = AwaitedRows()
-        self._fetching = False
+        self.is_fetching = False
+        """Whether the rows of a pack are being read into memory: one pack at a time."""
         self._num_writing = 0
         self._parents = Parents()
         self._hybrids = Hybrids()
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether the rows of a pack are being read into memory: one pack at a time."""
-        return self._fetching
 
     def is_worthless(self, namespace: str) -> bool:
         """Whether lookups have shown that no hit can end where its packs do."""
@@ -106,7 +102,7 @@ class PackWriter(WayDown):
     @property
     def busy(self) -> bool:
         """Whether a pack waits for the tier or is being written."""
-        return bool(self._waiting or self._fetching or self._num_writing)
+        return bool(self._waiting or self.is_fetching or self._num_writing)
 
     # ── what is wanted ───────────────────────────────────────────────────────────────────
 
@@ -218,7 +214,7 @@ class PackWriter(WayDown):
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
     def write_some(self) -> None:
-        while self._waiting and not self._fetching:
+        while self._waiting and not self.is_fetching:
             wanted = next(iter(self._waiting.values()))
             lengths = [wanted.block_bytes] * len(wanted.keys)
             if self.tier.room_for(lengths) < len(lengths):
@@ -234,10 +230,10 @@ class PackWriter(WayDown):
 
     def _fetch(self, wanted: Wanted, on_end: "OnEnd | None" = None) -> None:
         """Pin all rows of a pack in memory, and write it: one pack at a time."""
-        self._fetching = True
+        self.is_fetching = True
 
         def came(blocks: list[Block | None]) -> None:
-            self._fetching = False
+            self.is_fetching = False
             here = [block for block in blocks if block is not None]
             if len(here) == len(blocks):
                 self._write(here, wanted, on_end)

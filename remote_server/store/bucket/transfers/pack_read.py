@@ -68,7 +68,8 @@ class PackRead:
         self._room = room
         self._lock = threading.Lock()
         self._waiters: list[Waiter] = []
-        self._is_won = False
+        self.is_won = False
+        """Whether a call has the bytes: the rows it fills wait no longer than a copy takes."""
 
     @property
     def num_bytes(self) -> int:
@@ -77,11 +78,6 @@ class PackRead:
     @property
     def num_rows(self) -> int:
         return sum(self.begin <= row.offset < self.end for row in self.pack.rows)
-
-    @property
-    def is_won(self) -> bool:
-        """Whether a call has the bytes: the rows it fills wait no longer than a copy takes."""
-        return self._is_won
 
     @property
     def has_waiters(self) -> bool:
@@ -94,7 +90,7 @@ class PackRead:
             if block.stored and not self.begin <= block.offset <= self.end - block.stored:
                 return False
         with self._lock:
-            if self._is_won:
+            if self.is_won:
                 return False
             self._waiters += waiters
         return True
@@ -102,7 +98,7 @@ class PackRead:
     def take_late(self, now: float) -> list[Waiter]:
         """The waiters whose time is over; they wait no more, and their views stay as they are."""
         with self._lock:
-            if self._is_won or not any(each.ends_at <= now for each in self._waiters):
+            if self.is_won or not any(each.ends_at <= now for each in self._waiters):
                 return []
             late = [each for each in self._waiters if each.ends_at <= now]
             self._waiters = [each for each in self._waiters if each.ends_at > now]
@@ -112,7 +108,7 @@ class PackRead:
         """All that still wait: the last call has failed, or the read is stuck."""
         with self._lock:
             waiters, self._waiters = self._waiters, []
-            return [] if self._is_won else waiters
+            return [] if self.is_won else waiters
 
     # ── on a thread ──────────────────────────────────────────────────────────────────────
 
@@ -139,7 +135,7 @@ class PackRead:
 
     def _begins(self, now: float) -> bool:
         with self._lock:
-            if self._is_won or all(each.ends_at <= now for each in self._waiters):
+            if self.is_won or all(each.ends_at <= now for each in self._waiters):
                 return False
             if self.began_at is None:
                 self.began_at = now
@@ -148,8 +144,8 @@ class PackRead:
     def _win(self) -> list[Waiter]:
         """The rows to fill, for the first call that has bytes; none for the second."""
         with self._lock:
-            if self._is_won or not self._waiters:
+            if self.is_won or not self._waiters:
                 return []
-            self._is_won = True
+            self.is_won = True
             waiters, self._waiters = self._waiters, []
             return waiters

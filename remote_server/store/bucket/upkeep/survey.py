@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from remote_server.store.bucket.objects.objects import BucketError, Failure, Listed, Objects
+from remote_server.store.bucket.objects.objects import BucketError, Failure, Objects
 from remote_server.store.bucket.packs import layout
 from remote_server.store.bucket.packs.grouping import MAX_ROWS
 from remote_server.store.bucket.packs.object_names import (
@@ -68,16 +68,9 @@ def _below(objects: Objects, prefix: str) -> Iterator[str]:
 def packs(objects: Objects, tenant: str, namespace: str | None = None) -> Iterator[PackObject]:
     """Those of one namespace, or of `tenant`. Other objects are left out. Raises `BucketError`."""
     for chunk in objects.listing(prefix_of(tenant, namespace)):
-        for one in chunk:
-            if (pack := _pack(one)) is not None:
-                yield pack
-
-
-def _pack(listed: Listed) -> PackObject | None:
-    named = parse_name(listed.name)
-    return named and PackObject(
-        named.namespace, named.key, listed.name, listed.num_bytes, listed.modified
-    )
+        for listed in chunk:
+            if (named := parse_name(listed.name)) is not None:
+                yield PackObject(named.namespace, named.key, *listed)
 
 
 def clock(objects: Objects, tenant: str, newest: float) -> float:

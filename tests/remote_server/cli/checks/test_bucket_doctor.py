@@ -156,7 +156,7 @@ def test_a_server_that_leaves_its_bucket_alone_is_found_by_doctor(
         assert found["bucket"]["verdict"] == "ok"
         assert "known, budget none, 16 blocks" in found["tier bucket"]["told"]
         tier: Any = server.store.tier_stack.tiers[-1]
-        server.loop_calls.call(lambda: tier._failed(Failure.FORBIDDEN)).result(30)
+        server.loop_calls.call(lambda: tier.context.failed(Failure.FORBIDDEN)).result(30)
         main(flags)
         found = {one["check"]: one for one in json.loads(capsys.readouterr().out)}
         assert found["bucket"]["verdict"] == "bad" and "1 forbidden" in found["bucket"]["told"]
