@@ -16,7 +16,7 @@ from benchmarks.remote_kv_cache.work import blocks
 from benchmarks.remote_kv_cache.work.blocks import SharedPool
 from benchmarks.remote_kv_cache.work.ferry_client import connect_to
 from benchmarks.remote_kv_cache.work.target import Target
-from remote_server.store.disk.layout import padded
+from remote_server.store.pages import padded
 
 MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
 VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS = "vram", "vram shm", "vram tcp", "gds"

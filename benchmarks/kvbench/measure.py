@@ -19,7 +19,7 @@ from benchmarks.kvbench.transfer import StageLog, Stages, move
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.work import blocks
 from benchmarks.remote_kv_cache.work.target import Target
-from remote_server.store.disk.layout import padded
+from remote_server.store.pages import padded
 
 WRITE, READ = "write", "read"
 

@@ -15,9 +15,10 @@ from benchmarks.storage_workload.backends.payload import Payload
 from benchmarks.storage_workload.backends.wire import WireBackend
 from benchmarks.storage_workload.figures.samples import TransferSample
 from benchmarks.storage_workload.traffic.entries import Blocks
-from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.layout import slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.io_threads import ThreadPool
+from remote_server.store.pages import PAGE
 
 KiB, MiB = 1 << 10, 1 << 20
 BLOCK_BYTES = 16 * KiB

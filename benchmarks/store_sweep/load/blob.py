@@ -10,7 +10,7 @@ from benchmarks.remote_kv_cache.work.ferry_client import PATIENCE_S, connect
 from benchmarks.remote_kv_cache.work.object_stores import Store
 from benchmarks.store_sweep.load.servers import Servers
 from benchmarks.store_sweep.points import BLOB_ALONE, Percentiles
-from remote_server.store.bucket.objects.objects import StoreObjects
+from remote_server.store.bucket.objects.client import StoreObjects
 
 _NAME = "blob-{}"
 _OBJECTS = 8

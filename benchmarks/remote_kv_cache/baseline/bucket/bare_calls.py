@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.baseline.bucket.packs import Load
 from benchmarks.remote_kv_cache.work.object_stores import Store
-from remote_server.store.bucket.objects.objects import open_store
+from remote_server.store.bucket.objects.client import open_store
 
 
 class Bare:

@@ -10,13 +10,14 @@ from benchmarks.harness.machine import process_cpu_s
 from benchmarks.remote_kv_cache.baseline.bucket.packs import NAMESPACE, Load
 from benchmarks.remote_kv_cache.work.object_stores import Store
 from remote_server import protocol
-from remote_server.store.bucket.index.index import BucketBlock
 from remote_server.store.bucket.objects import store_calls
+from remote_server.store.bucket.objects.context import BucketContext
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 from remote_server.store.bucket.packs.grouping import packs_in
-from remote_server.store.bucket.tier import BucketTier
+from remote_server.store.bucket.packs.pack import BucketBlock
+from remote_server.store.bucket.tier import BucketSettings, BucketTier
 from remote_server.store.io_threads import ThreadPool, Threads
-from remote_server.store.tier import Written
+from remote_server.store.tier import Offered, Written
 
 
 def bucket_processes_cpu_s(pid: int) -> float:
@@ -46,7 +47,10 @@ class Tier:
         self._round = 0
 
     def _new_tier(self) -> BucketTier:
-        return BucketTier(self._objects, self._pool, pack_bytes=self._load.pack_bytes)
+        largest = BucketSettings().largest._replace(pack_bytes=self._load.pack_bytes)
+        return BucketTier(
+            BucketContext(self._objects, self._pool, self._pool), BucketSettings(largest)
+        )
 
     def clear(self) -> None:
         self._tier.clear(None)
@@ -72,7 +76,8 @@ class Tier:
                     break
                 chain = [self._load.chain[0].part(begun, len(lengths))]
                 begins = self._tier.begin_puts(
-                    NAMESPACE, keys[part], self._load.row_bytes, lengths, self._sums[part], chain
+                    Offered(NAMESPACE, keys[part], lengths, self._sums[part], chain),
+                    self._load.row_bytes,
                 )
                 if len(begins) < len(lengths):
                     raise RuntimeError("the tier leaves the store alone: calls have failed")

@@ -12,10 +12,10 @@ from benchmarks.remote_kv_cache.baseline.disk.ways import aligned
 from benchmarks.remote_kv_cache.work import blocks
 from remote_server.errors import ConfigError
 from remote_server.protocol import Stretch
-from remote_server.store.bucket.index.index import header_of
 from remote_server.store.bucket.packs import layout
 from remote_server.store.bucket.packs.grouping import MAX_PACK_TOKENS, rows_per_pack
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.bucket.packs.pack import header_of
+from remote_server.store.pages import PAGE
 
 NAMESPACE = "benchmark"
 

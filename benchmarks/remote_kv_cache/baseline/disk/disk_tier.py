@@ -7,11 +7,12 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.disk.ways import Blocks
 from remote_server import protocol
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.layout import slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES
-from remote_server.store.disk.tier import DiskTier
+from remote_server.store.disk.tier import DiskSettings, DiskTier
 from remote_server.store.io_threads import ThreadPool
-from remote_server.store.tier import Written
+from remote_server.store.pages import PAGE
+from remote_server.store.tier import Offered, Written
 from remote_server.values import MiB
 
 # Bytes of blocks requested at once, as in a client's window.
@@ -30,7 +31,7 @@ class Tier:
         self._files = Folder(folder)
         self._pool = ThreadPool(self._event.set)
         budget = OVERHEAD_BYTES + 4 * segment_bytes
-        self._tier = DiskTier(self._files, [], self._pool, budget, segment_bytes=segment_bytes)
+        self._tier = DiskTier(self._files, [], self._pool, DiskSettings(budget, segment_bytes))
         self._round = 0
 
     def write(self, blocks: Blocks) -> None:
@@ -55,7 +56,7 @@ class Tier:
                 sums += protocol.checksums(NAMESPACE, keys[hashed], here)
                 lengths = [block_bytes] * len(keys[part])
                 begins = self._tier.begin_puts(
-                    NAMESPACE, keys[part], block_bytes, lengths, sums[part]
+                    Offered(NAMESPACE, keys[part], lengths, sums[part]), block_bytes
                 )
                 if not begins:
                     break

@@ -10,7 +10,7 @@ from benchmarks.remote_kv_cache.replay.levels.points import REPLAYS, STORE, WIRE
 from benchmarks.remote_kv_cache.replay.requests.flags import ANY, add_requests, add_trace
 from benchmarks.remote_kv_cache.replay.requests.mixtures import MADE
 from benchmarks.remote_kv_cache.work.models import MODELS, Model, choose
-from remote_server.store.policies import Admit
+from remote_server.store.stack.admission import Admit
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.traces.prices import Prices
 

@@ -21,7 +21,7 @@ from benchmarks.remote_kv_cache.replay.fleet.model import (
     runs_of,
 )
 from benchmarks.remote_kv_cache.replay.requests import recorded
-from remote_server.store.policies import LRU
+from remote_server.store.eviction.lru import LRU
 from remote_server.traces import Request
 
 FOUR = ("a", "b", "c", "d")

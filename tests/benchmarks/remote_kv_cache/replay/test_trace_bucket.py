@@ -14,7 +14,8 @@ from benchmarks.remote_kv_cache.replay.levels.costs import cost_of
 from benchmarks.remote_kv_cache.replay.levels.points import BucketUse, Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.store.bucket.upkeep.sweep import Limits
-from remote_server.store.policies import LRU, Admit
+from remote_server.store.eviction.lru import LRU
+from remote_server.store.stack.admission import Admit
 from remote_server.traces import Request
 from remote_server.traces.model_bucket import (
     BucketModel,

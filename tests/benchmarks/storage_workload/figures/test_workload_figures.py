@@ -27,7 +27,7 @@ from benchmarks.storage_workload.pages.verdict import judge, passed
 from benchmarks.storage_workload.plan.options import Options
 from benchmarks.storage_workload.traffic.models import MODELS, BlockShape
 from benchmarks.storage_workload.traffic.requests import Workload
-from remote_server.store.disk.layout import PAGE
+from remote_server.store.pages import PAGE
 
 
 @pytest.fixture(scope="module")
