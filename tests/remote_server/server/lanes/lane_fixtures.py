@@ -1,9 +1,11 @@
 """A server with lanes in this process, on each of the engines, and a peer with one of its lanes."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import zmq
+from fake_server import eventually
 from lane_peer import LaneClock, WireLane
 from wire_peer import Peer
 
@@ -12,6 +14,13 @@ from remote_server.native.mover import VARIABLE, library_or_reason
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.values import GiB, MiB
+
+
+def unpinned(server: Server) -> bool:
+    """Blocks of frames that libzmq has released are unpinned; its loop has ended."""
+    queues = next(iter(server.tenants.values())).send_queues
+    queues.release()
+    return not queues.in_flight
 
 
 def nothing_is_left(server: Server) -> bool:
@@ -67,6 +76,7 @@ def start_lanes(lane_engine: str, lane_clock: LaneClock) -> Iterator[Callable[..
     yield start
     for server in servers:
         server.__exit__(None, None, None)
+        eventually(partial(unpinned, server), "pyzmq notes that libzmq has released every frame")
         assert nothing_is_left(server)
 
 
