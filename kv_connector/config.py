@@ -1,40 +1,18 @@
-"""Settings of the connector, checked once at start, and options of one request.
+"""Settings of the connector, checked once at start.
 
 The settings are the keys of `kv_connector_extra_config`. Those of `RemoteConfig` are also the keys
 of a `secondary_tiers` entry when the remote tier is used bare.
-
-Options of a request come over HTTP, in `kv_transfer_params`:
-
-    {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true,
-                                        "returns": "yes", "within_s": 300}}}
-
-`load: false` computes the prompt even if it is cached below the engine. `store: false` keeps the
-request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one token
-sent ahead of the real one: it loads all blocks of its prompt that the server holds, without
-break-even and `patience`. `returns` and `within_s` are a hint (`hints.py`), which has
-no effect when it cannot be read. A request with other unreadable options does not use the server:
-they may have been an opt-out. A request with a LoRA adapter uses only the CPU pool: vLLM's block
-hash identifies adapters by name and path, which do not identify their weights on another host. A
-request whose prompt another connector brings, as Nixl does, loads nothing here: it would wait for
-both.
-
-`kv_transfer_params` comes from the body of a client's request and may have any shape and type.
 """
 
 import copy
 import difflib
-import logging
-import os
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from kv_connector.hints import HINT_NAMES, OPTIONS_KEY
 from remote_server.client import CacheClient, ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.fleet.fleet import Fleet
@@ -44,8 +22,6 @@ from remote_server.values import parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.request import Request
-
 
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"
@@ -249,136 +225,7 @@ def with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "Vllm
     return translated
 
 
-def refuse_unpublished_events(config: RemoteConfig, *, published: bool) -> None:
-    """Raise `ConfigError` for `kv_events` in an engine that publishes no events."""
-    if config.kv_events and not published:
-        raise ConfigError(
-            "kv_events: this engine publishes no events; add --kv-events-config "
-            '\'{"enable_kv_cache_events": true, "publisher": "zmq"}\', or remove the setting'
-        )
-
-
-def refuse_weak_hashes(algorithm: str, server: str | Sequence[str] | None) -> None:
-    """Raise `ConfigError` for a hash algorithm that a shared server cannot use.
-
-    Keys must be equal in every process, and unforgeable on a server with tenants. xxhash is not
-    cryptographic: only the random seed of each process keeps a client from making a prompt whose
-    blocks have the keys of another prompt.
-    """
-    if server is None or not algorithm.startswith("xxhash"):
-        return
-    if any(member.keys for member in read_list(server).members):
-        raise ConfigError(
-            f"--prefix-caching-hash-algo={algorithm} with a server that has keys: a prompt can be "
-            "made whose blocks have the keys of another prompt; use sha256"
-        )
-    if "PYTHONHASHSEED" not in os.environ:
-        raise ConfigError(
-            f"--prefix-caching-hash-algo={algorithm} makes different keys in every process, so no "
-            "engine would ever hit; use sha256 or set PYTHONHASHSEED to one value everywhere"
-        )
-
-
 def _name_the_value(error: msgspec.ValidationError, given: Mapping[str, Any]) -> str:
     message = str(error)
     name = message.rpartition("$.")[2].rstrip("`")
     return f"{name}={given[name]!r}: {message}" if name in given else message
-
-
-logger = logging.getLogger("vllm.kvferry.request_options")
-
-BYPASS_KEY = "kvferry_bypass"
-"""In a request's `kv_transfer_params`: a `Bypass`. Any other value comes from a client."""
-
-PREFETCH_KEY = "kvferry_prefetch"
-"""In a request's `kv_transfer_params`: True for a request that prefetches."""
-
-PROMPT_COMES_KEY = "do_remote_prefill"
-"""vLLM's key in a request to a decoding engine: its whole prompt was computed elsewhere."""
-
-# vLLM's limits; 0 means none of this request's tokens.
-_VLLM_LIMITS: dict[Any, str] = {"load": "max_load_tokens", "store": "max_offload_tokens"}
-PREFETCH = "prefetch"
-
-
-class Bypass(StrEnum):
-    """Why a request must not use the server. Set only by the connector: JSON cannot encode it."""
-
-    LORA = auto()
-    OPTIONS_UNREAD = auto()
-
-
-def bypass_of(params: object) -> Bypass | None:
-    """The connector's reason in a request's `kv_transfer_params`, which may be of any type."""
-    reason = params.get(BYPASS_KEY) if isinstance(params, Mapping) else None
-    return reason if isinstance(reason, Bypass) else None
-
-
-def prefetches(params: object) -> bool:
-    """Whether a request prefetches its prompt's blocks into the pool."""
-    return isinstance(params, Mapping) and params.get(PREFETCH_KEY) is True
-
-
-def apply_request_options(request: "Request") -> None:
-    """Translate the request's options for vLLM and the remote tier, in place.
-
-    `request.kv_transfer_params` is a dict or None afterwards, as vLLM expects it.
-    """
-    given: object = request.kv_transfer_params
-    params: dict[Any, Any] = dict(given) if isinstance(given, Mapping) else {}
-    for ours in (BYPASS_KEY, PREFETCH_KEY):
-        params.pop(ours, None)
-    options = params.get(OPTIONS_KEY) if isinstance(given, Mapping) else given
-    translated, unread = _read(options)
-    params |= translated
-    if unread is not None:
-        logger.warning(
-            "request %s does not use the server: cannot read %s in kv_transfer_params; known: "
-            '{"%s": {"load": ..., "store": ..., "prefetch": ...}}, each true or false, and a hint',
-            request.request_id,
-            reprlib.repr(unread),  # a client chooses the length of its body
-            OPTIONS_KEY,
-        )
-        params[BYPASS_KEY] = Bypass.OPTIONS_UNREAD
-    if params.get(PROMPT_COMES_KEY):
-        params[_VLLM_LIMITS["load"]] = 0
-    if request.lora_request is not None:
-        params[BYPASS_KEY] = Bypass.LORA
-    request.kv_transfer_params = params or None
-
-
-def keep_to_engine(request: "Request") -> None:
-    """Let the request use only the engine's own cache."""
-    request.kv_transfer_params = {
-        **(request.kv_transfer_params or {}),
-        **dict.fromkeys(_VLLM_LIMITS.values(), 0),
-    }
-
-
-def keep_to_pool(request: "Request") -> None:
-    """Keep the request from the server, because its options could not be read. Parameters for
-    other connectors stay."""
-    params = request.kv_transfer_params
-    others = params if isinstance(params, dict) else {}
-    request.kv_transfer_params = {**others, BYPASS_KEY: Bypass.OPTIONS_UNREAD}
-
-
-def _read(options: object) -> tuple[dict[str, int | bool], object]:
-    """The readable `options`, as vLLM's limits and our own key; and the unreadable part, or
-    None."""
-    if options is None:
-        return {}, None
-    if not isinstance(options, Mapping):
-        return {}, options
-    translated: dict[str, int | bool] = {}
-    unread: dict[Any, Any] = {}
-    for name, wanted in options.items():
-        if name in HINT_NAMES:
-            continue
-        if not isinstance(wanted, bool) or name not in (*_VLLM_LIMITS, PREFETCH):
-            unread[name] = wanted
-        elif name == PREFETCH:
-            translated[PREFETCH_KEY] = wanted
-        elif not wanted:
-            translated[_VLLM_LIMITS[name]] = 0
-    return translated, unread or None

@@ -25,19 +25,21 @@ from vllm.v1.kv_offload.base import OffloadKey
 from kv_connector import guarded, never_raises
 from kv_connector.config import (
     ConnectorConfig,
-    apply_request_options,
     client_configs,
-    keep_to_engine,
-    keep_to_pool,
     read_config,
-    refuse_unpublished_events,
-    refuse_weak_hashes,
     settings_of,
     with_extra_config,
 )
 from kv_connector.hooks.introduction import Introduction
+from kv_connector.hooks.kept_back import drop_unwanted_tails, shut_out
 from kv_connector.hooks.prefills import Prefills
-from kv_connector.hooks.resets import Resets, drop_unwanted_tails, shut_out
+from kv_connector.hooks.resets import Resets
+from kv_connector.hooks.traffic import (
+    LEVELS,
+    Traffic,
+    tokens_before_windows,
+    without_what_was_not_sent,
+)
 from kv_connector.identity import namespace
 from kv_connector.identity.fleet_self_test import run_self_tests
 from kv_connector.identity.self_test import Outcome, Report
@@ -51,28 +53,21 @@ from kv_connector.identity.worker_reports import (
     with_received,
     with_report,
 )
-from kv_connector.pool.pool_file import sweep_dead_pools
+from kv_connector.pool.pool_file import pool_name_of, sweep_dead_pools
 from kv_connector.pool.rows import windows_of
-from kv_connector.spec import (
-    POOL_NAME_KEY,
-    FerrySpec,
-    PoolNotShared,
-    check_pool_of,
-    log_pageable_pool,
-    pool_name_of,
+from kv_connector.pool.sharing import PoolNotShared, check_pool_of
+from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
+from kv_connector.spec import POOL_NAME_KEY, FerrySpec, log_pageable_pool
+from kv_connector.tier.metrics import REUSED_TOKENS
+from kv_connector.tier.remote_tier import RemoteTier
+from kv_connector.vllm.features import COUNTS_LEVELS, Sources, sources_by_keys
+from kv_connector.vllm.refusals import (
     refuse_incomplete_rows,
+    refuse_unpublished_events,
+    refuse_weak_hashes,
     refuse_whole_prompts,
     refuse_without_shared_pool,
 )
-from kv_connector.tier.metrics import (
-    LEVELS,
-    REUSED_TOKENS,
-    Traffic,
-    tokens_before_windows,
-    without_what_was_not_sent,
-)
-from kv_connector.tier.remote_tier import RemoteTier
-from kv_connector.vllm.features import COUNTS_LEVELS, Sources, sources_by_keys
 from remote_server.errors import ConfigError
 from remote_server.prompt_keys import recipe_text
 
@@ -242,7 +237,8 @@ class KVFerryConnector(OffloadingConnector):
             self._resets.completed(metadata.completed_jobs)
         news = self._reports.take(reports_in(metadata).values())
         for before, report in news:
-            check_pool_of(report, self.scheduler.manager.primary_tier._mmap_region.fd)
+            pool_fd = self.scheduler.manager.primary_tier._mmap_region.fd
+            check_pool_of(report.rank, report.pool, pool_fd)
             log_pageable_pool(before, report)
         if news:
             self._resets.on_reports(report for _, report in news)

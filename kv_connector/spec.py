@@ -1,20 +1,11 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
-import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    FullAttentionSpec,
-    UniformTypeKVCacheSpecs,
-    group_kernel_blocks,
-    iter_layer_specs,
-)
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     OffloadingManager,
@@ -24,34 +15,25 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kv_connector.identity.config_facts import NotKnown
 from kv_connector.identity.self_test import Fixture, Part
 from kv_connector.identity.worker_reports import WorkerReport
-from kv_connector.pool.pool_file import (
-    Piece,
+from kv_connector.pool.layout import (
+    BytesUnknown,
     Pieces,
-    Place,
-    PoolFile,
     RestOfRows,
-    check_pool_is_there,
-    engine_core_pid,
-    leave_mark,
-    offer_sealed_file,
     owned_by_groups,
+    owned_in_packed_blocks,
     pages_of,
     places_of_rows,
-    pool_file_of,
-    pool_name,
-    pool_path,
-    take_marks,
 )
+from kv_connector.pool.pool_file import check_pool_is_there, offer_sealed_file, pool_path
 from kv_connector.pool.rows import owned_bytes
+from kv_connector.pool.sharing import Place, PoolFile, leave_mark, pool_file_of, take_marks
 from kv_connector.pool.worker import ClearingWorker, HostWorker
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.kvferry")
@@ -63,9 +45,9 @@ POOL_NAME_KEY = "kvferry_pool_name"
 class FerrySpec(TieringOffloadingSpec):
     """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
 
-    Differences from vLLM's spec: the pool file's name (see `pool`), its removal as soon as
+    Differences from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon as
     all processes have mapped it, `HostWorker` on the CPU platform, and rows that are cleared of
-    their previous content (see `pool`). The index of the pool and its eviction are vLLM's.
+    their previous content (see `layout`). The index of the pool and its eviction are vLLM's.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -176,7 +158,7 @@ class FerrySpec(TieringOffloadingSpec):
         whole."""
         try:
             self.packed = owned_in_packed_blocks(kv_cache_config, kv_caches)
-        except NotKnown as why:
+        except BytesUnknown as why:
             logger.error("rows may hold bytes of other requests: %s", why)
             return False
         return True
@@ -225,155 +207,6 @@ def _bytes_of(region: SharedOffloadRegion) -> memoryview:
     return memoryview(region.base_tensor.numpy()).cast("B")
 
 
-_CURE = "use --distributed-executor-backend mp with all workers on one host"
-
-
-def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
-    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
-    pool. For an unknown executor the marks in the pool decide."""
-    backend = parallel.distributed_executor_backend
-    if parallel.use_ray:
-        raise ConfigError(
-            "--distributed-executor-backend ray: Ray starts the workers, and the engine core "
-            f"shares no pool with them; {_CURE}"
-        )
-    if _is_external_launcher(backend) and parallel.world_size > 1:
-        raise ConfigError(
-            f"--distributed-executor-backend external_launcher with {parallel.world_size} ranks: "
-            f"each rank has a scheduler of its own, which shares no pool with the others; {_CURE}"
-        )
-    if parallel.nnodes_within_dp > 1:
-        raise ConfigError(
-            f"--nnodes {parallel.nnodes}: an engine on {parallel.nnodes_within_dp} hosts has no "
-            f"memory that all of its workers share; {_CURE}"
-        )
-
-
-def refuse_whole_prompts(vllm_config: "VllmConfig") -> None:
-    """Raise `ConfigError` for a model that needs every token of a prompt computed. vLLM turns its
-    own prefix caching off for it, and would nevertheless load a prefix through a connector.
-
-    Two are known: poolers that average all tokens, which then end the engine, and vLLM's reference
-    backend for MLA on a CPU, whose prefill does not see the prefix: its answers would be wrong.
-    """
-    model = vllm_config.model_config
-    if model is None:
-        return
-    if model.pooler_config is not None and not model.is_prefix_caching_supported:
-        raise ConfigError(
-            "this model pools all tokens of a prompt, so none may be loaded: vLLM has no prefix "
-            "caching for it either; use no connector"
-        )
-    caches = vllm_config.cache_config.enable_prefix_caching
-    in_chunks = vllm_config.scheduler_config.enable_chunked_prefill
-    if current_platform.is_cpu() and model.use_mla and not (in_chunks or caches):
-        raise ConfigError(
-            "MLA on a CPU without AMX: vLLM computes a prompt without the prefix that is loaded, "
-            "and its answers would be wrong; use a CPU with AMX, a GPU, or no connector"
-        )
-
-
-def _is_external_launcher(backend: object) -> bool:
-    if inspect.isclass(backend):
-        from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
-
-        return issubclass(backend, ExecutorWithExternalLauncher)
-    return backend == "external_launcher"
-
-
-def owned_in_packed_blocks(
-    kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
-) -> Pieces | None:
-    """`owned_by_groups` for packed blocks: vLLM packs the pages of all layers of a group into one
-    block, and offloads that block as one tensor. None where blocks are not packed.
-
-    Raises `NotKnown` where a group's bytes in such a block cannot be established, and
-    `ConfigError` for layers that vLLM would not offload.
-    """
-    if kv_cache_config.hisparse_host_num_blocks is not None:
-        return None
-    groups = [
-        kv_cache_config.kv_cache_groups[group]
-        for group in get_offloading_group_ids(kv_cache_config)
-    ]
-    spans: list[list[tuple[int, int]]] = []
-    packed, unclear, outside, scattered = False, "", "", ""
-    for group in groups:
-        spans.append([])
-        for layer in group.layer_names:
-            spec: Any = group.kv_cache_spec
-            if isinstance(spec, UniformTypeKVCacheSpecs):
-                spec = spec.kv_cache_specs[layer]
-            if not isinstance(spec, AttentionSpec):
-                unclear = layer
-                continue
-            blocks = group_kernel_blocks(kv_caches[layer], kv_cache_config.num_blocks)
-            stride = blocks.stride(0) * blocks.element_size()
-            packed |= stride != spec.page_size_bytes
-            scattered = layer if _extent(blocks[0]) > stride else scattered
-            first = blocks.storage_offset() * blocks.element_size()
-            outside = layer if first >= stride else outside
-            spans[-1].append((first, first + spec.unpadded_page_size_bytes))
-    if scattered:
-        raise ConfigError(
-            f"KV cache layout {kv_cache_config.kv_cache_layout}: the bytes of a block of "
-            f"{scattered} are in several places, of which vLLM would offload the first alone; set "
-            "VLLM_KV_CACHE_LAYOUT=LBHNC"
-        )
-    if packed and outside:
-        # vLLM 0.32 treats a page that is padded to an alignment as a packed block.
-        raise ConfigError(
-            f"vLLM would offload the first layer alone, without {outside}: the blocks of this "
-            "model's KV cache are padded; set VLLM_KV_CACHE_LAYOUT=BLHNC"
-        )
-    if not packed or len(groups) < 2:
-        return None
-    if unclear:
-        raise NotKnown(f"the bytes of {unclear} in a packed block cannot be established")
-    return [[Piece(0, start, end) for start, end in _merged(own)] for own in spans]
-
-
-def _extent(block: "torch.Tensor") -> int:
-    """Bytes from the first byte of a block to its last."""
-    steps = zip(block.shape, block.stride(), strict=True)
-    return (1 + sum((size - 1) * step for size, step in steps)) * block.element_size()
-
-
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def pool_name_of(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
-    assert vllm_config.kv_transfer_config is not None
-    pid = engine_core_pid(
-        in_worker=in_worker,
-        executor_backend=vllm_config.parallel_config.distributed_executor_backend,
-    )
-    return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
-
-
-def refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
-    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
-    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
-    group, and a request that needs them would load the row's previous content."""
-    if blocks_per_row == 1:
-        return
-    for group in kv_cache_config.kv_cache_groups:
-        for spec in iter_layer_specs(group.kv_cache_spec):
-            if not isinstance(spec, FullAttentionSpec):
-                raise ConfigError(
-                    f"blocks_per_row={blocks_per_row}: this model has a group of "
-                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
-                    "several blocks would be incomplete; remove the setting"
-                )
-
-
 def log_pageable_pool(before: WorkerReport | None, report: WorkerReport) -> None:
     """Log once that copies of this worker are of pageable memory. `report` replaces `before`."""
     was_locked = None if before is None else before.is_page_locked
@@ -382,18 +215,4 @@ def log_pageable_pool(before: WorkerReport | None, report: WorkerReport) -> None
             "the CPU pool is not page-locked in worker %d: its copies between GPU and pool are "
             "correct, and slower; the worker's log has the error code of cudaHostRegister",
             report.rank,
-        )
-
-
-class PoolNotShared(RuntimeError):
-    """A worker and the scheduler use different pools."""
-
-
-def check_pool_of(report: WorkerReport, pool_fd: int) -> None:
-    """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool than the
-    scheduler's since the marks were checked at start: it would load other bytes than were stored.
-    """
-    if report.pool is not None and report.pool != (ours := pool_file_of(pool_fd)):
-        raise PoolNotShared(
-            f"worker {report.rank} uses the CPU pool {report.pool}, the scheduler {ours}"
         )

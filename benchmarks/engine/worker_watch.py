@@ -25,7 +25,7 @@ class WorkerWatch:
     def watch_begin(self) -> bool:
         """Record from now on. False where threads of another kind make the copies, as on a GPU:
         then only steps of the model are recorded."""
-        from kv_connector.pool.worker import Region
+        from kv_connector.pool.copies import Region
 
         self._watched = []
         runner = self.model_runner

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import vllm
 
 from kv_connector.identity import config_facts, model_facts
-from kv_connector.identity.config_facts import NotKnown, digest_of, text_of
+from kv_connector.identity.fact_text import NotKnown, digest_of, text_of
 from kv_connector.identity.model_facts import loader_of, weights_of
 from remote_server.client import CacheClient
 from remote_server.errors import ConfigError

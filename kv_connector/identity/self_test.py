@@ -25,7 +25,8 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.pool.pool_file import Piece, Pieces, Place, owned_by_groups
+from kv_connector.pool.layout import Piece, Pieces, owned_by_groups
+from kv_connector.pool.sharing import Place
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import SELF_TESTS, Cleared, Declined

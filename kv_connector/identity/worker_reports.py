@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 
 from kv_connector.identity.namespace import Facts
 from kv_connector.identity.self_test import Report
-from kv_connector.pool.pool_file import PoolFile
+from kv_connector.pool.sharing import PoolFile
 
 Revision = int
 

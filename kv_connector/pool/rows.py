@@ -1,5 +1,4 @@
-"""Rows of the pool as the tier sees them: their bytes, the places of their keys in prompts, and the
-room that requests have for loads."""
+"""Rows of the pool as the tier sees them: their bytes, and the places of their keys in prompts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

@@ -13,14 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
-from kv_connector.config import bypass_of, prefetches
-from kv_connector.hints import hint_in
 from kv_connector.pool.anchors import RunAnchors, run_anchors
 from kv_connector.pool.room import PoolRoom, Room
 from kv_connector.pool.rows import PoolRows
+from kv_connector.request_options import bypass_of, hint_in, prefetches
 from kv_connector.tier import metrics
-from kv_connector.tier.break_even import BreakEven
-from kv_connector.tier.judge import Judge
+from kv_connector.tier.break_even import BreakEven, Judge
 from kv_connector.tier.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed
 from kv_connector.tier.metrics import TierCounters
 from kv_connector.tier.patience import Patience

@@ -35,13 +35,7 @@ from vllm.v1.kv_offload.tiering.base import (
 )
 
 from kv_connector import guarded, kept_from_engine, never_raises
-from kv_connector.config import (
-    RemoteConfig,
-    bypass_of,
-    client_for,
-    read_config,
-    refuse_unpublished_events,
-)
+from kv_connector.config import RemoteConfig, client_for, read_config
 from kv_connector.identity.namespace import (
     Facts,
     bare_facts,
@@ -52,17 +46,20 @@ from kv_connector.identity.namespace import (
 from kv_connector.identity.weight_epochs import WeightEpochs
 from kv_connector.pool.anchors import places_of
 from kv_connector.pool.rows import NO_PLACES, Places, PoolRows
+from kv_connector.request_options import bypass_of
 from kv_connector.tier import metrics
-from kv_connector.tier.backfill import Backfill, Recency
+from kv_connector.tier.backfill import Backfill
 from kv_connector.tier.break_even import BreakEven
 from kv_connector.tier.config_info import LABELS, config_info
 from kv_connector.tier.lookups import Lookups
 from kv_connector.tier.metrics import TierCounters
 from kv_connector.tier.patience import Patience
+from kv_connector.tier.recency import Recency
 from kv_connector.tier.server_watch import ServerWatch
 from kv_connector.tier.transfer_ends import Ended
 from kv_connector.tier.transfers import UNAVAILABLE, Transfers
 from kv_connector.vllm.features import COUNTS_LEVELS, CacheHitSource
+from kv_connector.vllm.refusals import refuse_unpublished_events
 from kv_connector.vllm.server_events import ServerEvents
 from remote_server.client import CacheClient, ClientConfig
 from remote_server.errors import ConfigError

@@ -21,10 +21,10 @@ from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from kv_connector import guarded, kept_from_engine
-from kv_connector.config import RemoteConfig, prefetches
-from kv_connector.hints import hint_in
+from kv_connector.config import RemoteConfig
 from kv_connector.identity.weight_epochs import MOST_STEPS_FOR_A_SAMPLE, WeightEpochs
 from kv_connector.pool.rows import NO_PLACES, NOWHERE, Places, PoolRows, anchors_at
+from kv_connector.request_options import hint_in, prefetches
 from kv_connector.tier import metrics
 from kv_connector.tier.metrics import TierCounters
 from kv_connector.tier.patience import LEAST_FLOOR_S, Patience

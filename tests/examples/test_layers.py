@@ -78,7 +78,7 @@ CLI = {
 }
 """The same of `remote_server/cli`, whose files beside the rooms import none of them."""
 
-COMMON = {"__init__", "config", "hints"}
+COMMON = {"__init__", "config", "request_options"}
 
 
 def packages_of(file: Path, root: Path) -> set[str]:

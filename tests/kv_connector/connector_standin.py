@@ -17,6 +17,7 @@ from kv_connector.connector import KVFerryConnector
 from kv_connector.hooks.introduction import Introduction
 from kv_connector.hooks.prefills import Prefills
 from kv_connector.hooks.resets import Resets
+from kv_connector.hooks.traffic import Traffic
 from kv_connector.identity.self_test import Outcome, Report
 from kv_connector.identity.worker_reports import (
     FerryWorkerMetadata,
@@ -25,7 +26,6 @@ from kv_connector.identity.worker_reports import (
     WorkerReport,
     with_received,
 )
-from kv_connector.tier.metrics import Traffic
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
 

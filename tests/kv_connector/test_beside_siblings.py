@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from kv_connector.config import apply_request_options
 from kv_connector.identity.worker_reports import Reporter, with_received
+from kv_connector.request_options import apply_request_options
 
 
 def beside(ours: Connector, *, first: bool) -> MultiConnector:

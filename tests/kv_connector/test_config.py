@@ -10,9 +10,9 @@ from kv_connector.config import (
     client_configs,
     client_for,
     read_config,
-    refuse_weak_hashes,
 )
-from kv_connector.identity.config_facts import digest_of, text_of
+from kv_connector.identity.fact_text import digest_of, text_of
+from kv_connector.vllm.refusals import refuse_weak_hashes
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.fleet.fleet import Fleet

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from real_connector import BLOCK, empty_step, request_of
 from scripted_client import ScriptedClient
 
-from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hints import HINT_NAMES, BadHint
-from kv_connector.hooks.resets import OLD_KV
-from kv_connector.identity.weight_watch import AdapterState
+from kv_connector.hooks.kept_back import OLD_KV
+from kv_connector.identity.adapters import AdapterState
+from kv_connector.request_options import HINT_NAMES, BadHint, Bypass, bypass_of
 from kv_connector.tier import metrics
 from kv_connector.tier.lookup_state import Missed
 
@@ -60,7 +59,7 @@ ADAPTER = SimpleNamespace(lora_name="a", lora_path="/none")
 def test_no_body_raises_in_a_hook_or_names_a_metric(
     hybrid: KVFerryConnector, fuzz: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("kv_connector.config.logger.warning", lambda *_: None)
+    monkeypatch.setattr("kv_connector.request_options.logger.warning", lambda *_: None)
     tier: Any = hybrid._remote
     tier.declare("model", {"model": "m"})
     client = ScriptedClient.latest

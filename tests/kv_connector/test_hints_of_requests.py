@@ -7,15 +7,15 @@ import pytest
 from scripted_client import Engine
 from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector import hints
-from kv_connector.hints import OPTIONS_KEY, BadHint, hint_in, hint_of
+from kv_connector import request_options
+from kv_connector.request_options import OPTIONS_KEY, BadHint, hint_in, hint_of
 from kv_connector.tier import metrics
 from remote_server.protocol import MAX_WITHIN_S, Hint
 
 
 @pytest.fixture(autouse=True)
 def _log_again():
-    hints._log_once.cache_clear()
+    request_options._log_once.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,14 @@ def test_a_store_that_looks_up_first_does_so_with_the_hint_of_its_request():
 def test_an_unreadable_hint_is_counted_by_reason_and_logged_once(caplog: pytest.LogCaptureFixture):
     engine = Engine()
     bad: list[dict[str, Any]] = [{"returns": "maybe"}, {"returns": "maybe\n"}, {"within_s": 5}]
-    with caplog.at_level(logging.WARNING, logger="vllm.kvferry.hints"):
+    with caplog.at_level(logging.WARNING, logger="vllm.kvferry.request_options"):
         for number, options in enumerate(bad):
             context, keys = engine.request(f"{number}", 2, kvferry=options)
             assert engine.lookup(context, keys) == ["RETRY"] * 2
     assert [engine.counted(metrics.BAD_HINTS, why) for why in ("returns", "alone")] == [2, 1]
-    lines = [one.getMessage() for one in caplog.records if one.name == "vllm.kvferry.hints"]
+    lines = [
+        one.getMessage() for one in caplog.records if one.name == "vllm.kvferry.request_options"
+    ]
     assert len(lines) == 2 and "(returns)" in lines[0] and "(alone)" in lines[1]
     engine.step()
     assert [asked.hint for asked in engine.client.asked] == [None] * 3

@@ -10,10 +10,10 @@ from connector_standin import Connector, output_of
 from hook_list import Broken, hooks_of
 
 from kv_connector import connector as connector_module
-from kv_connector.config import BYPASS_KEY
 from kv_connector.connector import KVFerryConnector
 from kv_connector.identity.self_test import Outcome, Report
 from kv_connector.identity.worker_reports import WorkerReport
+from kv_connector.request_options import BYPASS_KEY
 
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),

@@ -7,9 +7,15 @@ import pytest
 from real_connector import BLOCK, HYBRID, empty_step, request_of
 from scripted_client import Engine, ScriptedClient
 
-from kv_connector.config import BYPASS_KEY, PREFETCH_KEY, Bypass, apply_request_options, prefetches
 from kv_connector.connector import KVFerryConnector
-from kv_connector.hints import OPTIONS_KEY
+from kv_connector.request_options import (
+    BYPASS_KEY,
+    OPTIONS_KEY,
+    PREFETCH_KEY,
+    Bypass,
+    apply_request_options,
+    prefetches,
+)
 from kv_connector.tier import metrics
 
 
@@ -66,7 +72,7 @@ def test_what_can_be_read_of_bad_options_holds():
 def test_the_log_line_about_bad_options_has_a_bound(monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(
-        "kv_connector.config.logger.warning", lambda text, *args: lines.append(text % args)
+        "kv_connector.request_options.logger.warning", lambda text, *args: lines.append(text % args)
     )
     applied({OPTIONS_KEY: {"x" * 100_000 + "\n": "y" * 100_000}})
     (line,) = lines

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_connector import spec
 from kv_connector.connector import KVFerryConnector
-from kv_connector.spec import refuse_whole_prompts
+from kv_connector.vllm import refusals
+from kv_connector.vllm.refusals import refuse_whole_prompts
 from remote_server.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def config(
 def on(monkeypatch):
     def on(device: str) -> None:
         platform = SimpleNamespace(is_cpu=lambda: device == "cpu")
-        monkeypatch.setattr(spec, "current_platform", platform)
+        monkeypatch.setattr(refusals, "current_platform", platform)
 
     return on
 

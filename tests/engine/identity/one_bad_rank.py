@@ -3,7 +3,7 @@
 from typing import Any
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool.worker import Region
+from kv_connector.pool.copies import Region
 
 BAD_RANK = 1
 

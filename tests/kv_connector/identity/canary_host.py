@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, Cano
 
 from kv_connector.identity import self_test
 from kv_connector.identity.self_test import Fixture, Part
-from kv_connector.pool.pool_file import Place
+from kv_connector.pool.sharing import Place
 from kv_connector.pool.worker import HostWorker
 from remote_server.client import SharedRegion
 from remote_server.server.server import Server

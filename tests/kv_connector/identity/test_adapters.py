@@ -10,8 +10,8 @@ from modelless_engine import Make, ModellessEngine
 from modelless_runner import TOKENS, right
 from vllm.lora.request import LoRARequest
 
-from kv_connector.identity import weight_watch
-from kv_connector.identity.weight_watch import Adapters, AdapterState
+from kv_connector.identity import adapters
+from kv_connector.identity.adapters import Adapters, AdapterState
 
 SAME, CHANGED, UNKNOWN = AdapterState.SAME, AdapterState.CHANGED, AdapterState.UNKNOWN
 
@@ -152,7 +152,7 @@ def test_an_adapter_that_comes_back_after_it_could_not_be_seen_may_be_another(tm
 
 
 def test_adapters_beyond_the_limit_keep_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(weight_watch, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(adapters, "MOST_ADAPTERS", 1)
     known, first = Adapters(), write(tmp_path / "lora", "one")
     second = LoRARequest("second", 2, first.lora_path)
     assert [known.check(one) for one in (first, second, first)] == [SAME, UNKNOWN, SAME]

@@ -16,8 +16,9 @@ from examples.processes import free_port
 from kv_connector.identity import self_test
 from kv_connector.identity.namespace import namespace_of
 from kv_connector.identity.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
-from kv_connector.pool.pool_file import Place
-from kv_connector.pool.worker import HostWorker, Region
+from kv_connector.pool.copies import Region
+from kv_connector.pool.sharing import Place
+from kv_connector.pool.worker import HostWorker
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

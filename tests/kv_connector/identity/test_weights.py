@@ -20,8 +20,9 @@ from vllm.model_executor.model_loader import (
     register_model_loader,
 )
 
-from kv_connector.identity.config_facts import NotKnown
-from kv_connector.identity.model_facts import digest_of_files, loader_of, weights_of
+from kv_connector.identity.fact_text import NotKnown
+from kv_connector.identity.file_digests import digest_of_files
+from kv_connector.identity.model_facts import loader_of, weights_of
 
 MATRICES = 12
 

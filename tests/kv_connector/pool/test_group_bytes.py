@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool.pool_file import Piece, rest_of_rows
+from kv_connector.pool.layout import Piece, rest_of_rows
 from kv_connector.vllm.features import COUNTS_LEVELS
 from remote_server.errors import ConfigError
 

@@ -15,7 +15,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.pool.worker import ClearingWorker, HostWorker, Run, plan_copy
+from kv_connector.pool.copies import Run, plan_copy
+from kv_connector.pool.worker import ClearingWorker, HostWorker
 
 NUM_BLOCKS = 24
 NUM_ROWS = 16

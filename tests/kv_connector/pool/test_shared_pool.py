@@ -23,15 +23,9 @@ from vllm.v1.kv_offload.config import (
 from kv_connector.connector import KVFerryConnector
 from kv_connector.identity.worker_reports import WorkerReport
 from kv_connector.pool import pool_file as at_pool
-from kv_connector.pool.pool_file import (
-    MARK_BYTES,
-    PoolFile,
-    engine_core_pid,
-    pool_file_of,
-    pool_name,
-    pool_path,
-)
-from kv_connector.spec import POOL_NAME_KEY, FerrySpec, PoolNotShared
+from kv_connector.pool.pool_file import engine_core_pid, pool_name, pool_path
+from kv_connector.pool.sharing import MARK_BYTES, PoolFile, PoolNotShared, pool_file_of
+from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from remote_server.errors import ConfigError
 
 PAGE = 2048
@@ -218,7 +212,7 @@ def test_marks_of_many_workers_of_one_shared_part_do_not_meet(pool: str):
 def test_a_worker_that_reports_another_pool_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
     """It is too late to refuse, and what it loads is not what was stored."""
     ours = Connector()
-    monkeypatch.setattr("kv_connector.spec.pool_file_of", lambda _: PoolFile(1, 2, 4096))
+    monkeypatch.setattr("kv_connector.pool.sharing.pool_file_of", lambda _: PoolFile(1, 2, 4096))
     told = WorkerReport(0, 1, {"attention": "x"}, pool=PoolFile(1, 2, 4096))
     ours.connector.update_connector_output(output_of(told))
     other = WorkerReport(1, 1, {"attention": "x"}, pool=PoolFile(1, 3, 4096))

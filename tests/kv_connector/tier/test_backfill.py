@@ -11,7 +11,7 @@ from tiered_engine import TieredEngine, block_of, key_of
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
-from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from kv_connector.tier import metrics
 from kv_connector.tier.backfill import (
     LONGEST_HELD_BACK_S,

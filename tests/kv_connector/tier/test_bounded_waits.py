@@ -4,7 +4,7 @@ import pytest
 from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
-from kv_connector.config import PREFETCH_KEY
+from kv_connector.request_options import PREFETCH_KEY
 from kv_connector.tier import metrics
 from kv_connector.tier.lookup_state import UNTIL_A_QUERY_ENDS_S
 from kv_connector.tier.patience import PRIOR_COMPUTE_S

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
-from kv_connector.config import PREFETCH_KEY
+from kv_connector.request_options import PREFETCH_KEY
 from kv_connector.tier import metrics
 from kv_connector.tier.break_even import PROBE_COSTS, BreakEven, costs_of
 from kv_connector.tier.speeds import (

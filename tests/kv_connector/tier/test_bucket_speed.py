@@ -8,7 +8,7 @@ from scripted_client import BLOCK_BYTES, Engine
 from test_break_even import measured
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector.config import PREFETCH_KEY
+from kv_connector.request_options import PREFETCH_KEY
 from kv_connector.tier import metrics
 from kv_connector.tier.break_even import PROBE_COSTS
 from kv_connector.tier.speeds import LEAST_SAMPLES, Chunk

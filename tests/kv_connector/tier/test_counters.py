@@ -5,8 +5,9 @@ from typing import Any
 
 from scripted_client import Clock
 
+from kv_connector.hooks.traffic import Traffic
 from kv_connector.tier import metrics
-from kv_connector.tier.metrics import TierCounters, Traffic
+from kv_connector.tier.metrics import TierCounters
 
 
 def grown(counters: TierCounters) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from modelless_runner import TOKENS
 from scripted_client import BLOCK_BYTES, Clock, Engine
 from tiered_engine import ready, real_engine, serve
 
-from kv_connector.config import BYPASS_KEY, Bypass
-from kv_connector.tier import backfill, metrics
-from kv_connector.tier.backfill import BATCH_S, REST_S, Recency
+from kv_connector.request_options import BYPASS_KEY, Bypass
+from kv_connector.tier import metrics
+from kv_connector.tier import recency as recency_module
+from kv_connector.tier.recency import BATCH_S, REST_S, Recency
 from remote_server.protocol import KeyState
 from remote_server.values import MiB
 
@@ -61,8 +62,8 @@ def test_what_the_server_itself_supplied_is_not_reported_to_it(recency: Recency)
 def test_batch_and_memory_are_bounded(
     recency: Recency, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(backfill, "MOST_KEYS_OF_A_BATCH", 8)
-    monkeypatch.setattr(backfill, "MOST_REMEMBERED", 100)
+    monkeypatch.setattr(recency_module, "MOST_KEYS_OF_A_BATCH", 8)
+    monkeypatch.setattr(recency_module, "MOST_REMEMBERED", 100)
     for first in range(0, 300, 8):
         recency.used(keys(*range(first, first + 16)))
         clock.now += REST_S

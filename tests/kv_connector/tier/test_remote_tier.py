@@ -7,7 +7,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from kv_connector.tier import lookups, metrics
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters

@@ -7,7 +7,7 @@ import pytest
 from tiered_engine import ready, real_engine
 
 from examples.processes import RemoteServer
-from kv_connector.config import BYPASS_KEY, Bypass
+from kv_connector.request_options import BYPASS_KEY, Bypass
 
 pytestmark = pytest.mark.real_time
 

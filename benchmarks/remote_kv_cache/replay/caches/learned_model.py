@@ -6,7 +6,7 @@ at most once in `REST_S`, as the connector sends them.
 
 from collections.abc import Sequence
 
-from kv_connector.tier.backfill import REST_S
+from kv_connector.tier.recency import REST_S
 from remote_server.traces import Request
 from remote_server.traces.model_cache import NAMESPACE
 from remote_server.traces.model_levels import TwoLevels

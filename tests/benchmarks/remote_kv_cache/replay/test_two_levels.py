@@ -15,7 +15,7 @@ from benchmarks.remote_kv_cache.replay.levels.points import Found
 from benchmarks.remote_kv_cache.replay.requests import recorded
 from benchmarks.remote_kv_cache.replay.requests.workloads import loop, scan
 from benchmarks.simulated.tiered_pool import TieredPool, key_of
-from kv_connector.tier.backfill import REST_S
+from kv_connector.tier.recency import REST_S
 from remote_server.store.eviction.lru import LRU
 from remote_server.traces import Request, distinct
 
