@@ -1,8 +1,8 @@
 """Backfill: puts of blocks that the server missed during an outage, and copies of hot runs."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFilter
@@ -155,30 +155,26 @@ REST_AFTER_FAILURE_S = 5.0
 _POOL_ALONE = TierFilter()
 
 
-@dataclass
 class Backfill:
     """The backlog and its pace: after a batch the link rests for as long as the batch took, so
     backfill uses at most half of it. Copies of hot runs come when the backlog is empty. Only the
     scheduler thread calls it."""
 
-    transfers: Transfers
-    counters: TierCounters
-    clock: Callable[[], float]
-    rows: PoolRows
-    backlog: Backlog = field(init=False)
-    hot: HotCopies = field(init=False)
-    _batch: dict[OffloadKey, Due] = field(default_factory=dict)
-    _job_id: int | None = None
-    _copies: bool = False
-    """Whether the batch under way is of hot runs."""
-    _began_s: float = 0.0
-    _next_s: float = float("-inf")
-    _held_back_s: float | None = None
-    _resting: bool = False
-
-    def __post_init__(self) -> None:
-        self.backlog = Backlog(self.rows.count)
-        self.hot = HotCopies(self.counters, self.clock)
+    def __init__(
+        self, transfers: Transfers, counters: TierCounters, clock: Callable[[], float],
+        rows: PoolRows,
+    ) -> None:  # fmt: skip
+        self.transfers, self.counters, self.clock, self.rows = transfers, counters, clock, rows
+        self.backlog = Backlog(rows.count)
+        self.hot = HotCopies(counters, clock)
+        self._batch: dict[OffloadKey, Due] = {}
+        self._job_id: int | None = None
+        self._copies = False
+        """Whether the batch under way is of hot runs."""
+        self._began_s = 0.0
+        self._next_s = -inf
+        self._held_back_s: float | None = None
+        self._resting = False
 
     @property
     def batch_rows(self) -> int:
@@ -258,7 +254,7 @@ class Backfill:
     def server_came_back(self) -> None:
         """A server answers again: end the pause after a failed batch."""
         self._count(self.backlog.came_back(), "overflow")
-        self._next_s, self._resting = float("-inf"), False
+        self._next_s, self._resting = -inf, False
 
     def forget(self) -> None:
         """The pool is about to be emptied: drop the backlog."""

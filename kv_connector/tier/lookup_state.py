@@ -5,6 +5,7 @@ returns RETRY. `LookupState` reduces that to one query per prompt and one time b
 It uses no socket and no clock. Only the scheduler thread uses it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
@@ -84,95 +85,112 @@ class LookupState:
 
     budget_s: float
     """How long it waits for the server in all; see `patience`."""
-    vain_s: float = inf
-    """How much of that is beyond the time that a reply takes."""
-    computes_s: float = 0.0
-    """How long computing what it looks up would take."""
-    prompt_tokens: int = 0
-    """Of its whole prompt; 0 where that is not known."""
     bypass: bool = False
     prefetch: bool = False
     """No user waits for its output: blocks on the server are loaded, however slow that is."""
-    step: int = -2
-    """Step of the last lookup."""
-    lookup_steps: int = 0
-    first_lookup_s: float = 0.0
-    first_step: int = 0
-    queried: bool = False
-    """Whether a query was sent, so that break-even has accepted its wait."""
-    weighed: bool = False
-    """Whether break-even was applied to its whole prompt."""
-    declined: bool = False
-    """Whether nothing of it is worth fetching."""
-    is_probe: bool = False
-    """Whether it is fetched although that is too slow, to measure the server again."""
-    judged: bool = False
-    """Whether break-even was applied to the blocks that the replies found."""
-    bucket_judged: bool = False
-    """Whether it was applied to those in the server's object store."""
-    in_bucket: set[bytes] = field(default_factory=set)
-    """Keys that the server has in its object store only."""
-    admitted: bool = False
-    """Whether its wait was observed. The engine may lack the blocks for it all the same."""
-    scheduled: bool = False
-    """Whether the engine computes it."""
-    refusal: Missed | None = None
-    """At the last lookup: why every key is a miss, or None."""
-    out_of_time: bool = False
-    """At the last lookup: the request has waited for replies for its whole budget. A readable key
-    is still a hit: its wait is over."""
-    held: bool = False
-    """At the last lookup: no query may be sent yet, because a worker has not reported or the server
-    has not replied to the engine's first hello."""
-    may_load: bool = False
-    """At the last lookup: whether readable blocks may be loaded."""
-    states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
-    """Per key: the server's reply, why it is a miss, or None while a query is under way."""
-    wanted: list[bytes] = field(default_factory=list)
-    """Keys for the query at the end of this engine step, in prefix order."""
-    wanted_ends: list[int | None] = field(default_factory=list)
-    """Where the tokens of each end in the prompt."""
-    above: int = -1
-    """Tokens of the prompt before the first block that was queried: the engine's levels have
-    them. -1 before the first query."""
-    reused: int = -1
-    """Tokens of the prompt that were found in any level when the engine first admitted the request;
-    -1 when that is not known."""
     hint: Hint | None = None
     """Of the client that sent the request, about the future of its prompt."""
     position: Callable[[Any], int | None] = lambda _: None
     """Where the tokens of a key end in the prompt."""
     anchors: "RunAnchors | None" = None
     """None where keys have none: one server."""
-    absent_so_far: set[bytes] = field(default_factory=set)
+
+    vain_s: float = field(default=inf, init=False)
+    """How much of its budget is beyond the time that a reply takes."""
+    computes_s: float = field(default=0.0, init=False)
+    """How long computing what it looks up would take."""
+    prompt_tokens: int = field(default=0, init=False)
+    """Of its whole prompt; 0 where that is not known."""
+    step: int = field(default=-2, init=False)
+    """Step of the last lookup."""
+    first_lookup_s: float = field(default=0.0, init=False)
+    first_step: int = field(default=0, init=False)
+    admitted: bool = field(default=False, init=False)
+    """Whether its wait was observed. The engine may lack the blocks for it all the same."""
+    scheduled: bool = field(default=False, init=False)
+    """Whether the engine computes it."""
+    refusal: Missed | None = field(default=None, init=False)
+    """At the last lookup: why every key is a miss, or None."""
+    out_of_time: bool = field(default=False, init=False)
+    """At the last lookup: the request has waited for replies for its whole budget. A readable key
+    is still a hit: its wait is over."""
+    may_load: bool = field(default=False, init=False)
+    """At the last lookup: whether readable blocks may be loaded."""
+    above: int = field(default=-1, init=False)
+    """Tokens of the prompt before the first block that was queried: the engine's levels have
+    them. -1 before the first query."""
+    reused: int = field(default=-1, init=False)
+    """Tokens of the prompt that were found in any level when the engine first admitted the request;
+    -1 when that is not known."""
+    absent_so_far: set[bytes] = field(default_factory=set, init=False)
     """Absent keys that a server may hold which could not be asked."""
-    queries: int = 0
-    """Queries under way."""
-    news: bool = False
+    news: bool = field(default=False, init=False)
     """Whether a reply came since the last lookup."""
-    blocked_on: bytes | None = None
+    ask_again_at_s: float = field(default=0.0, init=False)
+    """Time before which no lookup of `missed_for_now` is sent."""
+    waited_s: float = field(default=0.0, init=False)
+    waited_steps: int = field(default=0, init=False)
+    """Time for which the engine could not admit this request because of the tier."""
+    counted: set[bytes] = field(default_factory=set, init=False)
+    """Misses already counted: a request that waits for the engine is looked up again."""
+    generation: int = field(default=0, init=False)
+    """Grows when replies are dropped. A reply to an older generation's query is ignored."""
+    _deferred_at_s: float | None = field(default=None, init=False)
+    """Time of the last lookup, if it deferred the request."""
+
+    # The others end with the replies: `_begin` sets them.
+
+    states: dict[bytes, KeyState | Missed | None] = field(init=False)
+    """Per key: the server's reply, why it is a miss, or None while a query is under way."""
+    wanted: list[bytes] = field(init=False)
+    """Keys for the query at the end of this engine step, in prefix order."""
+    wanted_ends: list[int | None] = field(init=False)
+    """Where the tokens of each end in the prompt."""
+    queries: int = field(init=False)
+    """Queries under way."""
+    queried: bool = field(init=False)
+    """Whether a query was sent, so that break-even has accepted its wait."""
+    weighed: bool = field(init=False)
+    """Whether break-even was applied to its whole prompt."""
+    declined: bool = field(init=False)
+    """Whether nothing of it is worth fetching."""
+    is_probe: bool = field(init=False)
+    """Whether it is fetched although that is too slow, to measure the server again."""
+    judged: bool = field(init=False)
+    """Whether break-even was applied to the blocks that the replies found."""
+    bucket_judged: bool = field(init=False)
+    """Whether it was applied to those in the server's object store."""
+    in_bucket: set[bytes] = field(init=False)
+    """Keys that the server has in its object store only."""
+    held: bool = field(init=False)
+    """At the last lookup: no query may be sent yet, because a worker has not reported or the server
+    has not replied to the engine's first hello."""
+    blocked_on: bytes | None = field(init=False)
     """At the last lookup: one of its keys in a load that was under way or about to begin."""
-    missed_for_now: dict[bytes, None] = field(default_factory=dict)
+    missed_for_now: dict[bytes, None] = field(init=False)
     """Keys that are a miss `FOR_NOW`, in prefix order. They are queried again until the engine
     schedules the request. No admission waits for that."""
-    queried_again: bool = False
+    queried_again: bool = field(init=False)
     """Whether such a query is under way."""
-    ask_again_at_s: float = 0.0
-    """Time before which none is sent."""
-    loads: int = 0
+    lookup_steps: int = field(init=False)
+    loads: int = field(init=False)
     """Hits, each of which leads to a load."""
-    owed_s: float = 0.0
+    owed_s: float = field(init=False)
     """Time for which this request has waited for replies."""
-    waited_s: float = 0.0
-    waited_steps: int = 0
-    """Time for which the engine could not admit this request because of the tier."""
-    counted: set[bytes] = field(default_factory=set)
-    """Misses already counted: a request that waits for the engine is looked up again."""
-    generation: int = 0
-    """Grows when replies are dropped. A reply to an older generation's query is ignored."""
-    _owed_since_s: float | None = None
-    _deferred_at_s: float | None = None
-    """Time of the last lookup, if it deferred the request."""
+    _owed_since_s: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.states, self.wanted, self.wanted_ends = {}, [], []
+        self.queries, self._owed_since_s = 0, None
+        self.queried = self.judged = self.bucket_judged = self.held = False
+        self.weighed = self.declined = self.is_probe = False
+        self.in_bucket = set()
+        self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
+        self.blocked_on = None
+        self.missed_for_now, self.queried_again = {}, False
 
     # ── lookup steps ─────────────────────────────────────────────────────────────────────
 
@@ -342,15 +360,20 @@ class LookupState:
 
     def forget_answers(self) -> None:
         """Drop replies: the weights may have changed since them."""
-        self.states, self.wanted, self.wanted_ends = {}, [], []
         self.generation += 1
-        self.queries, self._owed_since_s = 0, None
-        self.queried = self.judged = self.bucket_judged = self.held = False
-        self.weighed = self.declined = self.is_probe = False
-        self.in_bucket = set()
-        self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
-        self.blocked_on = None
-        self.missed_for_now, self.queried_again = {}, False
+        self._begin()
+
+    def line(self, request_id: str) -> str:
+        """For the engine's log at debug level, when it admits the request: how long the request
+        could wait, and what became of that."""
+        states = Counter(self.states.values())
+        found = [f"{states[KeyState.READABLE]} of {len(self.states)} blocks from the server"]
+        found += [f"{number} {why}" for why, number in states.items() if isinstance(why, Missed)]
+        return (
+            f"request {request_id}: computing takes {self.computes_s:.3g} s, so it may wait "
+            f"{self.budget_s:.3g} s; it waited {self.owed_s:.3g} s for replies, "
+            f"{self.waited_s:.3g} s in {self.waited_steps} steps in all; {', '.join(found)}"
+        )
 
 
 class Kind(Enum):

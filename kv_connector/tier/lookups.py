@@ -23,7 +23,6 @@ from kv_connector.tier.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupS
 from kv_connector.tier.metrics import TierCounters
 from kv_connector.tier.patience import Patience
 from kv_connector.tier.queries import Queries
-from kv_connector.tier.why import why
 from remote_server.client import CacheClient
 from remote_server.client.connection.lookup_breaker import LookupBreaker
 from remote_server.protocol import KeyState
@@ -198,7 +197,7 @@ class Lookups:
             wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
             if logger.isEnabledFor(logging.DEBUG):
-                logger.debug(why(request_id, wait))
+                logger.debug(wait.line(request_id))
             if self._client.places_by_run and self._rows.is_one_chain and (cut := wait.cut()):
                 self._counters.count(metrics.PREFIX_CUTS, label=cut)
         return None if wait.bypass else wait.states

@@ -38,13 +38,13 @@ class Queries:
     breaker: LookupBreaker
     on_absent: Callable[[list[bytes]], None] | None = None
     """Called with the keys that a reply found absent."""
-    answers: deque[Answer] = field(default_factory=deque)
-    probe_key: bytes | None = None
+    answers: deque[Answer] = field(default_factory=deque, init=False)
+    probe_key: bytes | None = field(default=None, init=False)
     """The key for the next probe, a lookup that no request waits for: one of the last late lookup,
     so that a pause ends also when no other request comes."""
-    probe_s: float = 0.0
+    probe_s: float = field(default=0.0, init=False)
     """The deadline of that lookup, and of the probe."""
-    _keys_under_way: int = 0
+    _keys_under_way: int = field(default=0, init=False)
 
     def has_room(self, num_keys: int) -> bool:
         """Whether so many keys may be queried now."""

@@ -142,29 +142,27 @@ class _Step(NamedTuple):
     has_prompts: bool
 
 
-@dataclass
 class EngineSpeed:
     """Duration of the engine's recent steps, and prompt tokens computed a second."""
 
-    even_at: float = inf
-    """See `work_of`; infinite where the model is not known."""
-    prior_work_per_s: float | None = None
-    """Taken for its speed until it is measured; None where the model is not known. A wrong one is
-    harmless: it sets the wait of one prompt, as a share of the time."""
-    least_prior_s: float = 0.0
-    """The shortest time that is expected by it."""
-    _tokens_per_s: Recent = field(default_factory=Recent)
-    _work_per_s: Recent = field(default_factory=Recent)
-    _prompt_step_s: Recent = field(default_factory=Recent)
-    """Of steps with tokens of prompts, which may be many times as long as those without."""
-    _answer_step_s: Recent = field(default_factory=Recent)
-    _under_way: deque[_Step] = field(default_factory=deque)
-    _last_end_s: float = float("-inf")
-    _is_busy: bool = False
-    _has_prompts: bool = False
-    """Whether the last step had tokens of prompts, or the next one has."""
-    _queued: float = 0.0
-    """Work of the prompts that the engine has begun and not finished."""
+    def __init__(self, even_at: float = inf) -> None:
+        self.even_at = even_at
+        """See `work_of`; infinite where the model is not known."""
+        self.prior_work_per_s: float | None = None
+        """Taken for its speed until it is measured; None where the model is not known. A wrong one
+        is harmless: it sets the wait of one prompt, as a share of the time."""
+        self.least_prior_s = 0.0
+        """The shortest time that is expected by it."""
+        self._tokens_per_s, self._work_per_s = Recent(), Recent()
+        self._prompt_step_s, self._answer_step_s = Recent(), Recent()
+        """Steps with tokens of prompts may be many times as long as those without."""
+        self._under_way: deque[_Step] = deque()
+        self._last_end_s = -inf
+        self._is_busy = False
+        self._has_prompts = False
+        """Whether the last step had tokens of prompts, or the next one has."""
+        self._queued = 0.0
+        """Work of the prompts that the engine has begun and not finished."""
 
     def expect(self, hidden_size: int, num_layers: int, device: str, num_workers: int) -> None:
         """Set what is known of a model's speed before it computes. `device` is vLLM's type."""

@@ -102,24 +102,24 @@ class Transfers:
     bucket: LinkSpeed
     """The speed of the server's object store."""
     clock: Callable[[], float]
-    weights: WeightEpochs | None = None
+    weights: WeightEpochs | None = field(default=None, init=False)
     """The samples of the workers' weights. None for a bare tier, which has none: it stores at
     once."""
-    _unconfirmed: deque[Unconfirmed] = field(default_factory=deque)
-    _steps_unconfirmed: int = 0
-    _ended: deque[Ended] = field(default_factory=deque)
-    _load_has_ended: bool = False
+    _unconfirmed: deque[Unconfirmed] = field(default_factory=deque, init=False)
+    _steps_unconfirmed: int = field(default=0, init=False)
+    _ended: deque[Ended] = field(default_factory=deque, init=False)
+    _load_has_ended: bool = field(default=False, init=False)
     """Whether a load ended since `take_ended`. Set after its end can be taken."""
-    _open: dict[int, _Open] = field(default_factory=dict)
+    _open: dict[int, _Open] = field(default_factory=dict, init=False)
     """Jobs whose end was not taken yet. Only the scheduler thread uses it."""
-    _loading: Counter[OffloadKey] = field(default_factory=Counter)
+    _loading: Counter[OffloadKey] = field(default_factory=Counter, init=False)
     """Keys of open loads. Only the scheduler thread uses it."""
-    _closer: Thread | None = None
-    _draining: bool = False
-    _last_load_ended_s: float = -inf
+    _closer: Thread | None = field(default=None, init=False)
+    _draining: bool = field(default=False, init=False)
+    _last_load_ended_s: float = field(default=-inf, init=False)
     """Only the client's I/O thread uses it."""
-    _parts: PartTimes = field(default_factory=PartTimes)
-    _from_bucket: BucketLoads = field(default_factory=BucketLoads)
+    _parts: PartTimes = field(default_factory=PartTimes, init=False)
+    _from_bucket: BucketLoads = field(default_factory=BucketLoads, init=False)
 
     @property
     def num_loads(self) -> int:
