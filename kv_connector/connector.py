@@ -183,7 +183,8 @@ class KVFerryConnector(OffloadingConnector):
         with guarded(self, "_report"):
             if self._reporter is not None:
                 self._reporter.change(facts=facts, self_test=self_test)
-                self._reporter.change(**self.connector_worker.spec.pool_report)
+                spec: FerrySpec = self.connector_worker.spec
+                self._reporter.change(pool=spec.pool_file, is_page_locked=spec.is_page_locked)
         with guarded(self, "_watch_weights"):
             self._watch = watch_of_caller(self._engine_config)
             if self._watch is not None and self._reporter is not None:
@@ -262,7 +263,7 @@ class KVFerryConnector(OffloadingConnector):
             self._resets.weights.arrived(request.request_id)
         with guarded(self, "_prompt_is"):
             if self._remote is not None:
-                self._remote.prompt_is(request.request_id, request.num_tokens)
+                self._remote.lookups.prompt_is(request.request_id, request.num_tokens)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int

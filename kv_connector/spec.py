@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import (
-    CanonicalKVCaches,
-    OffloadingManager,
-    OffloadingWorker,
-)
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
@@ -135,11 +131,6 @@ class FerrySpec(TieringOffloadingSpec):
     def pool_file(self) -> PoolFile | None:
         """The file behind the pool that this worker has mapped; None before."""
         return None if self._region is None else pool_file_of(self._region.fd)
-
-    @property
-    def pool_report(self) -> dict[str, Any]:
-        """What `WorkerReport` has of this worker's pool, by field."""
-        return {"pool": self.pool_file, "is_page_locked": self.is_page_locked}
 
     @property
     def is_page_locked(self) -> bool | None:

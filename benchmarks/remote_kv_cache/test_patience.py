@@ -230,7 +230,7 @@ def _former_limits(tier: Any) -> None:
     patience = tier.lookups._patience
     former = Former(patience.config, patience.engine, patience.link)
     tier.lookups._patience = tier.lookups._queries.patience = former
-    tier._transfers._limits_of = lambda *_: LoadLimits(0.05, 2.0, 0.0)
+    tier.transfers._limits_of = lambda *_: LoadLimits(0.05, 2.0, 0.0)
 
 
 def figures_of(found: dict[Cell, Outcome]) -> list[Figure]:

@@ -85,7 +85,7 @@ class VirtualEngine:
         began_s = self.client.now
         prompt = self.pool.begin(name, keys)
         self._idle_steps = 0
-        self.tier.prompt_is(name, num_blocks * BLOCK_TOKENS)
+        self.tier.lookups.prompt_is(name, num_blocks * BLOCK_TOKENS)
         while (found := self.pool.find_as_the_connector(prompt, keys)) is None:
             self._idle_step()
         rows = keys[:found]

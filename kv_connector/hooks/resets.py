@@ -63,7 +63,7 @@ class Resets:
         self._flush = ResetFlush()
         self.weights = WeightEpochs(scheduler.config.num_workers)
         if remote is not None:
-            remote.weights_are(self.weights)
+            remote.transfers.weights = self.weights
         self._awake = False
         self.kept_back = KeptBack(scheduler, self._count)
         self.due = False
@@ -159,5 +159,6 @@ class Resets:
         """For the workers of a step that computes `num_tokens`: the number of the newest sample
         of their weights. None where vLLM may be asleep, with unmapped weights."""
         awake, self._awake = self._awake or num_tokens > 0, False
-        awake = awake or (self._remote is not None and self._remote.awaits_sample)
+        # Blocks that wait to be stored were computed after the last reset: no sleep came since.
+        awake = awake or (self._remote is not None and self._remote.transfers.num_unconfirmed > 0)
         return self.weights.request_of_step() if awake else None

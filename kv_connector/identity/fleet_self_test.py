@@ -16,16 +16,15 @@ from kv_connector.identity.self_test import (
     TIDYING_S,
     Differs,
     Fixture,
-    Miscopied,
     Outcome,
     Report,
     SelfTest,
     Skip,
     compare_pages,
+    reported,
     run_self_test,
 )
 from remote_server.client import ClientConfig, IoThread, RemoteClient
-from remote_server.errors import ConfigError
 
 logger = init_logger("vllm.kvferry.fleet_self_test")
 
@@ -43,17 +42,7 @@ def run_self_tests(
     """
     if len(configs) == 1:
         return run_self_test(make_stage, *configs.values(), clock=clock)
-    try:
-        report = _Canaries(configs, clock).run(make_stage)
-    except (Skip, ConfigError) as reason:
-        report = Report(Outcome.SKIPPED, str(reason))
-    except Miscopied as difference:
-        report = Report(Outcome.FAILED, str(difference), miscopied=True)
-    except Exception as error:  # a self-test must not stop the engine
-        logger.exception("the start-up canary itself failed")
-        report = Report(Outcome.BROKEN, repr(error))
-    logger.info("start-up canary %s: %s", report.outcome, report.detail)
-    return report
+    return reported(lambda: _Canaries(configs, clock).run(make_stage))
 
 
 class _Canaries:

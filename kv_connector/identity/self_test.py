@@ -246,21 +246,20 @@ def run_self_test(
 
     Blocks and rows of the stage are borrowed until it returns; no other thread may use them.
     """
-    self_test = SelfTest(config, client_factory, clock)
+    return reported(lambda: SelfTest(config, client_factory, clock).run(make_stage))
+
+
+def reported(run: Callable[[], Report]) -> Report:
+    """The report of `run`, or of its end by an exception; logged."""
     try:
-        self_test.run(make_stage)
-    except Skip as reason:
+        report = run()
+    except (Skip, ConfigError) as reason:  # the tier reports the latter to the operator
         report = Report(Outcome.SKIPPED, str(reason))
-    except ConfigError as error:  # the tier reports it to the operator
-        report = Report(Outcome.SKIPPED, str(error))
     except Differs as difference:
-        miscopied = isinstance(difference, Miscopied)
-        report = Report(Outcome.FAILED, str(difference), miscopied)
+        report = Report(Outcome.FAILED, str(difference), isinstance(difference, Miscopied))
     except Exception as error:  # a self-test must not stop the engine
         logger.exception("the start-up canary itself failed")
         report = Report(Outcome.BROKEN, repr(error))
-    else:
-        report = Report(Outcome.PASSED, self_test.way)
     logger.info("start-up canary %s: %s", report.outcome, report.detail)
     return report
 
@@ -279,10 +278,9 @@ class SelfTest:
         self._client_factory = client_factory
         # No name of `namespace_of` has a slash; the random part differs in every canary.
         self._namespace = f"{SELF_TESTS}canary/{secrets.token_hex(16)}"
-        self.way = ""
 
-    def run(self, make_stage: Callable[[], Fixture]) -> None:
-        """Returns when all bytes were equal. Raises `Skip` or `Differs`."""
+    def run(self, make_stage: Callable[[], Fixture]) -> Report:
+        """PASSED: all bytes were equal. Raises `Skip` or `Differs`."""
         try:
             stage = make_stage()
         except ValueError as error:
@@ -297,6 +295,7 @@ class SelfTest:
                 self.there_and_back(stage, client)
                 stage.load()
                 compare_pages(stage.sources(), stage.targets())
+            return Report(Outcome.PASSED, f"over {client.transport}")
         finally:
             try:
                 self._tidy(client)
@@ -340,7 +339,6 @@ class SelfTest:
             if self._clock() >= attached_by or client.counters()["shm_refused"]:
                 break
             time.sleep(LOOK_AGAIN_S)
-        self.way = f"over {client.transport}"
 
     def _put(self, client: RemoteClient, stage: Fixture) -> None:
         put: PutResult = client.put(

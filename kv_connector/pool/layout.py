@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    UniformTypeKVCacheSpecs,
-    group_kernel_blocks,
-)
+from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
 
 from remote_server.errors import ConfigError
 

@@ -9,9 +9,7 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, MAX_WINDOW, Stretch
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-        GroupOffloadConfig,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import GroupOffloadConfig
     from vllm.v1.kv_offload.base import OffloadingSpec
 
 

@@ -23,12 +23,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kv_connector.pool.copies import Run, in_places, plan_copy, regions_by_group
-from kv_connector.pool.layout import (
-    Pieces,
-    RestOfRows,
-    owned_by_groups,
-    pages_of,
-)
+from kv_connector.pool.layout import Pieces, RestOfRows, owned_by_groups, pages_of
 
 logger = init_logger("vllm.kvferry.host_worker")
 

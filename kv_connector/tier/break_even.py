@@ -99,8 +99,7 @@ class BreakEven:
         self, num_bytes: int, num_tokens: int, name: str | None = None, *, round_trips: int
     ) -> Costs:
         """Of fetching this prefix from the server, or from one of several."""
-        link = self.link if name is None else self._server(name)[0]
-        return self._costs_over(link, num_bytes, num_tokens, round_trips)
+        return self._costs_over(self._server(name)[0], num_bytes, num_tokens, round_trips)
 
     def _costs_over(
         self, link: LinkSpeed, num_bytes: int, num_tokens: int, round_trips: int
@@ -112,8 +111,7 @@ class BreakEven:
     def is_probe_due(self, costs: Costs, name: str | None = None) -> bool:
         """Whether a prefix that costs too much is fetched all the same. To be called once for each
         such prefix."""
-        probes = self._probes if name is None else self._server(name)[1]
-        return probes.is_due(costs)
+        return self._server(name)[1].is_due(costs)
 
     def admits_bucket(self, num_bytes: int, num_tokens: int) -> bool:
         """Whether to fetch blocks in the server's object store, which a lookup has found: fetching
@@ -129,7 +127,7 @@ class BreakEven:
     def seconds_from(self, name: str | None, num_bytes: int) -> float:
         """How long `num_bytes` take from the server, or from one of several; 0 if that is not
         known."""
-        bytes_per_s = (self.link if name is None else self._server(name)[0]).bytes_per_s
+        bytes_per_s = self._server(name)[0].bytes_per_s
         return 0.0 if bytes_per_s is None else num_bytes / max(bytes_per_s, 1.0)
 
     def server_speed(self, name: str) -> float | None:
@@ -144,7 +142,10 @@ class BreakEven:
         """One of several servers was away: drop its speed."""
         self._servers.pop(name, None)
 
-    def _server(self, name: str) -> tuple[LinkSpeed, Probes]:
+    def _server(self, name: str | None) -> tuple[LinkSpeed, Probes]:
+        """Of the server, or of one of several."""
+        if name is None:
+            return self.link, self._probes
         if (known := self._servers.get(name)) is None:
             known = self._servers[name] = self.link.beyond(), Probes(self.clock)
         return known
@@ -214,7 +215,7 @@ class Judge(NamedTuple):
         in_bucket = [key for key in readable if key in wait.in_bucket]
         if in_bucket and not wait.bucket_judged:
             wait.bucket_judged = True
-            size = self._size_of(in_bucket)
+            size = self._size(len(in_bucket))
             if not wait.prefetch and not self.break_even.admits_bucket(*size):
                 wait.give_up(in_bucket, Missed.BUCKET_SLOW)
                 readable = wait.readable()
@@ -248,16 +249,16 @@ class Judge(NamedTuple):
             by_server.setdefault(self.client.server_of(key), []).append(key)
         names, undecided = self.client.names, set(by_server)
         while undecided and readable:
-            num_tokens = self._size_of(readable)[1]
+            num_tokens = self._size(len(readable))[1]
             # The slowest share first: others are compared with what is left without it.
             server = max(
                 undecided,
                 key=lambda number: self.break_even.seconds_from(
-                    name_of(names, number), self._size_of(by_server[number])[0]
+                    name_of(names, number), self._size(len(by_server[number]))[0]
                 ),
             )
             undecided.discard(server)
-            num_bytes = self._size_of(by_server[server])[0]
+            num_bytes = self._size(len(by_server[server]))[0]
             name = name_of(names, server)
             if not self.break_even.admits_server(name, num_bytes, num_tokens):
                 wait.give_up(by_server[server], Missed.BREAK_EVEN)
@@ -277,11 +278,8 @@ class Judge(NamedTuple):
                 found.append(key)
         return found
 
-    def _size_of(self, keys: list[bytes]) -> tuple[int, int]:
-        """In bytes and in tokens."""
-        return self._size(len(keys))
-
     def _size(self, num_rows: int) -> tuple[int, int]:
+        """In bytes and in tokens."""
         return num_rows * self.rows.block_bytes, self.rows.tokens_of(num_rows)
 
 

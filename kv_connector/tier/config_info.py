@@ -7,19 +7,11 @@ workers have reported by then, so the namespace has its name.
 from kv_connector.config import RemoteConfig
 from remote_server.fleet.server_list import FILE, read_list
 
-LABELS = (
-    "kvferry_server",
-    "kvferry_namespace",
-    "kvferry_block_bytes",
-    "kvferry_transport",
-    "kvferry_patience",
-    "kvferry_max_wait_ms",
-    "kvferry_put_timeout_ms",
-    "kvferry_window",
-    "kvferry_integrity",
-    "kvferry_break_even",
-    "kvferry_kv_events",
+_SETTINGS = (
+    *("transport", "patience", "max_wait_ms", "put_timeout_ms", "window"),
+    *("integrity", "break_even", "kv_events"),
 )
+LABELS = tuple(f"kvferry_{name}" for name in ("server", "namespace", "block_bytes", *_SETTINGS))
 
 _MOST_NAMED = 4
 """Servers of a list that the label names."""
@@ -31,19 +23,8 @@ def config_info(
     """A value for each of `LABELS`. `namespace` has the digest of the engine's facts; None, an
     empty label, where the workers have not reported or the server is not used. Key files are left
     out."""
-    given = (
-        _servers(config),
-        namespace or "",
-        block_bytes,
-        config.transport,
-        config.patience,
-        config.max_wait_ms,
-        config.put_timeout_ms,
-        config.window,
-        config.integrity,
-        config.break_even,
-        config.kv_events,
-    )
+    settings = [getattr(config, name) for name in _SETTINGS]
+    given = (_servers(config), namespace or "", block_bytes, *settings)
     return dict(zip(LABELS, given, strict=True))
 
 

@@ -308,15 +308,12 @@ class LookupState:
             held = zip(keys, states, strict=True)
             self.absent_so_far |= {key for key, state in held if state == ABSENT_SO_FAR}
         if UNANSWERED in states or UNANSWERED_LATE in states:
-            self._unanswered_in_part(keys, states, now_s)
+            self.ask_again_at_s = now_s + ASK_AGAIN_S
+            for key, state in zip(keys, states, strict=True):
+                if state in (UNANSWERED, UNANSWERED_LATE) and self.states[key] is _STATES[state]:
+                    self.missed_for_now[key] = None
         if KeyState.PENDING in states:
             self._owed_since_s = now_s
-
-    def _unanswered_in_part(self, keys: Iterable[bytes], states: bytes, now_s: float) -> None:
-        self.ask_again_at_s = now_s + ASK_AGAIN_S
-        for key, state in zip(keys, states, strict=True):
-            if state in (UNANSWERED, UNANSWERED_LATE) and self.states[key] is _STATES[state]:
-                self.missed_for_now[key] = None
 
     def unanswered(self, keys: Iterable[bytes], reason: Missed, now_s: float) -> None:
         """A query ended without a reply: its keys are misses for this request."""

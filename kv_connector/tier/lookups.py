@@ -209,7 +209,8 @@ class Lookups:
         return -1 if wait is None else wait.reused
 
     def prompt_is(self, request_id: str, num_tokens: int) -> None:
-        """The prompt of a request that has begun has so many tokens."""
+        """The prompt of a request that has begun has so many tokens: what the server may save, and
+        so how long the request may wait for it."""
         if (wait := self._waits.get(request_id)) is not None:
             wait.prompt_tokens = num_tokens
 

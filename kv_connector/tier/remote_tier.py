@@ -1,7 +1,7 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
 Runs in the scheduler process. No method waits on a socket, copies or hashes. This class connects
-vLLM to `lookups`, `tier_transfers`, `backfill` and `link`.
+vLLM to `lookups`, `transfers`, `backfill` and `recency`.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
 with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `namespace`.
@@ -43,7 +43,6 @@ from kv_connector.identity.namespace import (
     namespace_of,
     new_weight_epoch,
 )
-from kv_connector.identity.weight_epochs import WeightEpochs
 from kv_connector.pool.anchors import places_of
 from kv_connector.pool.rows import NO_PLACES, Places, PoolRows
 from kv_connector.request_options import bypass_of
@@ -163,23 +162,13 @@ class RemoteTier(SecondaryTierManager):
         self._recency = Recency(clock)
         self._loaded: dict[str, set[OffloadKey]] = {}
         """For a vLLM that does not keep where hits came from: the keys loaded for each request."""
-        self._transfers = Transfers(
+        self.transfers = Transfers(
             self._client, self._rows, config, self.counters, patience, self.break_even.bucket, clock
         )
-        self._backfill = Backfill(self._transfers, self.counters, clock, self._rows)
+        self._backfill = Backfill(self.transfers, self.counters, clock, self._rows)
         if bare is not None:
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
-
-    def weights_are(self, weights: WeightEpochs) -> None:
-        """The samples of the workers' weights. Blocks are stored once these confirm them."""
-        self._transfers.weights = weights
-
-    @property
-    def awaits_sample(self) -> bool:
-        """Whether blocks wait for a sample of the weights to be stored. They were computed after
-        the last reset, so the engine has not been put to sleep since."""
-        return bool(self._transfers.num_unconfirmed)
 
     def windows_are(self, windows: Mapping[int, int]) -> None:
         """The windows of the model's groups, by their numbers."""
@@ -276,7 +265,7 @@ class RemoteTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send this step's open keys to the server, one query per prompt, and touches."""
         self.lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
-        self._transfers.send_confirmed()
+        self.transfers.send_confirmed()
         keys = self._recency.take_batch()
         if keys and self._namespace is not None and self._client.ready:
             self.counters.count(metrics.TOUCHED_BLOCKS, len(keys))
@@ -293,18 +282,12 @@ class RemoteTier(SecondaryTierManager):
     def still_waits(self, request_id: str) -> bool:
         """Whether vLLM would defer this request again, because it has no news since its last
         lookup; found without a walk over its keys."""
-        return self.lookups.still_waits(request_id, self._transfers.loading)
-
-    @never_raises(lambda: None)
-    def prompt_is(self, request_id: str, num_tokens: int) -> None:
-        """The prompt of a request that has begun has so many tokens: what the server may save, and
-        so how long the request may wait for it."""
-        self.lookups.prompt_is(request_id, num_tokens)
+        return self.lookups.still_waits(request_id, self.transfers.loading)
 
     @never_raises(lambda: None)
     def deferred(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
         """vLLM deferred this request in this step. `keys` are those of its prefix, in order."""
-        self.lookups.deferred(request_id, keys, self._transfers.loading)
+        self.lookups.deferred(request_id, keys, self.transfers.loading)
 
     @never_raises(lambda: None)
     def admitted(
@@ -330,7 +313,7 @@ class RemoteTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Server → pool. Keys that do not land in time are misses."""
         share, left_s, places = self._known_of(job_metadata)
-        self._transfers.load(
+        self.transfers.load(
             self._namespace, job_metadata, places, bucket_share=share, budget_left_s=left_s
         )
 
@@ -349,7 +332,7 @@ class RemoteTier(SecondaryTierManager):
         """Pool → server, unless there is a reason not to."""
         declined, places = self._why_not_to_store(job_metadata)
         lacked = declined is None and self._server_lacks(job_metadata)
-        self._transfers.store(self._namespace, job_metadata, declined, places, lacked=lacked)
+        self.transfers.store(self._namespace, job_metadata, declined, places, lacked=lacked)
 
     @never_raises(lambda: False)
     def _server_lacks(self, job: TransferJob) -> bool:
@@ -370,7 +353,7 @@ class RemoteTier(SecondaryTierManager):
         """Jobs that ended since the last call, each exactly once."""
         finished: list[JobResult] = []
         with guarded(self, "_take_finished"):
-            for ended in self._transfers.take_ended():
+            for ended in self.transfers.take_ended():
                 finished.append(ended.result)  # at once: an exception loses no job that was taken
                 with guarded(self, "_learn_from"):
                     self._learn_from(ended)
@@ -425,7 +408,7 @@ class RemoteTier(SecondaryTierManager):
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should go on stepping: for reports of its workers, or
         for backfill. Both end by themselves; see `Introduction` and `Backfill`."""
-        if self.lookups.workers_missing or self._transfers.num_unconfirmed:
+        if self.lookups.workers_missing or self.transfers.num_unconfirmed:
             return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps
@@ -436,7 +419,7 @@ class RemoteTier(SecondaryTierManager):
         before sleep, after a weight update, or when an operator resets the cache. The only call
         that may wait, at most `DRAIN_TIMEOUT_S`."""
         try:
-            if not self._transfers.drain(DRAIN_TIMEOUT_S):
+            if not self.transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
         finally:  # in any case, blocks of old weights must not be found again
             self.enter_epoch(new_weight_epoch())
@@ -482,9 +465,9 @@ class RemoteTier(SecondaryTierManager):
         """What is new since the last call, for the engine's `/metrics`."""
         self.counters.set_client_totals(self._client.counters())
         gauges: dict[metrics.Gauge, float | None] = {
-            metrics.OPEN_LOADS: self._transfers.num_loads,
-            metrics.OPEN_PUTS: self._transfers.num_puts,
-            metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
+            metrics.OPEN_LOADS: self.transfers.num_loads,
+            metrics.OPEN_PUTS: self.transfers.num_puts,
+            metrics.PINNED_ROWS: self.transfers.num_pinned_rows,
             metrics.QUEUED_BYTES: self._client.queued_bytes,
             metrics.LOOKUPS_PAUSED: int(self.lookups.breaker.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),

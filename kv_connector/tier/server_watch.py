@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vllm.v1.kv_offload.base import OffloadKey
 
 from kv_connector.tier import metrics
-from kv_connector.tier.break_even import BreakEven
+from kv_connector.tier.break_even import BreakEven, name_of
 from kv_connector.tier.transfer_ends import NO_SERVERS, Ended, Servers
 from remote_server.client import CacheClient
 
@@ -91,8 +91,7 @@ class ServerWatch:
 
     def holder_of(self, key: bytes) -> str:
         """The name of the server that holds `key`, as far as is known."""
-        names, number = self.client.names, self.client.server_of(key)
-        return names[number] if number < len(names) else ""
+        return name_of(self.client.names, self.client.server_of(key))
 
     def holders_of(self, keys: Collection[bytes]) -> dict[bytes, str] | None:
         """The names of the servers that hold `keys`; None with one server."""

@@ -1,1 +1,1 @@
-"""Differences between the versions of vLLM, the names of vLLM that kvferry uses, and its events."""
+"""Versions of vLLM, the names that kvferry uses, the engines that it refuses, and vLLM's events."""

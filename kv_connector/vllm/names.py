@@ -1,7 +1,7 @@
 """Every name of vLLM that kvferry uses and that vLLM may change, each with its use.
 
 vLLM declares its connector and offloading interfaces experimental, and some of these names are
-private. A version that lacks one of them cannot run kvferry; `vllm_support` finds them in the
+private. A version that lacks one of them cannot run kvferry; `support` finds them in the
 source of a version without importing it.
 
 A name is `Class`, `Class.member`, or `Class.method(parameter)`; members include attributes that

@@ -1,7 +1,7 @@
 """`python -m kv_connector.vllm_support`: checks whether kvferry runs on a version of vLLM.
 
 A tested release line is supported, an older one is not. Any other version is judged by its source:
-it must have every name in `vllm_names`.
+it must have every name in `names`.
 
 The search imports nothing of that vLLM. An import takes seconds, needs torch, and ends at the first
 missing name; the source shows all of them. It may be of another version than the one that runs,
@@ -35,7 +35,7 @@ class Missing(NamedTuple):
 
 
 def missing_names(package: Path, names: Mapping[str, Mapping[str, str]]) -> list[Missing]:
-    """Those of `names` (written as in `vllm_names`) that the package in folder `package` lacks.
+    """Those of `names` (written as in `names`) that the package in folder `package` lacks.
 
     A missing module or class is listed once, for everything in it.
     """

@@ -36,11 +36,11 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 """What a hook may answer that could not do its work; None for those that answer nothing."""
 
 TIER_FAULTS = [
-    *("_client", "_rows", "counters", "lookups", "_config", "_transfers._ended"),
+    *("_client", "_rows", "counters", "lookups", "_config", "transfers._ended"),
     *("lookups._client", "lookups._rows", "lookups._counters", "lookups._waits"),
     *("lookups._queries.client", "lookups._queries.counters", "lookups._queries.breaker"),
     *("lookups._clock", "lookups._patience", "lookups._queries", "lookups._judge"),
-    *("_transfers.client", "_transfers.rows", "_transfers.counters", "_transfers.clock"),
+    *("transfers.client", "transfers.rows", "transfers.counters", "transfers.clock"),
     *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),
     *("_client.forget", "_client.counters"),
@@ -107,7 +107,7 @@ def test_nothing_leaves_a_hook_of_the_tier(
         harmless = HARMLESS.get(hook, lambda answer: answer is None)
         assert all(map(harmless, answers)), answers
     # What looks keys up is guarded by the tier, whose own counters are whole then.
-    uncountable = fault in ("counters", "_transfers.counters")
+    uncountable = fault in ("counters", "transfers.counters")
     if not uncountable:
         assert tier.errors >= 1, "kept from the engine and not counted"
     else:
@@ -116,7 +116,7 @@ def test_nothing_leaves_a_hook_of_the_tier(
     assert 1 <= tracebacks() <= expected, "said once, not every time"
 
 
-@pytest.mark.parametrize("fault", [one for one in TIER_FAULTS if one != "_transfers._ended"])
+@pytest.mark.parametrize("fault", [one for one in TIER_FAULTS if one != "transfers._ended"])
 @pytest.mark.parametrize("hook", ["submit_load", "submit_store"])
 def test_a_job_ends_once_whatever_breaks(hook: str, fault: str, monkeypatch: pytest.MonkeyPatch):
     """A job without an end holds its request and its rows for ever; one with two ends the
@@ -144,7 +144,7 @@ def test_a_job_ends_exactly_once_when_something_breaks_under_way(
     tier = Tier()
     tier.call(hook)
     with monkeypatch.context() as breaking:
-        tier.break_(f"_transfers.{fault}", breaking)
+        tier.break_(f"transfers.{fault}", breaking)
         asked = tier.engine.client.asked[-1]
         if hook == "submit_load":
             asked.landed(0, 1, 2)

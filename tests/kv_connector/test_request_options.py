@@ -152,5 +152,5 @@ def test_a_partial_tail_stays_in_the_pool(hybrid: KVFerryConnector):
     hybrid.scheduler.manager.prepare_store(whole, status.req_context)
     hybrid.scheduler.manager.complete_store(whole, status.req_context)
     assert ScriptedClient.latest.last("lookup").keys == whole, "a whole block is offered"
-    tier._transfers.drain(0.1)
+    tier.transfers.drain(0.1)
     hybrid.reset_cache()

@@ -75,7 +75,7 @@ def put(engine: ModellessEngine, tokens: list[int]) -> set[str]:
 
 def settle(engine: ModellessEngine) -> None:
     """Step until no block waits to be stored."""
-    while engine.connector._remote.awaits_sample:  # type: ignore[union-attr]
+    while engine.connector._remote.transfers.num_unconfirmed:  # type: ignore[union-attr]
         engine.step()
 
 
@@ -101,7 +101,7 @@ def test_what_no_sample_confirms_is_declined_and_keeps_no_row(
     engine.step(2 * MOST_STEPS_FOR_A_SAMPLE)
     assert not put(engine, PROMPT)
     assert engine.totals()["kvferry_declined_blocks", "weights_unknown"] >= 4
-    assert not engine.connector._remote._transfers.num_pinned_rows  # type: ignore[union-attr]
+    assert not engine.connector._remote.transfers.num_pinned_rows  # type: ignore[union-attr]
 
 
 def test_a_request_whose_worker_samples_no_weights_any_more_is_computed(

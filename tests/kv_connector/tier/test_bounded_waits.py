@@ -112,7 +112,7 @@ def test_a_transfer_that_the_client_never_ends_is_ended_once_the_client_is_gone(
     assert not told_to_close
 
     step_for(engine, 1.0)
-    engine.tier._transfers._closer.join(60)
+    engine.tier.transfers._closer.join(60)
     assert told_to_close == [True]
     engine.step()
     assert engine.manager.has_pending_work(), "until it has, its rows are nobody else's"
@@ -142,7 +142,7 @@ def test_a_client_that_ends_its_jobs_while_it_is_closed_ends_them_once(engine: T
     engine.client.close = close
     engine.client.ready = False
     step_for(engine, OVERDUE_AFTER_S + 1.0)
-    engine.tier._transfers._closer.join(60)
+    engine.tier.transfers._closer.join(60)
     for _ in range(3):
         engine.step()
     assert not engine.manager.has_pending_work()

@@ -225,7 +225,7 @@ def test_a_whole_prompt_that_is_slower_to_load_costs_the_engine_no_step(engine: 
     """32 tokens a block: 32 ms to compute, 100 ms to load."""
     measured(engine, load_s=0.1)
     context, keys = engine.request("r", 8)
-    engine.tier.prompt_is("r", 8 * 32)
+    engine.tier.lookups.prompt_is("r", 8 * 32)
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert engine.counted(metrics.MISSED_BLOCKS, "break_even") == 8
 
@@ -235,7 +235,7 @@ def test_a_probe_is_loaded_and_not_only_looked_up(engine: Engine):
     for _ in range(2):  # the first one begins the time between probes
         engine.clock.now += PROBE_COSTS
         context, keys = engine.request("probe", 8)
-        engine.tier.prompt_is("probe", 8 * 32)
+        engine.tier.lookups.prompt_is("probe", 8 * 32)
         engine.lookup(context, keys)
         engine.step()
     engine.client.last("lookup").found(*[READABLE] * 8)
@@ -275,7 +275,7 @@ def test_loads_that_were_cancelled_or_found_nobody_measure_nothing(engine: Engin
     context, keys = engine.request("r", 1)
     for _ in range(LEAST_SAMPLES):
         engine.tier.submit_load(engine.job(context, keys, [0]))
-        engine.tier._transfers.drain(1.0)
+        engine.tier.transfers.drain(1.0)
         engine.finished()
     assert engine.tier.break_even.link.bytes_per_s is None
 

@@ -192,7 +192,7 @@ def slow_engine(engine: Engine, tokens_per_s: float) -> None:
 def waited(engine: Engine, name: str, num_blocks: int) -> float:
     """How long a request looks its blocks up before it is computed, to a silent server."""
     context, keys = engine.request(name, num_blocks)
-    engine.tier.prompt_is(name, num_blocks * TOKENS_PER_BLOCK)
+    engine.tier.lookups.prompt_is(name, num_blocks * TOKENS_PER_BLOCK)
     began = engine.clock.now
     while "RETRY" in engine.lookup(context, keys):
         engine.step()
