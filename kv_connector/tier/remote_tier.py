@@ -93,7 +93,8 @@ class RemoteTier(SecondaryTierManager):
 
     vLLM calls one method at a time, from any thread: since 0.33 under a lock of its manager, which
     a thread that polls other tiers takes too. Our connector makes further calls without that lock.
-    It has this tier alone, so no other thread enters its manager.
+    It has this tier alone, so no other thread enters its manager. The constructor has eight
+    parameters, because vLLM gives the first four and an entry's settings.
     """
 
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
