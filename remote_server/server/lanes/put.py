@@ -71,8 +71,7 @@ class LaneBlocks(Source):
         """Of the room, before the put is queued."""
 
     def waits(self, begin: Callable[[], None]) -> bool:
-        """Whether there is no room for the put now. `begin` is called when there is, or when its
-        lane has ended. Raises `RequestRefused`, and then the lane must end."""
+        """Its lane must end when this raises `RequestRefused`."""
         puts, keys = self._puts, self._request.keys
         lane = puts.lanes.find(self._client, self._request.lane)
         num_bytes = self._slot_bytes() * len(keys)

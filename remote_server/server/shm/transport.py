@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 
 from remote_server import protocol
-from remote_server.protocol import Declined
 from remote_server.server.sending.times import RequestTimes
 from remote_server.server.shm.endpoint import LocalSocket
 from remote_server.server.shm.get import SharedGet
 from remote_server.server.shm.put import Rows, SharedPuts
 from remote_server.server.shm.regions import Regions
-from remote_server.server.transfer.get import Gets
-from remote_server.server.transfer.put import Put, Puts
+from remote_server.server.transfer.get import Get, Gets
+from remote_server.server.transfer.put import Puts, Source
 from remote_server.server.transfer.transport import Run, Transport
-from remote_server.turns import Steps
 
 
 class ShmTransport(Transport):
@@ -22,29 +20,23 @@ class ShmTransport(Transport):
 
     def __init__(self, puts: Puts, gets: Gets, regions: Regions, local: LocalSocket | None) -> None:
         """Clients attach regions at `local`; None where the server has no such socket."""
+        super().__init__(puts, gets)
         self.regions = regions
         self.local = local
         self.puts = SharedPuts(puts.store, regions, gets.in_flight)
-        self._puts = puts
-        self._gets = gets
 
     def takes(self, request: protocol.Put | protocol.Get) -> bool:
         return request.shared is not None
 
-    def put(
-        self,
-        client: bytes,
-        request: protocol.Put,
-        payload: Sequence[memoryview],
-        declines: Declined | None,
-    ) -> Steps[None]:
+    def _source(
+        self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
+    ) -> Source:
         assert request.shared is not None
-        source = Rows(self.puts, request, request.shared)
-        return Put(self._puts, client, request, source, declines=declines).steps()
+        return Rows(self.puts, request, request.shared)
 
-    def get(self, client: bytes, request: protocol.Get, times: RequestTimes | None) -> Steps[None]:
+    def _get(self, client: bytes, request: protocol.Get, times: RequestTimes | None) -> Get:
         assert request.shared is not None
-        return SharedGet(self._gets, client, request, request.shared, self.regions).steps()
+        return SharedGet(self._gets, client, request, request.shared, self.regions)
 
     @property
     def busy(self) -> bool:

@@ -53,6 +53,11 @@ class Source(ABC):
     """One for each key; None for a block whose checksum is not known yet, or that is accepted
     unchecked."""
 
+    def waits(self, begin: Callable[[], None]) -> bool:
+        """Whether there is no room for the put now: `begin` is called when there is, or when its
+        bytes cannot come any more. Raises `RequestRefused`."""
+        return False
+
     @abstractmethod
     def check(self) -> None:
         """Count the bytes of the put. Raises `RequestRefused`, counting nothing, when the request

@@ -61,7 +61,7 @@ def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
         assert engine.metric("kvferry_hook_errors_total") == 0
     assert cluster.counter("put_total") == put_before + 1, "the canary alone was put"
     lines = log.read_text().splitlines()
-    ours = ("remote_tier.py", "canary", "__init__.py", "host_worker.py", "connector.py")
+    ours = ("remote_tier.py", "canary", "__init__.py", "worker.py", "copies.py", "connector.py")
     errors = [line for line in lines if "ERROR" in line and any(map(line.__contains__, ours))]
     assert len(errors) == 1, errors
     assert "disabled" in errors[0] and "came back from the server with" in errors[0]
