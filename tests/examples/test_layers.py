@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -144,18 +145,17 @@ def test_what_is_common_to_the_rooms_imports_none_of_them(name: str):
     assert packages_of(root / f"{name}.py", root) == set()
 
 
-def test_no_two_files_of_the_connector_need_each_other():
-    root = REPOSITORY / "kv_connector"
+@pytest.mark.parametrize("folder", ["kv_connector", "remote_server", "benchmarks"])
+def test_no_files_need_each_other(folder: str):
+    """By whatever way, and by names for types only as well."""
+    files = (REPOSITORY / folder).rglob("*.py")
+    modules = {".".join(file.relative_to(REPOSITORY).with_suffix("").parts): file for file in files}
     imports = {
-        ".".join(file.relative_to(REPOSITORY).with_suffix("").parts): {
-            each for name in imports_of(file) for each in (name, name.rpartition(".")[0])
-        }
-        for file in root.rglob("*.py")
+        module: {each for name in imports_of(file) for each in (name, name.rpartition(".")[0])}
+        & modules.keys() - {module}
+        for module, file in modules.items()
     }
-    pairs = {
-        (one, other)
-        for one, found in imports.items()
-        for other in found & imports.keys()
-        if one in imports[other] and one != other
-    }
-    assert pairs == set()
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
