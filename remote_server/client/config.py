@@ -42,8 +42,8 @@ class ClientConfig:
 
     get_window_bytes: int = 16 * MiB
     """Limit of bytes requested and not received, over all gets over ZeroMQ. Nothing else bounds
-    the client's socket queue (`connection.py`); a slow reader's other bytes wait in the server's
-    store."""
+    the client's socket queue (`connection/connection.py`); a slow reader's other bytes wait in the
+    server's store."""
 
     get_window_blocks: int = 256
     """The same in blocks, each of which may be a message."""
@@ -76,7 +76,7 @@ class ClientConfig:
     """Log the server's availability at debug level only: the owner logs it instead."""
 
     keep_freed_memory: bool = True
-    """Let this process reuse the memory it frees (`process_limits.py`): gets of large blocks are
+    """Let this process reuse the memory it frees (`allocator.py`): gets of large blocks are
     two to three times as fast, and up to 256 MiB stay with the process after a burst."""
 
     breaker_timeouts: int = 3

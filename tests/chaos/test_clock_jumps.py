@@ -2,7 +2,7 @@
 
 Both sides read the monotonic clock only, which cannot be set. That it goes back is against its
 contract: then deadlines come later by as much, and nothing else may happen. A client's clock that
-leaps ahead is in `test_network.py`, and leases that are over at once in `test_shared_stopped.py`.
+leaps ahead is in `test_network.py`, and leases that are over at once in `test_shared_gets.py`.
 """
 
 import ast

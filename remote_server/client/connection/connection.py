@@ -79,7 +79,7 @@ class Connection:
 
     Frames passed to `send` queue inside libzmq only while a peer is connected, and closing discards
     them (linger 0): libzmq releases every row shortly after a loss, `close` or `reopen`. The sender
-    can detect the release (`put.py`).
+    can detect the release (`../transfer/put.py`).
 
     Only the requests that were sent bound the queue of replies. A server that
     sends more replies than it owes loses the connection and the replies queued in it.

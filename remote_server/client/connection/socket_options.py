@@ -59,7 +59,7 @@ def _heartbeats(config: ClientConfig) -> dict[int, int]:
     Only heartbeats end such a connection when the network drops its packets, or when a damaged
     length makes ZeroMQ wait for bytes that never come: a request that times out does not close it.
 
-    The connection for gets needs none: it is replaced after a second of silence (`get.py`).
+    The connection for gets needs none: it is replaced after a second of silence (`../zmq/get.py`).
     It must have none: it may be replaced while messages pour in, and a socket that is being
     closed takes no message, as at a mark.
     """

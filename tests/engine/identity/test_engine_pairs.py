@@ -2,7 +2,8 @@
 
 The first engine stores a prompt. Each of the others differs from it in one thing, asks for the
 same prompt, and finds the blocks of the first or does not. With `-s` a table is printed. Every
-single fact is in `kv_connector/test_facts.py`; here are some that a real engine takes at its start.
+single fact is in `kv_connector/identity/test_facts.py`; here are some that a real engine takes at
+its start.
 """
 
 import shutil
