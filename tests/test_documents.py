@@ -61,7 +61,7 @@ def test_the_index_of_documents_has_every_one_once():
     assert listed >= {*OF_USERS, *EXAMPLES} - {"README.md", "docs/README.md"}
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/reading.md"])
 def test_every_file_and_folder_that_is_named_exists(name: str):
     named = {path for path in PATH.findall((ROOT / name).read_text()) if ANY_NAME not in path}
     assert len(named) > 10
@@ -79,6 +79,15 @@ def test_every_file_of_the_map_is_in_the_folder_above_it():
                 assert (ROOT / folder / name).exists(), f"{name} is not in {folder}"
                 found.add(name)
     assert len(found) > 60
+
+
+def test_the_order_of_reading_has_twenty_files_and_each_has_the_names_that_are_looked_for():
+    steps = re.findall(r"^\d+\. `(\S+)`: ((?:`[\w.]+`(?:, )?)+)", text_of("docs/reading.md"), re.M)
+    assert len({file for file, _ in steps}) == len(steps) == 20
+    for file, names in steps:
+        for name in re.findall(r"\w+", names):
+            made = rf"^\s*(?:class |def |self\.)?{name}\b(?: =|\(|:)"
+            assert re.search(made, (ROOT / file).read_text(), re.M), f"no {name} in {file}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
