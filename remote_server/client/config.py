@@ -76,8 +76,8 @@ class ClientConfig:
     """Log the server's availability at debug level only: the owner logs it instead."""
 
     keep_freed_memory: bool = True
-    """Let this process reuse the memory it frees (`allocator.py`): gets of large blocks are
-    two to three times as fast, and up to 256 MiB stay with the process after a burst."""
+    """Let this process reuse the memory it frees (`remote_server/allocator.py`): gets of large
+    blocks are two to three times as fast, and up to 256 MiB stay with the process after a burst."""
 
     breaker_timeouts: int = 3
     """Timeouts in a row after which the server counts as unavailable."""
