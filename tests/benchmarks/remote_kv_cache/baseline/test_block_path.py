@@ -18,15 +18,15 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "lookup, zmq": Bound(38, 17, 25, 5, 1),
-    "put, zmq": Bound(51, 24, 45, 7, 1),
-    "get, zmq": Bound(57, 23, 42, 8, 1),
-    "lookup, lanes": Bound(38, 17, 25, 5, 1),
-    "put, lanes": Bound(51, 21, 55, 7, 1),
-    "get, lanes": Bound(57, 21, 57, 8, 1),
-    "lookup, shm": Bound(38, 17, 25, 5, 1),
-    "put, shm": Bound(56, 24, 60, 5, 1),
-    "get, shm": Bound(59, 23, 53, 5, 2),
+    "lookup, zmq": Bound(37, 18, 20, 5, 1),
+    "put, zmq": Bound(51, 24, 50, 7, 1),
+    "get, zmq": Bound(56, 24, 40, 8, 1),
+    "lookup, lanes": Bound(37, 18, 20, 5, 1),
+    "put, lanes": Bound(50, 22, 60, 7, 1),
+    "get, lanes": Bound(56, 22, 58, 8, 1),
+    "lookup, shm": Bound(37, 18, 20, 5, 1),
+    "put, shm": Bound(55, 24, 66, 5, 1),
+    "get, shm": Bound(57, 24, 54, 5, 2),
 }
 """By call and transport. A put of new blocks is alone; a get over shared memory has a release. Some
 of the files are those of models of other sizes, which are shown a lookup behind its answer, so that
