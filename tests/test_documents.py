@@ -13,7 +13,7 @@ OF_USERS = [
 EXAMPLES = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("examples/*/README.md"))
 DOCUMENTS = [*OF_USERS, *EXAMPLES, "benchmarks/README.md"]
 
-MOST_WORDS = 1_700
+MOST_WORDS = 1_800
 MOST_WORDS_OF_THE_README = 900
 MOST_WORDS_IN_ALL = 40_000
 MOST_WORDS_PER_SENTENCE = 20
