@@ -4,11 +4,17 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import zmq
 from lane_peer import LaneClock, WireLane, has_ended
 from mover_helpers import until
 from wire_peer import Peer
 
-from remote_server.server.lanes.lanes import LOOK_S, SILENT_LOOKS, STALL_S, Lane
+from remote_server.guard import Guard
+from remote_server.server.entrance.connections import Connections
+from remote_server.server.lanes.lanes import LOOK_S, SILENT_LOOKS, STALL_S, Lane, ServerLanes
+from remote_server.server.lanes.listener import Ticket
+from remote_server.server.lanes.room import SHARE, LaneRoom
+from remote_server.server.loop_context import LoopContext
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
@@ -98,6 +104,31 @@ def test_what_waits_on_a_lane_keeps_its_order(open_lane: Callable[[], WireLane])
         3, 3, "unknown_namespace", 2, 5,
     ]  # fmt: skip
     assert lane.peer.lookup(range(14)).states == bytes([2] * 6 + [0] + [2] * 7)
+
+
+def test_what_comes_before_a_put_that_has_waited_has_its_slots_waits_behind_it() -> None:
+    """It has its turn, and reserves its slots in later turns of the loop. Meanwhile there is room
+    for one more."""
+    loop = LoopContext(zmq.Poller(), LaneClock(), Guard(), lambda: None)
+    lanes = ServerLanes(loop, Connections(0, [""]))
+    lane, other = [Lane(lanes, Ticket("", b"c", number, 0.0), number) for number in (1, 2)]
+    room = LaneRoom(100 * SHARE)
+    begun: list[str] = []
+    room.take(100)
+    room.wait(lane, 50, partial(begun.append, "first"))
+    room.give_back(100)
+    room.begin_some()
+    assert begun == ["first"]
+    assert not room.has_room(lane, 10), "its bytes would be taken for those of the first"
+    assert room.has_room(other, 10)
+    room.wait(lane, 10, partial(begun.append, "second"))
+    room.begin_some()
+    assert begun == ["first"]
+    room.settled(lane)
+    room.begin_some()
+    assert begun == ["first", "second"]
+    room.settled(lane)
+    assert room.has_room(lane, 10)
 
 
 def test_puts_that_wait_are_refused_when_their_lane_ends(

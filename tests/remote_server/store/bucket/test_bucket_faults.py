@@ -208,13 +208,19 @@ def test_a_pack_whose_rows_are_cut_off_is_a_miss(found, objects):
 
 
 def test_a_pack_that_was_replaced_since_its_header_was_read_is_not_removed(found, objects, clock):
-    """Another server's pack of the same name has other bytes, and perhaps another length."""
+    """Another server's pack of the same name has other bytes, and perhaps another length. The one
+    before it was damaged a minute ago, so it is to be removed when it is damaged again."""
+    objects.flip(NAME, found.tier.peek("ns", KEYS[0]).offset)
+    assert read(found)[0] is None
+    clock.now += ABSENT_S
+    look(found)
     others = [bytes(each ^ 1 for each in data) for data in DATA]
     objects.remove([NAME])
     with RealBucket(objects=objects) as other:
         write(other, others)
     data = objects.bytes_of(NAME)
     assert read(found) == [None] * ROWS
+    assert found.names() == [NAME]
     assert objects.bytes_of(NAME) == data
     clock.now += ABSENT_S
     look(found)

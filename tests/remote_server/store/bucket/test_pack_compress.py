@@ -53,11 +53,15 @@ def header_of(objects: FaultyObjects) -> layout.PackHeader:
 
 
 def rewrite(objects: FaultyObjects, **changes: object) -> None:
-    """Another header before the same rows, with a checksum that is right."""
+    """Another header before the same rows, with a checksum that is right, in an object that is as
+    long as the header has it."""
     data = objects.bytes_of(NAME)
     header = msgspec.structs.replace(header_of(objects), **changes)
     encoded = layout.encode_header(header)
     data = encoded + data[layout.header_bytes_of(data) :]
+    *_, last = layout.offsets_of(header, len(encoded))
+    num_bytes = last + header.stored_lengths[-1]
+    data = data[:num_bytes].ljust(num_bytes, b"\0")
     objects.put(NAME, memoryview(data), create=False)
 
 
