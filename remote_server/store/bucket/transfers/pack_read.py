@@ -1,6 +1,6 @@
 """One read of a pack, by one call of the store or by two of which the first good answer wins.
 
-Rows wait for it on the loop; calls run on threads. A row's view is written once, by the call that
+Rows wait for it on the loop; calls run on threads. A row's view is written only by the call that
 has won, and only while the row waits. So a row can be given up at any time before that, and a call
 that comes back late finds nothing to write into.
 """
@@ -123,7 +123,11 @@ class PackRead:
                     took_s = self._clock() - began_at
                     with self._copying:
                         waiters = self._win()
-                        intact = copy_rows(body, self.begin, [each.want for each in waiters])
+                        try:
+                            intact = copy_rows(body, self.begin, [each.want for each in waiters])
+                        except Exception:  # no memory to decompress, for example
+                            self._lose(waiters)
+                            raise
                     return Answer(body.nbytes, took_s, waiters, intact)
             except BucketError as error:
                 return Answer(failure=error.failure)
@@ -149,3 +153,9 @@ class PackRead:
             self.is_won = True
             waiters, self._waiters = self._waiters, []
             return waiters
+
+    def _lose(self, waiters: Sequence[Waiter]) -> None:
+        """The call that had won fails: its rows wait again, for the other call or the end."""
+        with self._lock:
+            self.is_won = False
+            self._waiters += waiters

@@ -147,6 +147,24 @@ def test_a_flipped_bit_of_a_compressed_row_costs_that_row(objects, place):
         assert bucket.tier.counters()["read_damaged"] == 1
 
 
+def test_rows_are_misses_and_not_damaged_where_memory_is_short_and_come_later(objects, monkeypatch):
+    write(objects, ZSTD)
+
+    def has_no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with RealBucket(objects=objects) as bucket:
+        look(bucket)
+        with monkeypatch.context() as patch:
+            patch.setattr(codecs.Zstd, "decompress", has_no_memory)
+            assert read(bucket) == [None] * ROWS
+        counters = bucket.tier.counters()
+        assert (counters["read_failed"], counters["read_damaged"]) == (ROWS, 0)
+        look(bucket)
+        look(bucket)
+        assert read(bucket) == DATA
+
+
 def test_a_header_that_gives_a_row_another_length_costs_that_row(objects):
     write(objects, ZSTD)
     header = header_of(objects)
