@@ -18,6 +18,7 @@ from benchmarks.harness.runner import Runner
 from benchmarks.remote_kv_cache.replay.caches.candidates import IN_STORE
 from benchmarks.remote_kv_cache.replay.caches.optimum import next_uses, optimum, without_limit
 from benchmarks.remote_kv_cache.replay.levels import flags, report
+from benchmarks.remote_kv_cache.replay.levels.bucket_watch import tails
 from benchmarks.remote_kv_cache.replay.levels.costs import PRICED
 from benchmarks.remote_kv_cache.replay.levels.points import REPLAYS, WIRE, Setting
 from benchmarks.remote_kv_cache.replay.levels.progress import Progress
@@ -26,7 +27,7 @@ from benchmarks.remote_kv_cache.replay.requests import recorded
 from remote_server.errors import ConfigError
 from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.traces import Request, TraceError, distinct, longest
-from remote_server.traces.model_bucket import Shape, tails
+from remote_server.traces.model_bucket import Shape
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 MODULE = "benchmarks.remote_kv_cache.test_trace"

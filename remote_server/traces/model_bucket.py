@@ -7,7 +7,6 @@ a real bucket. Rows are found by whole blocks of the trace.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from itertools import takewhile
 from typing import NamedTuple
 
 from remote_server.protocol import Stretch
@@ -18,7 +17,6 @@ from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.chains import Group
 from remote_server.store.stack.admission import Admit
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
-from remote_server.traces.trace import Request
 
 
 class Lost(StrEnum):
@@ -199,47 +197,7 @@ class BucketModel:
                 del self._pack_of[part]
 
 
-class BucketWatch:
-    """Shows each request of a replay to the bucket's model. Requests do not overlap."""
-
-    def __init__(self, bucket: BucketModel) -> None:
-        self._bucket = bucket
-        self._keys: Sequence[bytes] = ()
-        self._seen: set[bytes] = set()
-        """What unlimited memory has."""
-
-    def arrived(self, request: Request, keys: Sequence[bytes], in_pool: int) -> None:
-        self.settle()
-        self._keys = keys
-        self._bucket.looked_up(request.arrival_s, keys[in_pool:], in_pool)
-
-    def found(self, num_found: int) -> None:
-        unlimited = len([*takewhile(self._seen.__contains__, self._keys)])
-        if num_found < unlimited:
-            self._bucket.missed(self._keys[num_found], unlimited - num_found)
-
-    def settle(self) -> None:
-        """The puts of the last request have ended."""
-        self._bucket.stored(self._keys)
-        self._seen.update(self._keys)
-        self._keys = ()
-
-
 class _Pack(NamedTuple):
     date: float
     num_bytes: int
     parts: list[bytes]
-
-
-class Tails(NamedTuple):
-    """Tokens of a trace's prompts in whole rows, and those of them in no pack."""
-
-    tokens: int
-    lost: int
-
-
-def tails(requests: Sequence[Request], shape: Shape) -> Tails:
-    """Counted over the trace alone."""
-    whole = [request.input_tokens // shape.row_tokens for request in requests]
-    packed = sum(shape.num_rows_in_packs(request.input_tokens) for request in requests)
-    return Tails(sum(whole) * shape.row_tokens, (sum(whole) - packed) * shape.row_tokens)

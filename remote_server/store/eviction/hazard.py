@@ -143,16 +143,6 @@ class Hazards:
         if before // UPDATE_EVERY != self._num_uses // UPDATE_EVERY:
             self._rank(now)
 
-    def median_s(self, kind: int) -> float:
-        """The age up to which half of the blocks of this class are used again; -1 when fewer are,
-        or so few were seen that it is not known."""
-        left = 1.0
-        for chance, end in zip(self.chances[kind].tolist(), EDGES[1:], strict=True):
-            left *= 1.0 - chance
-            if left <= 0.5:
-                return end
-        return -1.0
-
     def within(self, kind: int, horizon_s: float) -> float:
         """The chance that a block of this class which was just used is used again so soon."""
         left = 1.0

@@ -12,6 +12,7 @@ from benchmarks.remote_kv_cache.replay.caches.learned_model import LearnedServer
 from benchmarks.remote_kv_cache.replay.caches.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.caches.room import disk_for, memory_for, require_size
 from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.levels.bucket_watch import BucketWatch
 from benchmarks.remote_kv_cache.replay.levels.driver import Replay, Watch
 from benchmarks.remote_kv_cache.replay.levels.points import (
     WIRE,
@@ -29,12 +30,7 @@ from remote_server.store.bucket.opening import SWEEP_EVERY_S
 from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.stack.admission import Admit
 from remote_server.traces import Request
-from remote_server.traces.model_bucket import (
-    BucketModel,
-    BucketWatch,
-    Lost,
-    Shape,
-)
+from remote_server.traces.model_bucket import BucketModel, Lost, Shape
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 
 PATIENT: dict[str, object] = {

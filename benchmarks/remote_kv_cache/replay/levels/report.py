@@ -10,10 +10,11 @@ from typing import NamedTuple
 from benchmarks.harness import plot, table, titles
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure, Record
+from benchmarks.remote_kv_cache.replay.levels.bucket_watch import Tails
 from benchmarks.remote_kv_cache.replay.levels.costs import Cost, cost_of
 from benchmarks.remote_kv_cache.replay.levels.points import STORE, WIRE, Point, Setting
 from benchmarks.remote_kv_cache.work.models import Model
-from remote_server.traces.model_bucket import Lost, Tails
+from remote_server.traces.model_bucket import Lost
 from remote_server.traces.mooncake import TOKENS_PER_BLOCK
 from remote_server.traces.prices import Prices
 from remote_server.values import format_bytes

@@ -10,6 +10,7 @@ from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay.caches.optimum import without_limit
 from benchmarks.remote_kv_cache.replay.caches.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.levels.bucket_watch import BucketWatch, tails
 from benchmarks.remote_kv_cache.replay.levels.costs import cost_of
 from benchmarks.remote_kv_cache.replay.levels.points import BucketUse, Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.requests import recorded
@@ -17,13 +18,7 @@ from remote_server.store.bucket.upkeep.sweep import Limits
 from remote_server.store.eviction.lru import LRU
 from remote_server.store.stack.admission import Admit
 from remote_server.traces import Request
-from remote_server.traces.model_bucket import (
-    BucketModel,
-    BucketWatch,
-    Lost,
-    Shape,
-    tails,
-)
+from remote_server.traces.model_bucket import BucketModel, Lost, Shape
 from remote_server.traces.prices import Prices
 
 WHOLE = Shape(token_bytes=1024, row_tokens=64, pack_bytes=16 << 20)
