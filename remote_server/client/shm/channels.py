@@ -21,15 +21,22 @@ def open_channels(
     if region is None:
         return
     with ExitStack() as opened:
-        tickets = Tickets()
-        opened.callback(tickets.close)
         moves = Moves()
         opened.callback(moves.close)
-        try:
-            link = ShmLink(client_context, region, tickets)
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, str(error)) from error
+        link = _open_link(client_context, region)
+        opened.callback(link.close)
+        channels = link, ShmGets(client_context, link, moves), ShmPuts(client_context, link)
         opened.pop_all()
-    yield link
-    yield ShmGets(client_context, link, moves)
-    yield ShmPuts(client_context, link)
+    yield from channels
+
+
+def _open_link(client_context: ClientContext, region: RegisteredRegion) -> ShmLink:
+    """With its tickets. Raises `OSError`, and then nothing is open."""
+    tickets = Tickets()
+    try:
+        return ShmLink(client_context, region, tickets)
+    except BaseException as error:
+        tickets.close()
+        if isinstance(error, zmq.ZMQError):
+            raise OSError(error.errno, str(error)) from error
+        raise

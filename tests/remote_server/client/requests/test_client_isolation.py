@@ -24,7 +24,14 @@ from remote_server import protocol
 from remote_server.client import GetOutcome, IoThread
 from remote_server.client.requests import requests
 from remote_server.client.requests.mailbox import Call, Mailbox
-from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
+from remote_server.client.shm.get import ShmGets
+from remote_server.client.shm.link import ShmLink
+from remote_server.errors import (
+    ConfigError,
+    LocalProtocolError,
+    MoverClosed,
+    ServerUnavailable,
+)
 from remote_server.protocol import Get, Stats
 
 pytestmark = pytest.mark.real_time
@@ -193,3 +200,21 @@ def test_a_call_that_fails_while_the_client_closes_keeps_no_request_open():
     assert not future.done()
     mailbox.close()
     assert isinstance(future.exception(0), ServerUnavailable)
+
+
+def test_where_no_descriptor_is_left_for_copies_from_the_arena_no_shared_memory_is_used(
+    near, shared, make_client, monkeypatch
+):
+    moves = []
+
+    def none_left(_self, _context, _link, its_moves):
+        moves.append(its_moves)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(ShmGets, "__init__", none_left)
+    client = make_client(near.endpoint, transport="auto")
+    assert not any(isinstance(one, ShmLink) for one in client._loop.channels), "it would attach"
+    assert_works(client, near)
+    assert client.transport == "tcp"
+    with pytest.raises(MoverClosed):
+        moves[0].fileno()
