@@ -1,6 +1,7 @@
 """Replies to one tenant's requests: each request is answered once, whatever becomes of it."""
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from remote_server import protocol
@@ -98,13 +99,12 @@ class Replies:
         """`steps`, with any exception in them sent as the request's answer."""
         arrived = self.arrived
         try:
-            for _ in steps:
-                yield
-                self.arrived = arrived
+            with closing(steps):  # its client has gone: what it holds is released
+                for _ in steps:
+                    yield
+                    self.arrived = arrived
         except Exception as error:
             self.failed(client, request_id, error)
-        finally:
-            steps.close()  # its client has gone: what it holds is released
 
     def go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
         """What a request has waited for is there: run the first of its remaining `steps`, and queue

@@ -384,6 +384,24 @@ def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind,
     assert "Get 9 of connection 636c69656e74: dropped, was finding" in caplog.text
 
 
+def test_a_fault_at_the_end_of_a_request_whose_client_left_ends_no_other(bench):
+    """The loop drops all requests of the client, one after the other."""
+
+    def steps():
+        try:
+            yield
+        finally:
+            raise ZeroDivisionError("a bug")
+
+    requests = [bench.replies.rest_of(CLIENT, number, steps()) for number in range(2)]
+    for request in requests:
+        next(request)
+    for request in requests:
+        request.close()
+    assert [reply.request_id for _, reply in bench.send_queues.replies[-2:]] == [0, 1]
+    assert bench.store.counters["refused_internal"] == 2
+
+
 @pytest.mark.parametrize("kind", ["whole", "stream"])
 def test_blocks_that_leave_between_two_steps_of_a_get_are_misses_and_pinned_ones_stay(bench, kind):
     """Pinned from the last key to the first."""
