@@ -9,7 +9,6 @@ Deadlines, breakers and connections are each server's own (`RemoteClient`): one 
 silent costs its runs. All of them share one I/O thread.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +43,6 @@ from remote_server.fleet.transfers import (
 )
 from remote_server.fleet.view import View, ends_of, runs_in
 from remote_server.protocol import EngineReport, Found, PutOutcome, StatsReply
-
-logger = logging.getLogger(__name__)
 
 # With `copies=head` the runs up to this token have two copies.
 HEAD_TOKENS = 8192

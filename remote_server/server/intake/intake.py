@@ -1,7 +1,6 @@
 """The socket's receiving side: bounded messages, each passed to its tenant's queue."""
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -77,8 +76,6 @@ def _discard_some(router: "zmq.Socket[bytes]") -> bool:
     """Whether the message has no more frames."""
     return any(not router.recv(zmq.NOBLOCK, copy=False).more for _ in range(DISCARDED_FRAMES))
 
-
-log = logging.getLogger(__name__)
 
 # Limits of one turn of receiving: messages answered at once, messages in all, and time.
 ANSWERED_PER_TURN = 16

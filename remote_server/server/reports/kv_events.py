@@ -15,7 +15,6 @@ server. So a subscriber that missed a batch, or a restart, finds a gap in the nu
 batches from there on, or from the oldest that is kept.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,6 @@ import zmq
 from remote_server.errors import ConfigError
 from remote_server.server.sending.times import wall_time_s
 from remote_server.store.presence import News, Presence
-
-log = logging.getLogger(__name__)
 
 MEDIUM = "STORAGE"
 LOCALITY = "REMOTE"

@@ -1,6 +1,5 @@
 """A tenant's storage: its memory, disk and part of the bucket, and the store above them."""
 
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +32,6 @@ from remote_server.store.stack.way_down import Below
 from remote_server.store.stack.write_behind import BlocksBelow
 from remote_server.store.store import Store
 from remote_server.values import format_bytes
-
-log = logging.getLogger(__name__)
 
 # A row of an index: 300 to 500 bytes, and its part of tables that grow by doubling.
 BYTES_PER_BLOCK = 1024

@@ -1,7 +1,7 @@
 """Eviction policies for comparison on a trace: the store's own, and candidates for it.
 
-Each has the store's interface, `remote_server.store.policies.EvictionPolicy`, so one that proves
-better can move there unchanged.
+Each has the store's interface, `EvictionPolicy` of `remote_server.store.eviction.lru`, so one that
+proves better can move there unchanged.
 """
 
 from collections import OrderedDict

@@ -5,7 +5,6 @@ finds is wanted a second time: it is written then, behind all requests. Where ev
 it is written as soon as puts have completed it.
 """
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -28,8 +27,6 @@ from remote_server.store.stack.admission import Admit, WriteBudget
 from remote_server.store.stack.way_down import Fetch, WayDown, checksum_of
 from remote_server.store.tier import Written
 from remote_server.turns import Steps, parts
-
-log = logging.getLogger(__name__)
 
 # Packs that wait to be written. Further ones are offered again by the lookup that wants them next.
 MAX_WAITING = 4096
