@@ -74,7 +74,8 @@ class Answers:
     @property
     def is_reachable(self) -> bool:
         """Whether other machines can reach the servers."""
-        return _is_reachable(self.hosts, self.target)
+        return self.target == KUBERNETES or any(not is_loopback(f"tcp://{host}:{PORT}")
+                                                for host in self.hosts)  # fmt: skip
 
     def servers(self) -> ServerList:
         """The servers by name."""
@@ -124,9 +125,9 @@ def answers_of(flags: argparse.Namespace, ask: Callable[[str, str], str] | None)
                          "--memory")  # fmt: skip
     disk = answer(flags.disk, "Folder for blocks on disk, or none", "none")
     bucket = answer(flags.bucket, "Bucket that servers share, or none", "none")
-    reachable = _is_reachable(hosts, flags.target)
-    names = answer(flags.keys, "Names of tenants with a key, or none", "engines" if reachable
-                   else "none")  # fmt: skip
+    alone = flags.target != KUBERNETES and hosts == (HERE,)  # any other host has keys, even here
+    names = answer(flags.keys, "Names of tenants with a key, or none", "none" if alone
+                   else "engines")  # fmt: skip
     return Answers(
         model=model,
         device=device,
@@ -153,10 +154,6 @@ def _hosts_of(text: str, target: str) -> tuple[str, ...]:
         raise ConfigError(f"--hosts {number}: name them, as cache-a,cache-b: engines need their "
                           "addresses")  # fmt: skip
     return tuple(f"kvferry-{at}" for at in range(number)) if target == KUBERNETES else (HERE,)
-
-
-def _is_reachable(hosts: tuple[str, ...], target: str) -> bool:
-    return target == KUBERNETES or any(not is_loopback(f"tcp://{host}:{PORT}") for host in hosts)
 
 
 def _or_none(text: str) -> str:

@@ -158,8 +158,14 @@ def test_the_steps_keep_the_client_key_from_the_servers_user(init):
     assert "First move what is in" in steps, "the folder of this test is below /tmp"
 
 
-def test_hosts_that_others_reach_have_a_key_also_when_none_was_asked_for(init):
-    assert (init("--hosts", "cache-a") / "keys" / "client-engines.key").exists()
+@pytest.mark.parametrize(
+    ("hosts", "has_key"),
+    [("cache-a", True), ("localhost", True), ("127.0.0.1,127.0.0.2", True), ("127.0.0.1", False)],
+)
+def test_hosts_have_a_key_also_when_none_was_asked_for_but_for_the_engines_own(
+    init, hosts, has_key
+):
+    assert (init("--hosts", hosts) / "keys" / "client-engines.key").exists() is has_key
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────
