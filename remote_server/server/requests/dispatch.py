@@ -132,10 +132,9 @@ class Handlers:
     def _dispatch(
         self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
-        kind, suffix = type(request), ""
-        if kind in _TRANSFERS:
-            suffix = self.transports.of(request).suffix  # type: ignore[arg-type]
-        self._meters.asked(client, request, suffix, self._replies.arrived)
+        kind = type(request)
+        if kind is not protocol.Put and kind is not protocol.Get:  # those ask their transport
+            self._meters.asked(client, request, "", self._replies.arrived)
         return self._by_type[kind](client, request, payload)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
@@ -211,9 +210,11 @@ class Handlers:
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
+        transport = self.transports.of(request)
+        self._meters.asked(client, request, transport.suffix, self._replies.arrived)
         if self.recorder.recording is not None:
             self.recorder.add("put", request.namespace, request.keys, request.chain)
-        return self.transports.of(request).put(client, request, payload, self._declines)
+        return transport.put(client, request, payload, self._declines)
 
     @property
     def _declines(self) -> Declined | None:
@@ -222,10 +223,12 @@ class Handlers:
         return None if self.stores else Declined.RECORDED
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
+        transport = self.transports.of(request)
+        self._meters.asked(client, request, transport.suffix, self._replies.arrived)
         if self.recorder.recording is not None:
             self.recorder.add("get", request.namespace, request.keys[-1:])
         times = self.times_of(request) if request.timed else None
-        return self.transports.of(request).get(client, request, times)
+        return transport.get(client, request, times)
 
     def times_of(self, _request: protocol.Get, /) -> RequestTimes:
         """The stopwatch of a timed get that has just arrived."""

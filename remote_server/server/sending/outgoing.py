@@ -187,8 +187,8 @@ class Stream(Protocol):
     def num_rows(self) -> int:
         """Blocks that it began with."""
 
-    on_message: Callable[[OutgoingMessage | None], None] | None
-    """Called with each result of `next_message`."""
+    on_message: Callable[[int | None], None] | None
+    """Called with the bytes of blocks of each `next_message`, and with None after the last one."""
 
     def go_on(self, last_resort: bool) -> bool:
         """Prepare the next message. Whether `next_message` may be called now.

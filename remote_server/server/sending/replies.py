@@ -1,8 +1,6 @@
 """Replies to one tenant's requests: each request is answered once, whatever becomes of it."""
 
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
@@ -43,7 +41,7 @@ class Replies:
         """`later` queues the remaining steps of a request that waited for the disk; without it they
         run at once. `guard` counts the requests that fail by a fault of the server."""
         self.arrived = 0.0
-        """When the request came that is being served; by the clock of `meters`."""
+        """When the request came that is being begun; by the clock of `meters`."""
         self._store = store
         self._send_queues = send_queues
         self.meters = meters
@@ -61,10 +59,11 @@ class Replies:
         self._send_queues.post(client, outgoing)
         self.meters.answered(client, message, outgoing.num_bytes)
 
-    def post_stream(self, client: bytes, request: protocol.Get, stream: Stream) -> None:
-        """Send the blocks of `request` as they come, after its reply."""
-        count = self.meters.stream_begins(request, self.arrived)
-        stream.on_message = partial(_count, count)
+    def post_stream(
+        self, client: bytes, request: protocol.Get, stream: Stream, arrived: float
+    ) -> None:
+        """Send the blocks of `request`, which has `arrived` then, as they come, after its reply."""
+        stream.on_message = self.meters.stream_begins(request, arrived)
         self._send_queues.post_stream(client, stream)
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────
@@ -97,12 +96,8 @@ class Replies:
 
     def rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
         """`steps`, with any exception in them sent as the request's answer."""
-        arrived = self.arrived
         try:
-            with closing(steps):  # its client has gone: what it holds is released
-                for _ in steps:
-                    yield
-                    self.arrived = arrived
+            yield from steps
         except Exception as error:
             self.failed(client, request_id, error)
 
@@ -112,12 +107,3 @@ class Replies:
         rest = self.rest_of(client, request_id, steps)
         if next(rest, _ENDED) is not _ENDED:
             self._later(client, rest)
-
-
-def _count(count: Callable[[int | None], None], outgoing: OutgoingMessage | None) -> None:
-    """The next message of a stream has been taken; None after the last one."""
-    if outgoing is None:
-        count(None)
-    else:
-        on_lane = 0 if outgoing.on_lane is None else outgoing.on_lane.num_bytes
-        count(outgoing.num_bytes + on_lane)

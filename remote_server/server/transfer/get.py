@@ -52,7 +52,8 @@ class Get(Transfer, ABC):
     """One get: pins blocks, answers once, and hands every pin over or releases it."""
 
     __slots__ = (
-        "_all_out", "_deadline", "_dropped", "_gets", "_num_out", "_pinned", "_request", "_times",
+        "_all_out", "_arrived", "_deadline", "_dropped", "_gets", "_num_out", "_pinned", "_request",
+        "_times",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Get(Transfer, ABC):
         self._gets = gets
         self._request = request
         self._times = times
+        self._arrived = gets.replies.arrived
         within_s = request.within_ms / 1000 if request.within_ms else inf
         self._deadline = gets.store.tier_stack.clock() + within_s
         self._pinned: Iterable[Block | None] = ()

@@ -35,7 +35,7 @@ class StreamedGet(Get):
             yield
         self._source = self._source_of(found)
         self.num_rows = len(found.blocks)
-        self.on_message: Callable[[OutgoingMessage | None], None] | None = None
+        self.on_message: Callable[[int | None], None] | None = None
         if len(found.blocks) > KEYS_PER_STEP:
             yield
         if not gets.send_queues.may_stream(self.client, len(found.blocks)):
@@ -48,7 +48,7 @@ class StreamedGet(Get):
         self._pinned = ()
         self._enter(GetState.SENDING)
         if found.blocks:
-            gets.replies.post_stream(self.client, request, self)
+            gets.replies.post_stream(self.client, request, self, self._arrived)
         else:
             self._is_all_out()
 
@@ -81,15 +81,19 @@ class StreamedGet(Get):
 
     def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         batch = self._source.next_batch(self._take(may_gather))
-        outgoing = None if batch is None else self._message_of(batch)
-        if outgoing is None:
+        outgoing, num_bytes = None, None
+        if batch is None:
             self._is_all_out()
         else:
+            outgoing = self._message_of(batch)
             self._goes_out()
+            num_bytes = outgoing.num_bytes
             if outgoing.on_lane is None:
                 outgoing.on_end = self._came_back
+            else:
+                num_bytes += outgoing.on_lane.num_bytes
         if self.on_message is not None:
-            self.on_message(outgoing)
+            self.on_message(num_bytes)
         return outgoing
 
     @abstractmethod
