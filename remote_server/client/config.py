@@ -63,7 +63,8 @@ class ClientConfig:
     lane_window_bytes: int = 64 * MiB
     """Limit over lanes of bytes requested and not received; three quarters of it limit bytes
     offered and not acknowledged, with a KiB more for each block. A message costs as much as moving
-    a MiB. It covers a third of its limit, or less so that a short transfer uses all lanes."""
+    a MiB. It covers a third of its limit, a quarter of that of puts, or less so that a short
+    transfer uses all lanes."""
 
     max_control_in_flight: int = 64
     """Small requests in flight at once; further ones wait here, with their deadlines running."""

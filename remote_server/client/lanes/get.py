@@ -18,6 +18,9 @@ from remote_server.native import LaneJob, LaneKind
 from remote_server.native.job import address_of
 from remote_server.protocol import Blocks, Get, Got
 
+# Messages. A server sends the blocks of the next one without a reply, so more would only cost more.
+_UNDER_WAY = 3
+
 
 class LaneGets(GetChannel[LaneWindow]):
     """All gets of one client over lanes, oldest first."""
@@ -47,7 +50,7 @@ class LaneGets(GetChannel[LaneWindow]):
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
         """Request one batch on the least busy lane, once the window has space for all of it."""
         most_bytes = self._link.batch_bytes(
-            len(transfer.rows), transfer.total_bytes, self._window_bytes
+            len(transfer.rows), transfer.total_bytes, self._window_bytes, _UNDER_WAY
         )
         indices, num_bytes = transfer.next_blocks(most_bytes, self._session.limits.max_keys)
         lane = self._link.for_receiving()

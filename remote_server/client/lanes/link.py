@@ -131,11 +131,13 @@ class LaneLink(Channel):
         """Lanes are opened for the first transfer that needs them: shared memory may carry all."""
         self._is_eager, self._is_demanded = False, bool(self._lanes)
 
-    def batch_bytes(self, num_rows: int, num_bytes: int, window_bytes: int) -> int:
-        """The size of a transfer's messages: a lane's share in equal parts of a third of the window
-        at most, and a row more, because they have whole rows and none shall be left over."""
+    def batch_bytes(self, num_rows: int, num_bytes: int, window_bytes: int, under_way: int) -> int:
+        """The size of a transfer's messages: a lane's share in equal parts, of which the window has
+        room for `under_way`. They have whole rows, so each has a row more if it fits."""
         share = max(_LEAST_BATCH_BYTES, -(-num_bytes // max(1, len(self._lanes))))
-        return -(-share // -(-3 * share // window_bytes)) + num_bytes // max(1, num_rows) - 1
+        row_bytes = num_bytes // max(1, num_rows)
+        part = -(-share // -(-under_way * share // window_bytes))
+        return max(row_bytes, min(part + row_bytes - 1, window_bytes // under_way))
 
     def for_sending(self) -> Lane | None:
         """The lane with the fewest bytes to send."""

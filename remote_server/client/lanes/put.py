@@ -19,6 +19,10 @@ from remote_server.native.job import address_of
 from remote_server.protocol import Put
 from remote_server.values import KiB
 
+# Messages. With two on each of two lanes, one moves while the reply to another comes and the next
+# one is sent: 1 ms, a fifth of the time of 16 MiB.
+_UNDER_WAY = 4
+
 
 class LanePuts(PutChannel):
     """All puts of one client over lanes, oldest first: rows are sent from where they are.
@@ -44,7 +48,9 @@ class LanePuts(PutChannel):
 
     def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
         num_bytes = sum(row.nbytes for row in rows)
-        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes)
+        row_bytes = max(1, num_bytes // max(1, len(rows)))
+        of_rows = self._most_bytes * row_bytes // (row_bytes + self.bytes_per_block)
+        most_bytes = self._link.batch_bytes(len(rows), num_bytes, of_rows, _UNDER_WAY)
         return most_bytes, most_bytes
 
     @property

@@ -88,6 +88,17 @@ def test_a_get_is_cut_into_equal_messages_of_each_lane(far, make_client, number,
     assert len({one.lane for one in asked}) == min(2, len(sizes))
 
 
+def test_a_lane_of_puts_has_a_message_to_send_while_the_reply_to_another_comes(far, make_client):
+    """Although each block takes a KiB more of the window than its bytes."""
+    client = make_client(far.endpoint, block_bytes=MiB, lane_window_bytes=16 * MiB)
+    wait_for_lanes(client)
+    far.silence(Put)
+    keys = [key(each) for each in range(24)]
+    client.put(NAMESPACE, keys, empty_rows(24, MiB), timeout_s=60)
+    lanes = [one.message.lane for one in far.wait_for(Put, number=4)]
+    assert sorted(lanes[:4]) == [1, 1, 2, 2]
+
+
 def test_puts_not_answered_are_bounded_as_a_server_counts_them(far, make_client):
     """It counts a KiB more for each block, and refuses a put beyond 64 MiB of a connection."""
     client = make_client(far.endpoint, block_bytes=KiB, lane_window_bytes=12 * MiB)
