@@ -48,8 +48,10 @@ class Replay:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
         watch: Watch | None = None,
+        is_settled: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`moves_bytes`: whether the pool's tier moves bytes; a model's rows are not checked."""
+        """`moves_bytes`: whether the pool's tier moves bytes; a model's rows are not checked.
+        `is_settled`: the server has done what puts make it do later."""
         self.found = Found()
         self._pool = pool
         self._ids = pool.rows.view(np.int64)
@@ -58,6 +60,7 @@ class Replay:
         self._moves_bytes = moves_bytes
         self._pause = pause
         self._watch = watch
+        self._is_settled = is_settled
 
     def run(
         self,
@@ -68,8 +71,8 @@ class Replay:
         """Replay all of `requests`; `found` has the counts, also when interrupted.
 
         With a `speed_up` each begins at its time divided by it, or as soon after that as there is
-        a place. With 0 each begins when the one before it and its puts have ended, so the result
-        does not depend on any speed.
+        a place. With 0 each begins when the one before it and its puts have ended and the server
+        `is_settled`, so the result does not depend on any speed.
         """
         active: dict[str, Iterator[None]] = {}
         began, upcoming = self._clock(), 0
@@ -82,7 +85,7 @@ class Replay:
                     if late_s < 0:
                         break
                     self.found.late_s.append(late_s)
-                elif active or self._pool.busy:
+                elif active or self._pool.busy or not self._is_settled():
                     break
                 admitted.append(name := f"request-{upcoming}")
                 active[name] = self._serve(name, request)

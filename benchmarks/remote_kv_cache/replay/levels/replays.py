@@ -156,7 +156,16 @@ def _over_the_wire(
         )
         stack.callback(pool.close)
         wait_ready(pool)
-        replaying = Replay(pool, pace.concurrency)
+        assert isinstance(pool.tier, RemoteTier)
+        client = pool.tier._client
+
+        def has_written() -> bool:
+            """What was put is on the disk as well, as in the model."""
+            return (
+                not disk.places or not client.stats(timeout_s=10.0).result().tiers["disk"].pending
+            )
+
+        replaying = Replay(pool, pace.concurrency, is_settled=has_written)
         began, complete = time.monotonic(), True
         try:
             replaying.run(requests, pace.speed_up, on_progress)
@@ -165,8 +174,7 @@ def _over_the_wire(
         seconds = time.monotonic() - began
         if complete:
             pool.check()
-        assert isinstance(pool.tier, RemoteTier)
-        counters = pool.tier._client.stats(timeout_s=10.0).result().counters
+        counters = client.stats(timeout_s=10.0).result().counters
         remarks = remarks_of(pool.tier.counters.totals(), counters)
         from_disk = counters.get("disk_promoted", 0)
         return point_of(setting, replaying.found, from_disk, seconds, remarks), complete

@@ -203,6 +203,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.real_time
 def test_a_real_server_finds_what_its_policy_says_block_for_block(tmp_path, capsys):
     trace = write(tmp_path / "trace.jsonl.gz", 90)
     status = trace_benchmark.main([
@@ -218,7 +219,7 @@ def test_a_real_server_finds_what_its_policy_says_block_for_block(tmp_path, caps
     assert len(wire) == 2
     for name, values in wire.items():
         store = figures[name.replace("wire", "store")]
-        assert values["found"] == store["found"] > 0, name
+        assert values["found"] == store["found"] > 0, (name, values)
         assert values["pool"] == store["pool"], name
         assert not {key for key in values if key.startswith(("missed", "not put", "hook"))}, values
     by_disk = [values["disk"] for name, values in wire.items() if "disk none" not in name]
