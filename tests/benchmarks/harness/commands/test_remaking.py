@@ -206,8 +206,7 @@ def test_a_run_that_is_interrupted_has_time_to_remove_its_files(tmp_path: Path) 
     """It was killed a quarter of a second after Ctrl-C, and left a disk tier of gigabytes."""
     child = (
         "import time, pathlib\n"
-        "pathlib.Path('tier').touch()\n"
-        "try: time.sleep(60)\n"
+        "try: pathlib.Path('tier').touch(); time.sleep(60)\n"
         "except KeyboardInterrupt: time.sleep(1); pathlib.Path('tier').unlink(); raise"
     )
     parent = (
