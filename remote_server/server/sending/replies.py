@@ -1,4 +1,4 @@
-"""Replies to one tenant's requests: each request is answered once, whatever becomes of it."""
+"""Replies to one tenant's requests. Each request is answered once, also one that fails."""
 
 from collections.abc import Callable
 
