@@ -42,6 +42,7 @@ def of(moved: Moved, *names: str) -> list[float]:
 def test_bytes_of_every_level_are_those_of_its_blocks(engine: Engine, cluster: Cluster):
     prompt = prompt_tokens(TOKENS, seed=4000)
     names = ("store_bytes", "tiering_write_bytes", "load_bytes", "tiering_read_bytes")
+    engine.settle()
     created = cluster.counter("put_created")
     with moving(engine) as cold:
         engine.ask(prompt, 1)
