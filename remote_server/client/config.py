@@ -60,11 +60,11 @@ class ClientConfig:
     server cannot evict these blocks meanwhile. A message costs as much as copying one or two MiB,
     and covers half of this."""
 
-    lane_window_bytes: int = 64 * MiB
-    """Limit over lanes of bytes requested and not received; three quarters of it limit bytes
-    offered and not acknowledged, with a KiB more for each block. A message costs as much as moving
-    a MiB. It covers a third of its limit, a quarter of that of puts, or less so that a short
-    transfer uses all lanes."""
+    lane_window_bytes: int = 128 * MiB
+    """Limit over lanes of bytes requested and not received, and again of bytes offered and not
+    acknowledged. A server with little memory has a lower one. A message costs as much as moving a
+    MiB. It covers a third of this, a quarter for puts, or less so that a short transfer uses all
+    lanes."""
 
     max_control_in_flight: int = 64
     """Small requests in flight at once; further ones wait here, with their deadlines running."""

@@ -261,6 +261,9 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     """In the reply to a hello with `fleet`."""
     max_lanes: Annotated[int, Meta(ge=0, le=MAX_LANES)] = 0
     """How many lanes a connection may open; 0: the server offers none."""
+    lane_window_bytes: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Bytes of blocks that a connection should have under way on lanes at most, of gets and of puts
+    each; 0: 64 MiB."""
     packed_keys: bool = False
     """Keys of one length may be one binary."""
 

@@ -3,6 +3,10 @@
 from typing import NamedTuple
 
 from remote_server import protocol
+from remote_server.values import MiB
+
+LANE_WINDOW_BYTES = 64 * MiB
+"""Of a server whose Welcome has no such limit."""
 
 
 class Limits(NamedTuple):
@@ -13,6 +17,7 @@ class Limits(NamedTuple):
     max_message_bytes: int = protocol.MAX_MESSAGE_BYTES
     ahead_bytes: int = 0  # named ahead of a get's requests, for a server that gains by it
     packed_keys: bool = False  # keys of one length may be one binary
+    lane_window_bytes: int = LANE_WINDOW_BYTES  # under way on lanes, of gets and of puts each
 
     @staticmethod
     def of(welcome: protocol.Welcome) -> "Limits":
@@ -22,4 +27,5 @@ class Limits(NamedTuple):
             min(max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES),
             welcome.ahead_bytes,
             welcome.packed_keys,
+            welcome.lane_window_bytes or LANE_WINDOW_BYTES,
         )

@@ -29,7 +29,6 @@ class LaneGets(GetChannel[LaneWindow]):
 
     def __init__(self, client_context: ClientContext, link: LaneLink) -> None:
         super().__init__(client_context, None, LaneWindow(client_context.config.lane_window_bytes))
-        self._window_bytes = client_context.config.lane_window_bytes
         self._link = link
         self._verify = client_context.verify
         self._landings: dict[LaneJob, Landing] = {}
@@ -37,6 +36,9 @@ class LaneGets(GetChannel[LaneWindow]):
         """Jobs without blocks behind the landings of ended gets, and what was open of these: they
         complete when its bytes have been discarded."""
         link.users.append(self)
+
+    def limit(self, server_bytes: int) -> None:
+        self._window.most_bytes = min(self._config.lane_window_bytes, server_bytes)
 
     def _reaches(self, transfer: GetTransfer) -> bool:
         return self._link.reaches()
@@ -50,7 +52,7 @@ class LaneGets(GetChannel[LaneWindow]):
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
         """Request one batch on the least busy lane, once the window has space for all of it."""
         most_bytes = self._link.batch_bytes(
-            len(transfer.rows), transfer.total_bytes, self._window_bytes, _UNDER_WAY
+            len(transfer.rows), transfer.total_bytes, self._window.most_bytes, _UNDER_WAY
         )
         indices, num_bytes = transfer.next_blocks(most_bytes, self._session.limits.max_keys)
         lane = self._link.for_receiving()

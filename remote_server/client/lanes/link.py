@@ -304,6 +304,8 @@ class LaneLink(Channel):
         self._end_opening(opening)
         if not self._lanes:
             logger.info("%s: lanes in use", self._config.endpoint)
+            for user in self.users:
+                user.limit(self._session.limits.lane_window_bytes)
         self._lanes[handle] = Lane(opening.number, handle, now)
         self._counters["lanes_opened"] += 1
 

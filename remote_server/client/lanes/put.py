@@ -17,11 +17,14 @@ from remote_server.errors import KVFerryError
 from remote_server.native import LaneJob, LaneKind
 from remote_server.native.job import address_of
 from remote_server.protocol import Put
-from remote_server.values import KiB
 
 # Messages. With two on each of two lanes, one moves while the reply to another comes and the next
 # one is sent: 1 ms, a fifth of the time of 16 MiB.
 _UNDER_WAY = 4
+
+# Blocks. A server counts a KiB for each and 16 for each message, and refuses more than 64 MiB of a
+# connection.
+_MOST_BLOCKS = 48 << 10
 
 
 class LanePuts(PutChannel):
@@ -32,11 +35,9 @@ class LanePuts(PutChannel):
     """
 
     name = "lanes"
-    bytes_per_block = KiB  # as a server counts, which refuses more than 64 MiB of a connection
 
     def __init__(self, client_context: ClientContext, link: LaneLink) -> None:
-        window_bytes = client_context.config.lane_window_bytes * 3 // 4
-        super().__init__(client_context, None, max(1, window_bytes))
+        super().__init__(client_context, None, client_context.config.lane_window_bytes)
         self._link = link
         self._lanes: dict[int, Lane] = {}
         """Of the batches in flight."""
@@ -46,12 +47,17 @@ class LanePuts(PutChannel):
     def _reaches(self, transfer: PutTransfer) -> bool:
         return self._link.reaches()
 
+    def limit(self, server_bytes: int) -> None:
+        self._most_bytes = min(self._config.lane_window_bytes, server_bytes)
+
     def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
         num_bytes = sum(row.nbytes for row in rows)
-        row_bytes = max(1, num_bytes // max(1, len(rows)))
-        of_rows = self._most_bytes * row_bytes // (row_bytes + self.bytes_per_block)
-        most_bytes = self._link.batch_bytes(len(rows), num_bytes, of_rows, _UNDER_WAY)
+        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes, _UNDER_WAY)
         return most_bytes, most_bytes
+
+    def _has_room(self, batch: PutBatch) -> bool:
+        num_blocks = sum(len(other.part) for other in self._batches.values())
+        return num_blocks + len(batch.part) <= _MOST_BLOCKS and super()._has_room(batch)
 
     @property
     def needs_connection(self) -> bool:

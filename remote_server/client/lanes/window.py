@@ -50,13 +50,13 @@ class LaneWindow:
     """The batches in flight, bounded in bytes."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self.batches: dict[int, LaneBatch] = {}
         self.num_bytes = 0
 
     def has_room(self, num_bytes: int) -> bool:
         """The window has space for that much more. An empty window has space for anything."""
-        return not self.batches or self.num_bytes + num_bytes <= self._most_bytes
+        return not self.batches or self.num_bytes + num_bytes <= self.most_bytes
 
     def add(self, number: int, lane: Lane, transfer: GetTransfer, indices: list[int]) -> None:
         """Record a batch as requested."""

@@ -204,7 +204,5 @@ class PutBatch:
     part: range
     lengths: list[int]
     num_bytes: int
-    cost: int
-    """What it takes of the window."""
     ticket: int = -1
     """Index of the ticket that fences its rows; none over tcp."""

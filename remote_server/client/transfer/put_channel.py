@@ -22,8 +22,6 @@ class PutChannel(Channel):
 
     wake_at = inf
     queued_bytes = 0
-    bytes_per_block = 0
-    """What a block takes of the window beside its own bytes."""
 
     def __init__(
         self, client_context: ClientContext, connection: Connection | None, most_bytes: int
@@ -50,6 +48,10 @@ class PutChannel(Channel):
 
     def _returned(self, batch: PutBatch, *, answered: bool) -> None:
         """A batch was `answered`, or given up: release what it holds."""
+
+    def _has_room(self, batch: PutBatch) -> bool:
+        """The window has space for it beside others."""
+        return self._window_bytes + batch.num_bytes <= self._most_bytes
 
     def _reaches(self, transfer: PutTransfer) -> bool:
         """It can carry the rows of `transfer`."""
@@ -87,17 +89,16 @@ class PutChannel(Channel):
         part = transfer.to_send[0]
         lengths = [row.nbytes for row in transfer.rows[part.start : part.stop]]
         num_bytes = sum(lengths)
-        cost = num_bytes + self.bytes_per_block * len(part)
-        batch = PutBatch(transfer, part, lengths, num_bytes, cost)
-        if self._batches and self._window_bytes + cost > self._most_bytes:
+        batch = PutBatch(transfer, part, lengths, num_bytes)
+        if self._batches and not self._has_room(batch):
             return
         request_id = self._send_batch(batch)
         if not request_id:
             return
         transfer.sent(batch)
         self._batches[request_id] = batch
-        self._window_bytes += cost
-        self._counters["bytes_out"] += batch.num_bytes
+        self._window_bytes += num_bytes
+        self._counters["bytes_out"] += num_bytes
         self._counters["blocks_out"] += len(part)
         self._has_sent = True
 
@@ -134,7 +135,7 @@ class PutChannel(Channel):
         """Remove a batch: no further reply is expected."""
         batch = self._batches.pop(request_id)
         batch.transfer.num_in_flight -= 1
-        self._window_bytes -= batch.cost
+        self._window_bytes -= batch.num_bytes
         self._returned(batch, answered=answered)
 
     def _retire(self, transfer: PutTransfer) -> None:
@@ -205,7 +206,7 @@ class PutChannel(Channel):
 
     def check(self) -> None:
         """Assert that window and sums equal the batches, and that each put is where it belongs."""
-        assert self._window_bytes == sum(batch.cost for batch in self._batches.values())
+        assert self._window_bytes == sum(batch.num_bytes for batch in self._batches.values())
         assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
         assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
         assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"

@@ -30,6 +30,12 @@ class LaneTransport(Transport):
         self._room = LaneRoom(budget)
         self._lane_puts = LanePuts(puts.store, copier, self.coming, self._room, lanes, tenant)
 
+    @property
+    def window_bytes(self) -> int:
+        """What one client should have under way at most: as much as the puts of all clients have
+        room for, and as may be pinned for the gets of one."""
+        return min(self._room.most, self._gets.in_flight.per_client)
+
     def takes(self, request: protocol.Put | protocol.Get) -> bool:
         return bool(request.lane)
 

@@ -106,8 +106,11 @@ class Identity:
             names.setdefault(digest, set()).add(client)
         return {digest: sorted(clients)[:MOST_NAMES] for digest, clients in names.items()}
 
-    def welcome(self, hello: Hello, local: LocalSocket | None, max_lanes: int) -> Welcome:
-        """The answer to a hello that was accepted. Its client may attach regions at `local`."""
+    def welcome(
+        self, hello: Hello, local: LocalSocket | None, max_lanes: int, lane_window_bytes: int
+    ) -> Welcome:
+        """The answer to a hello that was accepted. Its client may attach regions at `local`, and
+        open so many lanes with so much under way."""
         return Welcome(
             request_id=hello.request_id,
             epoch=self._store.epoch,
@@ -124,6 +127,7 @@ class Identity:
             name=self.name,
             load=self.load() if hello.fleet else None,
             max_lanes=max_lanes,
+            lane_window_bytes=lane_window_bytes,
             packed_keys=True,
         )
 

@@ -149,8 +149,9 @@ class Handlers:
         )
         self._store.namespaces.declare(request.namespace, info)
         self.identity.met(client, request)
+        lanes = self.transports.lanes
         welcome = self.identity.welcome(
-            request, self.transports.shm.local, self.transports.lanes.lanes.most
+            request, self.transports.shm.local, lanes.lanes.most, lanes.window_bytes
         )
         self._reply(client, welcome)
 

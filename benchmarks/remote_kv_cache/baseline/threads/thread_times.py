@@ -3,12 +3,18 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-CALLER, CLIENT, CLIENT_ZMQ = "caller", "client", "client's libzmq"
-SERVER, SERVER_ZMQ = "server", "server's libzmq"
-WHO = (CALLER, CLIENT, CLIENT_ZMQ, SERVER, SERVER_ZMQ)
+CALLER = "caller"
+CLIENT, CLIENT_MOVERS, CLIENT_ZMQ = "client", "client's movers", "client's libzmq"
+SERVER, SERVER_MOVERS, SERVER_ZMQ = "server", "server's movers", "server's libzmq"
+WHO = (CALLER, CLIENT, CLIENT_MOVERS, CLIENT_ZMQ, SERVER, SERVER_MOVERS, SERVER_ZMQ)
+"""The movers are the native threads of lanes and of copies; client and server are their loops."""
+
+_OF_CLIENT = {"ZMQ": CLIENT_ZMQ, "kvferry-lanes": CLIENT_MOVERS, "kvferry-mover": CLIENT_MOVERS}
+_OF_SERVER = {"ZMQ": SERVER_ZMQ, "kvferry-lanes": SERVER_MOVERS, "kvferry-mover": SERVER_MOVERS}
+"""By the beginning of a thread's name."""
 
 
 class ThreadTimes:
@@ -35,10 +41,14 @@ class ThreadTimes:
         times[CALLER] = time.thread_time_ns()
         for is_main, name, nanoseconds in _threads(os.getpid()):
             if not is_main:
-                times[CLIENT_ZMQ if name.startswith("ZMQ") else CLIENT] += nanoseconds
+                times[_who(name, _OF_CLIENT, CLIENT)] += nanoseconds
         for _, name, nanoseconds in _threads(self._server):
-            times[SERVER_ZMQ if name.startswith("ZMQ") else SERVER] += nanoseconds
+            times[_who(name, _OF_SERVER, SERVER)] += nanoseconds
         return times
+
+
+def _who(name: str, known: Mapping[str, str], other: str) -> str:
+    return next((who for start, who in known.items() if name.startswith(start)), other)
 
 
 def _threads(process: int) -> Iterable[tuple[bool, str, int]]:

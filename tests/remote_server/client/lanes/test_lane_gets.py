@@ -17,10 +17,11 @@ from client_helpers import (
 )
 from fake_lanes import frames_of
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
+from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
-from remote_server.protocol import Blocks, Get, OpenLane, Put
+from remote_server.protocol import MAX_KEYS_PER_MESSAGE, Blocks, Get, Hello, OpenLane, Put
 from remote_server.values import KiB, MiB
 
 pytestmark = pytest.mark.real_time
@@ -89,7 +90,7 @@ def test_a_get_is_cut_into_equal_messages_of_each_lane(far, make_client, number,
 
 
 def test_a_lane_of_puts_has_a_message_to_send_while_the_reply_to_another_comes(far, make_client):
-    """Although each block takes a KiB more of the window than its bytes."""
+    """Although each block takes more of the window than its bytes."""
     client = make_client(far.endpoint, block_bytes=MiB, lane_window_bytes=16 * MiB)
     wait_for_lanes(client)
     far.silence(Put)
@@ -100,16 +101,40 @@ def test_a_lane_of_puts_has_a_message_to_send_while_the_reply_to_another_comes(f
 
 
 def test_puts_not_answered_are_bounded_as_a_server_counts_them(far, make_client):
-    """It counts a KiB more for each block, and refuses a put beyond 64 MiB of a connection."""
-    client = make_client(far.endpoint, block_bytes=KiB, lane_window_bytes=12 * MiB)
+    """It counts a KiB for each block and 16 for each put, and refuses more than 64 MiB of a
+    connection."""
+    client = make_client(far.endpoint, block_bytes=64)
     wait_for_lanes(client)
     far.silence(Put)
-    keys = [key(each) for each in range(8192)]
-    client.put(NAMESPACE, keys, empty_rows(8192, KiB), timeout_s=60)
+    number = 5 * MAX_KEYS_PER_MESSAGE
+    keys = [key(each) for each in range(number)]
+    client.put(NAMESPACE, keys, empty_rows(number, 64), timeout_s=60)
     far.wait_for(Put, number=2)
     turn(client)
-    asked = [one.message for one in far.all_asked(Put)]
-    assert sum(sum(one.lengths) + len(one.keys) * KiB for one in asked) == 8 * MiB
+    asked = [len(one.message.keys) for one in far.all_asked(Put)]
+    assert 32 * MiB < sum(asked) * KiB + 16 * KiB * len(asked) <= 64 * MiB
+
+
+@pytest.mark.parametrize(("own", "of_server", "under_way"), [(8, 4, 4), (4, 8, 4), (8, 8, 8)])
+def test_a_window_over_lanes_is_the_smaller_one_of_client_and_server(
+    far, make_client, own, of_server, under_way
+):
+    far.rules[Hello] = lambda asked: far.send(
+        asked, replace(far.welcome(asked), lane_window_bytes=of_server * MiB)
+    )
+    client = make_client(far.endpoint, block_bytes=KiB, lane_window_bytes=own * MiB)
+    wait_for_lanes(client)
+    far.silence(Get, Put)
+    number = 16 * KiB
+    keys = [key(each) for each in range(number)]
+    client.get(NAMESPACE, keys, empty_rows(number, KiB), stall_s=60)
+    client.put(NAMESPACE, keys, empty_rows(number, KiB), timeout_s=60)
+    far.wait_for(Get)
+    far.wait_for(Put)
+    turn(client)
+    for kind in (Get, Put):
+        asked = sum(len(one.message.keys) for one in far.all_asked(kind)) * KiB
+        assert under_way / 2 * MiB < asked <= under_way * MiB, kind
 
 
 def test_rows_are_untouched_from_the_end_of_their_get_on(far, make_client, clock: Clock):

@@ -15,7 +15,7 @@ from remote_server.server.lanes import listener as lane_listener
 from remote_server.server.lanes.lanes import LANES_PER_CONNECTION
 from remote_server.server.lanes.offer import num_threads
 from remote_server.server.server import Server
-from remote_server.values import lanes_address, lanes_beside
+from remote_server.values import MiB, lanes_address, lanes_beside
 
 pytestmark = pytest.mark.real_time
 
@@ -237,6 +237,17 @@ def test_a_server_without_lanes_offers_none_and_refuses_them(start_lanes, contex
     assert peer.hello().max_lanes == 0
     assert peer.ask(OpenLane(request_id=peer.next_id())).code == "bad_request"
     assert peer.stats().lanes == "none: off"
+
+
+@pytest.mark.parametrize(
+    ("memory", "max_inflight", "window"),
+    [(64 * MiB, 0, 8 * MiB), (256 * MiB, 0, 32 * MiB), (256 * MiB, 4 * MiB, 4 * MiB)],
+)
+def test_a_welcome_offers_what_puts_have_room_for_and_gets_may_have(
+    start_lanes, context, memory, max_inflight, window
+):
+    server = start_lanes(memory=memory, max_inflight=max_inflight, populate=False)
+    assert Peer(context, server.endpoint).hello().lane_window_bytes == window
 
 
 def test_with_auto_there_are_lanes_where_there_is_a_library(start_lanes, context, lane_engine):
