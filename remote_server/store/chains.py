@@ -33,7 +33,7 @@ def joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
     """`chain` with stretches that continue each other as one: stored rows have one each."""
     last: Stretch | None = None
     for stretch in chain:
-        if last is not None and _continues(last, stretch):
+        if last is not None and continues(last, stretch):
             last = msgspec.structs.replace(last, rows=last.rows + stretch.rows)
             continue
         if last is not None:
@@ -43,7 +43,8 @@ def joined(chain: Sequence[Stretch]) -> Iterator[Stretch]:
         yield last
 
 
-def _continues(last: Stretch, stretch: Stretch) -> bool:
+def continues(last: Stretch, stretch: Stretch) -> bool:
+    """Whether `stretch` begins where `last` ends."""
     return (
         not last.backwards
         and not stretch.backwards

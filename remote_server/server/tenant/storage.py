@@ -120,6 +120,8 @@ class Storage:
         if self.config.ttl_s:
             run("ageing", self.store.tier_stack.expire_some)
         run("blocks that wait for room", self.store.tier_stack.write_again)
+        if self.follower.is_behind:
+            run("following puts", self.follower.catch_up)
         return more
 
     def drain_to_bucket(self, puts_are_over: Callable[[], bool]) -> bool:

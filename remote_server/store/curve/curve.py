@@ -329,7 +329,7 @@ class Curve:
         self, prompt: Prompt, learned: Learned, hot: list[int], behind: list[int],
         sums: Sums | None, now: float,
     ) -> Steps[None]:  # fmt: skip
-        """The sampled keys, the hot ones first. Counted in `sums`, if given."""
+        """The sampled keys, the hot ones first. Counted in `sums`; None: a put brought them."""
         pinned = self._pinned
         names = [name for name in (*hot, *behind) if name not in pinned]
         num_hot = sum(name not in pinned for name in hot)
@@ -341,9 +341,11 @@ class Curve:
             here = [name for name in names if name < one.limit]
             if not here:
                 continue
-            hot_here = sum(name < one.limit for name in names[:num_hot])
-            found = one.request(here, hot_here, learned.kinds, learned.number, now, capacity)
-            if sums is not None:
+            if sums is None:
+                one.store(here, learned.kinds, learned.number, now, capacity)
+            else:
+                hot_here = sum(name < one.limit for name in names[:num_hot])
+                found = one.request(here, hot_here, learned.kinds, learned.number, now, capacity)
                 sums.miniatures[number] += np.array(found) * (prompt.tokens * ALL_NAMES / one.limit)
             if len(here) > FEW:
                 yield

@@ -6,12 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from remote_server.protocol import SELF_TESTS, Stretch, WhatIf
-from remote_server.store.chains import joined
+from remote_server.store.chains import continues, joined
 from remote_server.store.curve.curve import Answer, Curve, Learned, Prompt
 from remote_server.store.curve.hot import Names
 from remote_server.store.eviction.learner import (
@@ -30,6 +31,21 @@ MOST_ENDS = 4096
 
 ROWS_PER_STEP, ROWS_OF_A_STRETCH = 2048, 32
 """Short stretches are one step, of so many keys; each costs as much as so many more keys do."""
+
+
+MOST_ARRIVED = 256
+"""Keys of puts that wait for `Follower.catch_up`. So a put of 64 blocks in four messages takes the
+loop 2.7 ms; shown message by message it took 4.6."""
+
+
+class Arrived(NamedTuple):
+    """Keys that a put brought, in the order of their prompt."""
+
+    namespace: str
+    keys: list[bytes]
+    stretch: Stretch
+    block_bytes: int
+    at: float
 
 
 class Follower:
@@ -54,6 +70,9 @@ class Follower:
         """To the time, the number of keys, and the learner's number of the request."""
         self._seed = secrets.randbits(64) if seed is None else seed
         self._salts: dict[str, int] = {}
+        self._arrived: list[Arrived] = []
+        self._num_arrived = 0
+        """Their keys."""
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
@@ -68,6 +87,7 @@ class Follower:
     ) -> Steps[None]:
         """A lookup of `keys` was answered with `states`, after the learner learned of it. Each tier
         has the first `found` keys, together with those above it."""
+        self.catch_up()
         curve = self.curve
         if curve is None or namespace.startswith(SELF_TESTS):
             return
@@ -93,18 +113,33 @@ class Follower:
     def arriving(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], block_bytes: int
     ) -> None:
-        """A put brings `keys`, after the learner learned of it."""
+        """A put brings `keys`, after the learner learned of it. They are shown to the curve by
+        `catch_up`, or before the next event that depends on them: many at a time cost it less."""
         if self.curve is None or namespace.startswith(SELF_TESTS):
             return
+        now, begin = self._clock(), 0
+        for stretch in _stretches(chain, len(keys)):
+            end = begin + stretch.rows
+            part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
+            self._arrived.append(Arrived(namespace, [*part], stretch, block_bytes, now))
+            begin = end
+        self._num_arrived += len(keys)
+
+    @property
+    def is_behind(self) -> bool:
+        """`catch_up` is due."""
+        return self._num_arrived >= MOST_ARRIVED
+
+    def catch_up(self) -> None:
+        """Show what puts have brought to the curve."""
+        if not self._arrived:
+            return
+        arrived, self._arrived, self._num_arrived = self._arrived, [], 0
         with self._ends_following():
-            now, begin = self._clock(), 0
-            for stretch in _stretches(chain, len(keys)):
-                end = begin + stretch.rows
-                part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
-                if not _repeats(part):
-                    prompt = to_end(self._prompt(namespace, part, stretch, block_bytes))
-                    self.curve.stored(prompt, self._learned(namespace, part), now)
-                begin = end
+            for namespace, keys, stretch, block_bytes, at in _joined(arrived):
+                if self.curve is not None and not _repeats(keys):
+                    prompt = to_end(self._prompt(namespace, keys, stretch, block_bytes))
+                    self.curve.stored(prompt, self._learned(namespace, keys), at)
 
     def declined(self, namespace: str, keys: Sequence[bytes]) -> None:
         """Puts of `keys` were declined."""
@@ -114,6 +149,7 @@ class Follower:
 
     def touched(self, namespace: str, keys: Sequence[bytes]) -> None:
         """A level above used `keys`, the last of a prompt first."""
+        self.catch_up()
         if self.curve is not None:
             with self._ends_following():
                 self.curve.touch(self._names(namespace, keys), BY_USES, self._clock())
@@ -134,18 +170,21 @@ class Follower:
 
     def pinned(self, namespace: str, sizes: Mapping[bytes, int]) -> None:
         """An operator pinned blocks of these keys, which take so many bytes."""
+        self.catch_up()
         if self.curve is not None:
             with self._ends_following():
                 names = self._names(namespace, [*sizes]).tolist()
                 self.curve.pinned(dict(zip(names, sizes.values(), strict=True)))
 
     def unpinned(self, namespace: str, keys: Sequence[bytes]) -> None:
+        self.catch_up()
         if self.curve is not None:
             with self._ends_following():
                 self.curve.unpinned(self._names(namespace, keys).tolist())
 
     def cleared(self, namespace: str | None) -> None:
         """All blocks of a namespace, or of all, were removed."""
+        self.catch_up()
         if self.curve is not None:
             with self._ends_following():
                 self.curve.cleared(namespace)
@@ -159,6 +198,7 @@ class Follower:
 
     def what_if(self, *, by_namespace: bool) -> WhatIf | None:
         """What other sizes of the tiers would find; None after a failure."""
+        self.catch_up()
         return None if self.curve is None else self.curve.report(by_namespace=by_namespace)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
@@ -240,6 +280,23 @@ def _stretches(chain: Sequence[Stretch], number: int) -> list[Stretch]:
         begin += stretch.rows
     if begin < number:
         found.append(Stretch(number - begin, 0, 0, 0))
+    return found
+
+
+def _joined(arrived: Sequence[Arrived]) -> list[Arrived]:
+    """Those of several messages of one put as one."""
+    found: list[Arrived] = []
+    for each in arrived:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and (last.namespace, last.block_bytes) == (each.namespace, each.block_bytes)
+            and continues(last.stretch, each.stretch)
+        ):
+            (stretch,) = joined((last.stretch, each.stretch))
+            found[-1] = last._replace(keys=last.keys + each.keys, stretch=stretch)
+        else:
+            found.append(each)
     return found
 
 

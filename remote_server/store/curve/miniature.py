@@ -95,6 +95,18 @@ class Miniature:
             num_hot, min(found, num_hot), min(by_rule, num_hot),
         )  # fmt: skip
 
+    def store(
+        self, names: Sequence[int], kinds: Sequence[int], number: int, now: float, capacity: int
+    ) -> None:
+        """A put brought blocks of these names, which are below the limit and not in it. No request
+        asked for them, so they judge no rule."""
+        names = names[:capacity]
+        by_lru = self._by_lru
+        by_lru.update(dict.fromkeys(reversed(names), 1))
+        while len(by_lru) > capacity:
+            by_lru.popitem(last=False)
+        self._by_rule.request(names, kinds, number, now, capacity)
+
     def touch(self, names: Sequence[int], kinds: Sequence[int], now: float) -> None:
         """A level above used these, the last of a prompt first."""
         for name in names:

@@ -101,6 +101,7 @@ class Load:
             learner.arriving(NAMESPACE, new, rest)
             times.append(clock())
             follower.arriving(NAMESPACE, new, rest, BLOCK_BYTES)
+            follower.catch_up()
             times.append(clock())
             for case, (began, ended) in zip(CASES, pairwise(times), strict=True):
                 seconds[case] += ended - began

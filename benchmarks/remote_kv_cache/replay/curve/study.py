@@ -122,6 +122,7 @@ def followed(requests: Sequence[Request], keys_of: Keys, room: Room, block_bytes
         if written:
             chain = [Stretch(written, 0, found * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK)]
             follower.arriving(NAMESPACE, keys[found : found + written], chain, block_bytes)
+    follower.catch_up()
     return curve.report(by_namespace=False)
 
 

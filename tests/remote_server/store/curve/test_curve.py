@@ -82,6 +82,7 @@ def test_blocks_that_a_put_brings_take_room_and_are_not_asked_for():
     cache = Followed(1000, "lru")
     keys = [key_of(block) for block in prompt(1, 400)]
     cache.follower.arriving("trace", keys, [Stretch(400, 0, 0, TOKENS)], BLOCK)
+    cache.follower.catch_up()
     report = cache.curve.report()
     assert report.total.asked == 0
     assert report.seen_bytes == pytest.approx(400 * BLOCK, rel=0.3)

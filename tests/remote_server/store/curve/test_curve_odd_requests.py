@@ -79,6 +79,7 @@ def test_a_key_twice_in_a_prompt_is_no_prompt():
             chain = [Stretch(len(keys), 0, start, TOKENS, backwards=backwards)]
             steps_of(cache, keys, chain)
             cache.follower.arriving("n", keys, chain, BLOCK)
+            cache.follower.catch_up()
             cache.now += 10.0
     report = cache.curve.report()
     assert (report.total.asked, report.seen_bytes) == (0, 0)
@@ -101,6 +102,7 @@ def test_no_client_can_choose_the_sampled_keys():
         curve = Curve(lambda: 0.0, {"memory": HUGE})
         follower = Follower(curve, lambda: 0.0)
         follower.arriving("trace", keys, [Stretch(4000, 0, 0, TOKENS)], BLOCK)
+        follower.catch_up()
         seen.append(curve.report().seen_bytes)
     assert seen == pytest.approx([4000 * BLOCK] * 4, rel=0.2), "as of any keys"
     assert len({*seen}) > 1, "another sample each time"

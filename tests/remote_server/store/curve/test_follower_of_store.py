@@ -7,8 +7,8 @@ from client_helpers import key
 
 from remote_server.protocol import Stretch
 from remote_server.shm.mapping import Arena
-from remote_server.store.curve.curve import Curve
-from remote_server.store.curve.follower import Follower
+from remote_server.store.curve.curve import Curve, Learned, Prompt
+from remote_server.store.curve.follower import MOST_ARRIVED, Follower
 from remote_server.store.memory.tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -135,3 +135,70 @@ def test_a_failure_of_the_models_costs_no_request_and_is_logged_once(scene, capl
     assert scene.store.what_if(by_namespace=True) is None
     (record,) = caplog.records
     assert record.message == "what other sizes would find is not known until the next start"
+
+
+def arrive(scene: Scene, first: int, number: int) -> None:
+    keys = [key(at) for at in range(first, first + number)]
+    scene.follower.arriving(NAMESPACE, keys, [Stretch(number, 0, 16 * first, 16)], BLOCK)
+
+
+def test_keys_of_puts_wait_until_they_are_many(scene):
+    arrive(scene, 0, MOST_ARRIVED - 1)
+    assert not scene.follower.is_behind
+    arrive(scene, 1000, 1)
+    assert scene.follower.is_behind
+    scene.follower.catch_up()
+    assert not scene.follower.is_behind
+    assert scene.curve.report().seen_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda scene: scene.ask(0, 100),
+        lambda scene: scene.follower.touched(NAMESPACE, [key(0)]),
+        lambda scene: scene.follower.pinned(NAMESPACE, {key(0): BLOCK}),
+        lambda scene: scene.follower.unpinned(NAMESPACE, [key(0)]),
+        lambda scene: scene.follower.cleared("another"),
+        lambda scene: scene.follower.what_if(by_namespace=False),
+    ],
+)
+def test_an_event_that_depends_on_keys_of_puts_comes_after_them(scene, event):
+    shown = recorded_prompts(scene)
+    arrive(scene, 0, 100)
+    assert not shown
+    event(scene)
+    assert [len(prompt.keys) for prompt in shown] == [100]
+
+
+def test_what_is_cleared_after_its_put_does_not_come_back(scene):
+    arrive(scene, 0, 100)
+    scene.follower.cleared(NAMESPACE)
+    scene.follower.catch_up()
+    assert scene.curve.report().seen_bytes == 0
+
+
+def test_messages_of_one_put_are_one_prompt_and_those_of_others_are_not(scene):
+    shown = recorded_prompts(scene)
+    arrive(scene, 0, 16)
+    arrive(scene, 16, 16)
+    arrive(scene, 64, 16)  # its start is not the end of those before
+    scene.follower.arriving("another", [key(80)], [Stretch(1, 0, 16 * 80, 16)], BLOCK)
+    scene.follower.arriving("another", [key(81)], [], BLOCK)
+    scene.follower.arriving("another", [key(82)], [], BLOCK)
+    scene.follower.catch_up()
+    assert [len(prompt.keys) for prompt in shown] == [32, 16, 1, 1, 1]
+    assert shown[0].keys == [key(at) for at in range(32)]
+
+
+def recorded_prompts(scene: Scene) -> list[Prompt]:
+    """Those that puts bring to the curve from now on."""
+    shown: list[Prompt] = []
+    stored = scene.curve.stored
+
+    def record(prompt: Prompt, learned: Learned | None, now: float) -> None:
+        shown.append(prompt)
+        stored(prompt, learned, now)
+
+    scene.curve.stored = record
+    return shown

@@ -7,6 +7,7 @@ from remote_server.store.curve.miniature import ALL_NAMES, Finds, Miniature
 from remote_server.store.curve.sums import Sums, anchored
 from remote_server.store.eviction.hazard import Hazards
 from remote_server.store.eviction.learner import BY_USES
+from remote_server.store.eviction.victims import Rule
 
 SHARES = np.array([0.1, 0.2, 0.4, 0.6, 0.9])
 NOW = 2
@@ -60,3 +61,17 @@ def test_anchored_shares_are_shares_that_never_fall(really: float) -> None:
         moved, _ = anchored(lru, np.full(5, 0.1), NOW, really)
         assert moved[NOW] == pytest.approx(really)
         assert (moved >= 0.0).all() and (moved <= 1.0).all() and (np.diff(moved) >= 0.0).all()
+
+
+def test_what_a_put_brings_takes_room_and_judges_no_rule() -> None:
+    one = Miniature(100.0, Hazards(), 1, ALL_NAMES)
+    one.request([1, 2], 0, BY_USES, 1, 1.0, 4)
+    rates = [one._reign.rate(rule) for rule in Rule]
+    judged = one._reign._num_requests
+    one.store([3, 4, 5], BY_USES, 2, 2.0, 4)
+    assert one._reign._num_requests == judged
+    assert [one._reign.rate(rule) for rule in Rule] == rates
+    assert one.request([3, 4, 5], 0, BY_USES, 3, 3.0, 4).by_lru == 3
+    assert one.request([1, 2], 0, BY_USES, 4, 4.0, 4).by_lru == 1, (
+        "the last of a prompt leaves first"
+    )
