@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -115,6 +116,15 @@ static void free_released(struct worker *worker)
     }
 }
 
+/* A thread that wakes preempts another one, unless it is a batch thread. Lanes wake at each piece, and preempted each
+ * other and their peer for a few of them at a time: with two cores, three times as many switches, and a put of 128 MiB
+ * took 20.1 ms for 18.3, also beside busy neighbours 1.1 times as long. */
+static void wake_patiently(void)
+{
+    struct sched_param none = {0};
+    sched_setscheduler(0, SCHED_BATCH, &none); /* of this thread, on Linux */
+}
+
 /* A thread. */
 static void *work(void *argument)
 {
@@ -123,6 +133,7 @@ static void *work(void *argument)
     struct epoll_event events[EVENTS];
     pthread_setname_np(pthread_self(), "kvferry-lanes");
     setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICER); /* of this thread, on Linux */
+    wake_patiently();
     for (bool stopping = false; !stopping;) {
         int count = epoll_wait(worker->epoll, events, EVENTS, -1);
         pthread_mutex_lock(&lanes->lock);
