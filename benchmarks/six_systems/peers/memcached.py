@@ -8,7 +8,11 @@ import numpy as np
 
 from benchmarks.harness.commands import peer_folder
 from benchmarks.harness.runner import Skipped
-from benchmarks.remote_kv_cache.baseline.peers.memcached_work import MemcachedServer, connect
+from benchmarks.remote_kv_cache.baseline.peers.memcached_work import (
+    MemcachedServer,
+    connect,
+    text_of,
+)
 from benchmarks.six_systems.systems import Host, Share, Sizes
 from remote_server.values import MiB
 
@@ -32,7 +36,7 @@ class Memcached:
 
     def __init__(self, host: Host, share: Share) -> None:
         self._rows = share.rows
-        self._keys = share.block_keys()
+        self._keys = [*map(text_of, share.block_keys())]
         self._socket = connect(host.address)
         self._replies = self._socket.makefile("rb")
 
@@ -98,7 +102,7 @@ class PyMemcache:
         """Raises `Skipped` without the package."""
         library = peer_folder.package("pymemcache", "pymemcache")
         self._rows = share.rows
-        self._keys = [key.decode() for key in share.block_keys()]
+        self._keys = [text_of(key).decode() for key in share.block_keys()]
         self._client: Any = library.Client(host.address, no_delay=True, timeout=_PATIENCE_S)
 
     def clear(self) -> None:

@@ -37,6 +37,12 @@ _STORED = b"STORED\r\n"
 _END = b"\r\nEND\r\n"
 
 
+def text_of(key: bytes) -> bytes:
+    """memcached's name of one of our keys, in printable text of that length: its protocol ends a
+    key at a byte 0, which a cache group has."""
+    return key.replace(b"\0", b"-")
+
+
 def find() -> Program:
     """The program: on the PATH, beside this Python or among the peers. Raises `Skipped` when there
     is none."""
@@ -106,14 +112,14 @@ class ZeroCopyMemcached:
 
     def set_all(self, source: Pool) -> None:
         everything = self._work.everything
-        keys = [key_of(number) for number in everything.source]
+        keys = [text_of(key_of(number)) for number in everything.source]
         rows = [memoryview(source[number]) for number in everything.source]
         self._share(_Connection.set_rows, keys, rows)
         self.holds_all = True
 
     def get_all(self, target: Pool) -> None:
         everything = self._work.everything
-        keys = [key_of(number) for number in everything.source]
+        keys = [text_of(key_of(number)) for number in everything.source]
         rows = [memoryview(target[place]) for place in everything.target]
         self._share(_Connection.get_rows, keys, rows)
 
