@@ -108,7 +108,7 @@ class Runner:
 
     `total` is the amount of the whole run, in the unit of `measure`'s `weight`, such as bytes.
     With it the progress line estimates the rest of the run, without it the rest of this
-    measurement.
+    measurement. Progress is shown in one of `rounds_a_line` rounds.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Runner:
         clock: Callable[[], float] = time.perf_counter,
         total: float = 0.0,
         journal: Journal | None = None,
+        rounds_a_line: int = 1,
     ) -> None:
         self.trials = trials
         self.warm_ups = warm_ups
@@ -126,6 +127,7 @@ class Runner:
         self.num_failed = 0
         self.journal = Journal() if journal is None else journal
         self._kept = 0.0
+        self._rounds_a_line = rounds_a_line
         self._progress = progress if progress is not None else sys.stderr
         self._clock = clock
         self._shown = 0
@@ -152,12 +154,15 @@ class Runner:
             for number in range(rounds):
                 first = number % max(1, len(cases))
                 where = f"{title}: round {number + 1} of {rounds}"
-                self._log(where + self._left(began, number / rounds, weight))
+                is_shown = number % self._rounds_a_line == 0
+                if is_shown:
+                    self._log(where + self._left(began, number / rounds, weight))
                 for place, case in enumerate([*cases[first:], *cases[:first]]):
                     sample = samples[case.key]
                     if sample.skipped is None and sample.failed is None:
                         done = (number + place / len(cases)) / rounds
-                        self.show(f"{where}{self._left(began, done, weight)}: {case.key}")
+                        if is_shown:
+                            self.show(f"{where}{self._left(began, done, weight)}: {case.key}")
                         if not self._take_kept(title, case, sample, number):
                             self._trial(case, sample, warm_up=number < self.warm_ups)
                             self._keep(title, case, sample, number)

@@ -43,7 +43,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     base: str = ""
     transport: str = ""
     integrity: bool | None = None
-    """Only rows of these; empty and absent: of all."""
+    """Only rows and figures of this transport, only rows of this integrity; empty and absent: of
+    all."""
 
     figures: str = ""
     value: str = ""
@@ -105,7 +106,8 @@ def results(goal: Goal, record: Record) -> Iterator[Result]:
             yield Result(f"{one['name']} ({one['note']})", None, MET if one["passed"] else MISSED)
     elif goal.figures:
         for figure in record.figures:
-            if re.fullmatch(goal.figures, figure.name):
+            is_one = re.fullmatch(goal.figures, figure.name)
+            if is_one and goal.transport in ("", figure.transport):
                 yield from _of_figure(goal, figure, record)
     else:
         for row in record.rows:

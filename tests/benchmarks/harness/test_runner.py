@@ -83,6 +83,13 @@ def test_other_errors_pass():
         raise ZeroDivisionError
 
 
+def test_of_many_short_rounds_a_few_are_shown():
+    log = io.StringIO()
+    Runner(5, 0, log, rounds_a_line=2).measure("m", [Case("a", lambda: None)])
+    shown = [line.partition(",")[0] for line in log.getvalue().splitlines()]
+    assert shown == [f"m: round {number} of 5" for number in (1, 3, 5)]
+
+
 def progress(clock: Clock, total: float, weights: list[float]) -> list[str]:
     """The log of measurements of one case that takes 10 s, in two rounds each."""
     log = io.StringIO()

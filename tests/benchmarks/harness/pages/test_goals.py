@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.__main__ import main
@@ -98,6 +99,12 @@ def test_figures_are_judged_by_their_interval_where_they_have_one(
 ) -> None:
     record = Record("b", "c", figures=[Figure("a step", "us", values)])
     assert verdicts(FIGURE, record) == [verdict]
+
+
+def test_a_goal_of_one_transport_takes_the_figures_of_that_one() -> None:
+    figures = [Figure("a step", "us", {"p99": p99}, at) for at, p99 in (("tcp", 9.0), ("shm", 1.0))]
+    only_shm = msgspec.structs.replace(FIGURE, transport="shm")
+    assert verdicts(only_shm, Record("b", "c", figures=figures)) == [MET]
 
 
 def test_an_interval_without_its_rounds_has_those_of_its_row() -> None:
