@@ -21,7 +21,7 @@ from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache.baseline.disk import saturation, tiers
 from benchmarks.remote_kv_cache.baseline.latency import fairness, lookups, small_operations
 from benchmarks.remote_kv_cache.baseline.links import lane_scaling, link_cases
-from benchmarks.remote_kv_cache.baseline.peers import memcached_work, redis_work
+from benchmarks.remote_kv_cache.baseline.peers import versions
 from benchmarks.remote_kv_cache.baseline.server import (
     encryption,
     fleet_cases,
@@ -106,14 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     left_out = _leave_out(arguments, server)
     if left_out:
         record.parameters["not measured"] = left_out
-    try:
-        record.versions["redis-server"] = redis_work.version()
-    except Skipped as reason:
-        record.parameters["redis-server"] = str(reason)
-    try:
-        record.versions["memcached"] = peer_folder.version(memcached_work.find())
-    except Skipped as reason:
-        record.parameters["memcached"] = str(reason)
+    versions.note(record)
     parts = len({"models", "one-batch"}.intersection(arguments.only))
     total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:

@@ -100,7 +100,7 @@ class ZeroCopyMemcached:
     """All blocks of a work, dealt to the connections in turn."""
 
     def __init__(self, address: tuple[str, int] | str, work: Work) -> None:
-        self._connections = [_Connection(address) for _ in range(NUM_CONNECTIONS)]
+        self._connections = [Connection(address) for _ in range(NUM_CONNECTIONS)]
         self._threads = ThreadPoolExecutor(NUM_CONNECTIONS)
         self._work = work
         self.holds_all = False
@@ -114,14 +114,14 @@ class ZeroCopyMemcached:
         everything = self._work.everything
         keys = [text_of(key_of(number)) for number in everything.source]
         rows = [memoryview(source[number]) for number in everything.source]
-        self._share(_Connection.set_rows, keys, rows)
+        self._share(Connection.set_rows, keys, rows)
         self.holds_all = True
 
     def get_all(self, target: Pool) -> None:
         everything = self._work.everything
         keys = [text_of(key_of(number)) for number in everything.source]
         rows = [memoryview(target[place]) for place in everything.target]
-        self._share(_Connection.get_rows, keys, rows)
+        self._share(Connection.get_rows, keys, rows)
 
     def verify_kept(self, source: Pool, target: Pool) -> None:
         """All blocks are there, with their bytes. Raises `WrongBytes`."""
@@ -136,7 +136,7 @@ class ZeroCopyMemcached:
 
     def _share(
         self,
-        run: "Callable[[_Connection, Sequence[bytes], Sequence[memoryview]], None]",
+        run: "Callable[[Connection, Sequence[bytes], Sequence[memoryview]], None]",
         keys: Sequence[bytes],
         rows: Sequence[memoryview],
     ) -> None:
@@ -150,9 +150,9 @@ class ZeroCopyMemcached:
             one.result()
 
 
-class _Connection:
-    """The text protocol, pipelined. The length of each reply is known, so that no byte of it is
-    read ahead."""
+class Connection:
+    """One connection: the text protocol, pipelined. The length of each reply is known, so that no
+    byte of it is read ahead."""
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         self._socket = connect(address)
@@ -176,6 +176,10 @@ class _Connection:
             self._receive(head, row)
             if waiting:
                 self._socket.sendall(waiting.popleft())
+
+    def delete(self, key: bytes) -> None:
+        self._socket.sendall(b"delete %b\r\n" % key)
+        self._expect(b"DELETED\r\n")
 
     def flush(self) -> None:
         self._socket.sendall(b"flush_all\r\n")

@@ -32,11 +32,6 @@ def find() -> Program:
     return peer_folder.program("redis", "redis-server")
 
 
-def version() -> str:
-    """The version, as `7.0.15`; raises `Skipped` without Redis."""
-    return peer_folder.version(find())
-
-
 def redis_py() -> ModuleType:
     """The `redis` package; raises `Skipped` when it is not installed."""
     module: ModuleType = peer_folder.package("redis-py", "redis")

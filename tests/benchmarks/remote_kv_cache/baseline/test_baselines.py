@@ -183,7 +183,7 @@ class OneReply:
 def test_a_block_from_memcached_lands_between_its_texts_in_however_many_pieces():
     row = bytearray(5)
     there = OneReply(b"VALUE k 0 5\r\nabcde\r\nEND\r\n")
-    connection = memcached_work._Connection(there.address)
+    connection = memcached_work.Connection(there.address)
     connection.get_rows([b"k"], [memoryview(row)])
     assert row == b"abcde"
     connection.close()
@@ -191,7 +191,7 @@ def test_a_block_from_memcached_lands_between_its_texts_in_however_many_pieces()
 
 def test_a_memcached_that_has_not_the_block_is_an_error():
     there = OneReply(b"END\r\n" + b"VALUE k 0 5\r\n" + bytes(20))
-    connection = memcached_work._Connection(there.address)
+    connection = memcached_work.Connection(there.address)
     with pytest.raises(OSError, match="in place of b'VALUE k 0 5"):
         connection.get_rows([b"k"], [memoryview(bytearray(5))])
     connection.close()
