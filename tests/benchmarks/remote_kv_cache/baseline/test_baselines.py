@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.commands import peer_folder
-from benchmarks.harness.runner import Runner
+from benchmarks.harness.runner import Runner, Sample
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
+from benchmarks.remote_kv_cache.baseline import test_first_block as first_block
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
 from benchmarks.remote_kv_cache.baseline.disk import saturation
-from benchmarks.remote_kv_cache.baseline.latency import fairness
+from benchmarks.remote_kv_cache.baseline.latency import fairness, in_rounds, one_block, whole_way
 from benchmarks.remote_kv_cache.baseline.links import link_cases
 from benchmarks.remote_kv_cache.baseline.peers import memcached_work
 from benchmarks.remote_kv_cache.baseline.server import fleet_cases, server_cases
+from benchmarks.remote_kv_cache.work import blocks
+from benchmarks.remote_kv_cache.work.results import Variant
 from benchmarks.remote_kv_cache.work.target import Target
 from remote_server.client.lanes.opening import why_slow
 
@@ -66,6 +69,92 @@ def test_zmq(tmp_path: Path):
             assert rows[operation, transport, None]["seconds"]
     assert rows["raw sockets, two connections", "tcp", None]["ratio_to_memcpy"] > 0
     assert rows["recv_into", "tcp", None]["wall"] == "raw sockets, two connections, tcp"
+
+
+def test_the_first_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(first_block, "NUM_BLOCKS", 4)
+    arguments = ["--sizes", "64KiB", "--repeats", "5", "--trials", "2", "--warm-ups", "1",
+                 "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]  # fmt: skip
+    assert first_block.main(arguments) == 0
+    record = json.loads((tmp_path / "a.json").read_text())
+    rows = {(row["operation"], row["transport"]): row for row in record["rows"]}
+    figures = {(one["name"], one["transport"]): one["values"] for one in record["figures"]}
+    assert all("failed" not in row for row in rows.values()), rows
+    for floor in one_block.ECHO, one_block.RAW, one_block.COPY:
+        assert rows[floor.operation, floor.transport]["seconds"]
+    compared = "skipped" not in rows["memcached get", "tcp"]
+    assert ("memcached" in record["versions"]) == compared
+    for transport in ("shm", "tcp", "zmq"):
+        for operation in ("put", "get"):
+            assert len(rows[operation, transport]["values"]) == 2, "a value a round"
+            values = figures[f"64.0 KiB: {operation}", transport]
+            assert values["median"] <= values["p99"]
+            assert ("times memcached" in values) == compared
+        lookup, first, everything = (
+            figures[f"64.0 KiB: prompt, first block apart: {part}", transport]["median"]
+            for part in ("lookup", "first block", "all blocks")
+        )
+        assert 0 < lookup <= first <= everything
+    for peer in ("memcached set", "memcached get", "redis SET", "redis GET"):
+        for transport in ("tcp", "unix"):
+            assert rows[peer, transport]["seconds"] or rows[peer, transport]["skipped"]
+    assert "a prompt of 4 blocks" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+class Forgetful:
+    """A store that returns other bytes than it was given."""
+
+    def __init__(self) -> None:
+        self.removed: list[bytes] = []
+
+    def put(self, key: bytes, row: memoryview) -> None: ...
+
+    def get(self, key: bytes, row: memoryview) -> None:
+        row[:] = bytes(len(row))
+
+    def remove(self, key: bytes) -> None:
+        self.removed.append(key)
+
+
+def test_a_store_that_returns_other_bytes_has_no_time():
+    pools = blocks.allocate(4, 64), blocks.allocate(4, 64)
+    blocks.fill(pools[0])
+    cases = one_block.Cases([], [], [])
+    store = Forgetful()
+    cases.add((Variant("put"), Variant("get")), store, store, one_block.Turns(*pools))
+    samples = Runner(1, 0).measure("m", cases.all)
+    assert all("arrived with other bytes" in (one.failed or "") for one in samples.values())
+
+
+def test_every_put_has_a_new_key_and_no_two_cases_in_turn_have_the_same_block():
+    turns = one_block.Turns(blocks.allocate(64, 64), blocks.allocate(64, 64))
+    first, second = turns.of_another(), turns.of_another()
+    keys = []
+    for _ in range(200):
+        first.begin()
+        second.begin()
+        keys.append(first.new_key)
+        assert first.kept_key != second.kept_key
+    assert len({*keys}) == 200
+
+
+def test_a_value_of_a_round_is_the_median_of_its_operations():
+    rounds = in_rounds.folded(Sample([3.0, 1.0, 2.0, 9.0, 8.0, 7.0, 5.0], [4.0, 4.0, 6.0]), 3)
+    assert rounds.values == [2.0, 8.0], "the last one was interrupted"
+    assert rounds.warm_ups == [4.0]
+    assert in_rounds.folded(Sample([5.0, 4.0]), 3).values == [4.0]
+
+
+def test_the_prompts_times_are_those_of_complete_trials():
+    way = whole_way.WholeWay(None, *[blocks.allocate(1, 64)] * 2, apart=False)  # type: ignore[arg-type]
+    way.trials += [whole_way.Times(n, n + 1, n + 2) for n in range(4)]
+    key = Variant("one get", "tcp", True)
+    samples = whole_way.samples_of({key: Sample([0.0, 0.0], [0.0])}, {key: way})
+    first = samples[key._replace(operation="prompt, one get: first block")]
+    assert (first.warm_ups, first.values) == ([1.0], [2.0, 3.0])
 
 
 @pytest.mark.whole
