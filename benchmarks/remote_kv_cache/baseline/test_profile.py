@@ -3,8 +3,8 @@
     python -m benchmarks.remote_kv_cache.baseline.test_profile
 
 The same bytes in blocks of five sizes, put and got over both transports, with integrity and
-without; beside the time, the CPU time of each thread on both sides. All values are per MiB, so that
-sizes compare with each other and with the plain copy.
+without, and beside them by the engine of lanes alone; beside the time, the CPU time of each thread
+on both sides. Values are per MiB, so that sizes compare with each other and with the plain copy.
 """
 
 import argparse
@@ -15,14 +15,38 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.harness import machine, options, plot, table, titles
+from benchmarks.harness import machine, options, plot, titles
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.remote_kv_cache.baseline.server.server_cases import SET, STREAM_GET
+from benchmarks.remote_kv_cache.baseline.server.server_cases import (
+    LANES_GET_WALL,
+    LANES_PUT_WALL,
+    SET,
+    STREAM_GET,
+)
+from benchmarks.remote_kv_cache.baseline.sockets.bare_lanes import BareLanes, LaneSender
+from benchmarks.remote_kv_cache.baseline.threads import profile_table
 from benchmarks.remote_kv_cache.baseline.threads.hasher import Hasher
-from benchmarks.remote_kv_cache.baseline.threads.thread_times import WHO, ThreadTimes
+from benchmarks.remote_kv_cache.baseline.threads.profile_table import (
+    BESIDE,
+    BLOCK_TIME,
+    COPY,
+    COPY_AND_HASH,
+    CPU,
+    IDLE,
+    SET_LOOKED_UP,
+    TIME,
+    size_of,
+)
+from benchmarks.remote_kv_cache.baseline.threads.thread_times import (
+    PREEMPTED,
+    SLEPT,
+    WHO,
+    Spent,
+    ThreadTimes,
+)
 from benchmarks.remote_kv_cache.work import blocks
-from benchmarks.remote_kv_cache.work.blocks import SharedPool, Work
+from benchmarks.remote_kv_cache.work.blocks import Work
 from benchmarks.remote_kv_cache.work.ferry_client import (
     TRANSPORTS,
     FerryWork,
@@ -31,20 +55,16 @@ from benchmarks.remote_kv_cache.work.ferry_client import (
 )
 from benchmarks.remote_kv_cache.work.models import Model
 from remote_server.allocator import keep_freed_memory
-from remote_server.values import MiB, format_bytes
+from remote_server.client.lanes.opening import why_slow
+from remote_server.values import KiB, MiB, format_bytes
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_profile"
 
-SIZES = (64 << 10, 512 << 10, MiB, 2 * MiB, 4 * MiB)
-COPY = "plain copy"
-COPY_AND_HASH = "copy and hash"
-BESIDE = "copy and hash, while another process hashes"
-"""The bound of a checked put over shared memory: the server handles one message while the client
-hashes the next."""
-TIME = "time"
+SIZES = (16 * KiB, 64 * KiB, 576 * KiB, 2 * MiB, 4 * MiB)
+"""The first two are those of many models: a part of the layers, or one latent vector a token."""
 
 _BATCH_BYTES = 16 * MiB  # two outstanding, at every size of block
-_TOKENS_BYTES = 16 * 8 * 128 * 2 * 2  # a layer's part of a block of 16 tokens, 8 heads of 128
+_TOKENS_BYTES = 16 * 2 * 128 * 2 * 2  # a layer's part of a block of 16 tokens, 2 heads of 128
 
 
 class Way(NamedTuple):
@@ -60,92 +80,156 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = options.parser(MODULE, "where the time of a transfer goes")
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="SIZES",
-                        help="sizes of blocks (default: 64KiB,512KiB,1MiB,2MiB,4MiB)")  # fmt: skip
+                        help="sizes of blocks (default: 16KiB,64KiB,576KiB,2MiB,4MiB)")  # fmt: skip
     parser.add_argument("--total", type=options.size, default=256 * MiB, metavar="SIZE",
                         help="bytes moved by each trial (default: 256MiB)")  # fmt: skip
+    parser.add_argument("--transport", type=options.names(TRANSPORTS), default=[*TRANSPORTS],
+                        metavar="NAMES", help="of puts and gets (default: tcp,shm)")  # fmt: skip
     arguments = parser.parse_args(argv)
     keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     total = float(arguments.total * len(arguments.sizes))
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         for block_bytes in arguments.sizes:
-            measure(runner, record, work_of(block_bytes, arguments.total), arguments.memory)
+            work = work_of(block_bytes, arguments.total)
+            measure(runner, record, work, arguments.memory, arguments.transport)
             if runner.interrupted:
                 break
     options.write(record, runner, arguments, chart)
-    show(record)
+    print(profile_table.render(record))
     return options.finish(record, runner)
 
 
 def work_of(block_bytes: int, total: int) -> Work:
     """`total` bytes, or at least one batch, in blocks of `block_bytes`."""
-    model = Model(f"blocks of {format_bytes(block_bytes)}", block_bytes // _TOKENS_BYTES, 8, 128)
+    model = Model(f"blocks of {format_bytes(block_bytes)}", block_bytes // _TOKENS_BYTES, 2, 128)
     per_batch = max(1, _BATCH_BYTES // block_bytes)
     return blocks.plan(model, max(1, total // (per_batch * block_bytes)), per_batch)
 
 
-def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
+def measure(
+    runner: Runner, record: Record, work: Work, memory: int | None, transports: Sequence[str]
+) -> None:
     """Measure all ways at one size, interleaved, as figures of `record`."""
     name = work.model.name
     try:
-        machine.skip_unless_fits(work.num_bytes * 4, memory)
+        machine.skip_unless_fits(work.num_bytes * 5, memory)
     except Skipped as reason:
         record.parameters[name] = f"skipped: {reason}"
         return
     with ExitStack() as stack:
-        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
-        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
-        times: dict[Way, ThreadTimes] = {}
-
-        def timed(
-            way: Way, run: Callable[[], object], prepare: Callable[[], object],
-            verify: Callable[[], object],
-        ) -> Case:  # fmt: skip
-            times[way] = ThreadTimes(server.pid)
-            return Case(way, partial(times[way].around, run), prepare, verify)
-
-        came = partial(blocks.verify, source.pool, target.pool, work.everything)
-        poison = partial(blocks.poison, target.pool)
-        copy = partial(blocks.copy_naive, source.pool, target.pool, work)
-        copy_and_hash = partial(blocks.copy_checked, source.pool, target.pool, work)
-        hasher = stack.enter_context(Hasher(work.num_bytes))
-        cases = [
-            timed(Way(COPY), copy, poison, came),
-            timed(Way(COPY_AND_HASH), copy_and_hash, poison, came),
-            timed(Way(BESIDE), partial(hasher.beside, copy_and_hash), poison, came),
-        ]
-        for transport in TRANSPORTS:
+        ways = _Ways(stack, work)
+        cases = ways.copies()
+        if "tcp" in transports:
+            if slow := why_slow():
+                record.parameters["lanes alone"] = f"skipped: {slow}"
+            else:
+                cases += ways.lanes_alone()
+        for transport in transports:
             for integrity in (True, False):
-                client = connect(server.endpoint, name, work.block_bytes, transport=transport,
-                                 integrity=integrity, rows=(source, target))  # fmt: skip
-                stack.callback(client.close)
-                ferry = FerryWork(client, name, work)
-                cases += [
-                    timed(
-                        Way(SET, transport, integrity),
-                        partial(ferry.put, source.pool, deferred=False), ferry.clear,
-                        partial(ferry.verify_kept, source.pool, target.pool),
-                    ),
-                    timed(
-                        Way(STREAM_GET, transport, integrity), partial(ferry.get, target.pool),
-                        partial(_be_present, ferry, source, target), came,
-                    ),
-                ]  # fmt: skip
+                cases += ways.of_client(transport, integrity=integrity)
         samples = runner.measure(name, cases, float(work.num_bytes))
-        num_mib = work.num_bytes / MiB
-        for way, spent in times.items():
-            sample = samples[way]
-            if sample.measured:
-                values = {TIME: median(sample.values) * 1e6 / num_mib}
-                for who in WHO:
-                    trials = spent.trials[-len(sample.values) :]
-                    values[who] = median(trial[who] for trial in trials) / 1e3 / num_mib
+        cores = record.machine["cores"]
+        for way, times in ways.times.items():
+            if samples[way].measured:
+                values = _values(samples[way].timed(times.trials), work, cores)
                 record.figures.append(Figure(_title(name, way), "µs/MiB", values, way.transport))
 
 
-def _be_present(ferry: FerryWork, source: SharedPool, target: SharedPool) -> None:
-    ferry.make_present(source.pool)
-    blocks.poison(target.pool)
+class _Ways:
+    """The cases of one size of block. Owns its server and clients until `stack` ends."""
+
+    def __init__(self, stack: ExitStack, work: Work) -> None:
+        self._stack, self._work = stack, work
+        self._source, self._target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
+        self._server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
+        self._came = partial(
+            blocks.verify, self._source.pool, self._target.pool, work.everything
+        )  # fmt: skip
+        self._poison = partial(blocks.poison, self._target.pool)
+        self.times: dict[Way, ThreadTimes] = {}
+
+    def copies(self) -> list[Case]:
+        source, target, work = self._source.pool, self._target.pool, self._work
+        copy_and_hash = partial(blocks.copy_checked, source, target, work)
+        hasher = self._stack.enter_context(Hasher(work.num_bytes))
+        runs = {
+            COPY: partial(blocks.copy_naive, source, target, work),
+            COPY_AND_HASH: copy_and_hash,
+            BESIDE: partial(hasher.beside, copy_and_hash),
+        }
+        times = partial(ThreadTimes, self._server.pid)
+        return [
+            self._timed(Way(name), times(), run, self._poison, self._came)
+            for name, run in runs.items()
+        ]
+
+    def lanes_alone(self) -> list[Case]:
+        """The client of a put is the sender, that of a get the receiver."""
+        work = self._work
+        sender = self._stack.enter_context(LaneSender(work.num_blocks, work.block_bytes))
+        lanes = self._stack.enter_context(BareLanes(sender.port, self._target.pool, work))
+        return [
+            self._timed(
+                Way(wall.operation, "tcp"), ThreadTimes(sender.pid, is_client=both),
+                partial(lanes.receive, sender_hashes=both), self._poison, self._came,
+            )
+            for wall, both in ((LANES_PUT_WALL, True), (LANES_GET_WALL, False))
+        ]  # fmt: skip
+
+    def of_client(self, transport: str, *, integrity: bool) -> list[Case]:
+        """Puts of keys that no request has looked up, puts of others, and gets."""
+        source, target, work = self._source, self._target, self._work
+        client = connect(
+            self._server.endpoint, work.model.name, work.block_bytes,
+            transport=transport, integrity=integrity, rows=(source, target),
+        )  # fmt: skip
+        self._stack.callback(client.close)
+        ferry = FerryWork(client, work.model.name, work)
+
+        def look_up_before() -> None:
+            ferry.clear()
+            if found := ferry.num_readable():
+                raise AssertionError(f"{found} blocks readable after a clear")
+
+        def be_present() -> None:
+            ferry.make_present(source.pool)
+            self._poison()
+
+        put = partial(ferry.put, source.pool, deferred=False)
+        kept = partial(ferry.verify_kept, source.pool, target.pool)
+        get = partial(ferry.get, target.pool)
+        runs: dict[str, tuple[Callable[[], object], Callable[[], object], Callable[[], object]]] = {
+            SET: (put, ferry.clear, kept),
+            SET_LOOKED_UP: (put, look_up_before, kept),
+            STREAM_GET: (get, be_present, self._came),
+        }
+        return [
+            self._timed(Way(name, transport, integrity), ThreadTimes(self._server.pid), *steps)
+            for name, steps in runs.items()
+        ]
+
+    def _timed(
+        self, way: Way, times: ThreadTimes, run: Callable[[], object],
+        prepare: Callable[[], object], verify: Callable[[], object],
+    ) -> Case:  # fmt: skip
+        self.times[way] = times
+        return Case(way, partial(times.around, run), prepare, verify)
+
+
+def _values(trials: Sequence[Spent], work: Work, cores: int) -> dict[str, float]:
+    """Medians of the trials, per MiB; `BLOCK_TIME` is per block."""
+    num_mib = work.num_bytes / MiB
+    values = {TIME: median(trial.time_ns for trial in trials) / 1e3 / num_mib}
+    values[BLOCK_TIME] = values[TIME] * work.block_bytes / MiB
+    for who in WHO:
+        values[who] = median(trial.ran[who] for trial in trials) / 1e3 / num_mib
+    values[CPU] = median(trial.cpu_ns for trial in trials) / 1e3 / num_mib
+    idle = median(cores * trial.time_ns - trial.cpu_ns for trial in trials)
+    values[IDLE] = idle / 1e3 / num_mib
+    for name in (SLEPT, PREEMPTED):
+        values[name] = median(trial.switches[name] for trial in trials) / num_mib
+    return values
 
 
 def _title(name: str, way: Way) -> str:
@@ -153,24 +237,9 @@ def _title(name: str, way: Way) -> str:
     return f"{name}: {way.operation}{checked}"
 
 
-def show(record: Record) -> None:
-    """Print one line a way: the time and each thread's CPU time, in microseconds per MiB."""
-    lines: list[list[table.Cell]] = []
-    copies = {_size_of(figure): figure for figure in record.figures if _is_copy(figure)}
-    for figure in record.figures:
-        size, _, way = figure.name.partition(": ")
-        copied = copies[size].values[TIME]
-        lines.append([
-            size, way, figure.transport, figure.values[TIME], figure.values[TIME] / copied,
-            *(figure.values[who] for who in WHO),
-        ])  # fmt: skip
-    print("microseconds per MiB: the time, and what each thread ran in it; medians")
-    print(table.render(["", "", "transport", TIME, "to copy", *WHO], lines))
-
-
 def chart(record: Record) -> plot.Chart:
     """Times relative to the plain copy, by size."""
-    sizes = list(dict.fromkeys(map(_size_of, record.figures)))
+    sizes = list(dict.fromkeys(map(size_of, record.figures)))
     ways = dict.fromkeys((figure.name.partition(": ")[2], figure.transport)
                          for figure in record.figures if not _is_copy(figure))  # fmt: skip
     found = {(figure.name, figure.transport): figure.values[TIME] for figure in record.figures}
@@ -192,10 +261,6 @@ def _ratio(time: float | None, copied: float | None) -> float | None:
 
 def _is_copy(figure: Figure) -> bool:
     return figure.name.endswith(f": {COPY}")
-
-
-def _size_of(figure: Figure) -> str:
-    return figure.name.partition(": ")[0]
 
 
 def _sizes(text: str) -> list[int]:

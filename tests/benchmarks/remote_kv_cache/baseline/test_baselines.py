@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import re
 import shutil
 import socket
 import threading
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import machine
 from benchmarks.harness.commands import peer_folder
+from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Sample
+from benchmarks.harness.table import digits
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_first_block as first_block
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
@@ -24,6 +28,7 @@ from benchmarks.remote_kv_cache.baseline.latency import fairness, in_rounds, one
 from benchmarks.remote_kv_cache.baseline.links import link_cases
 from benchmarks.remote_kv_cache.baseline.peers import memcached_work
 from benchmarks.remote_kv_cache.baseline.server import fleet_cases, server_cases
+from benchmarks.remote_kv_cache.baseline.threads import profile_table
 from benchmarks.remote_kv_cache.work import blocks
 from benchmarks.remote_kv_cache.work.results import Variant
 from benchmarks.remote_kv_cache.work.target import Target
@@ -292,13 +297,39 @@ def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert profile.main(arguments) == 0
     assert "<svg" in (tmp_path / "a.svg").read_text()
     figures = json.loads((tmp_path / "a.json").read_text())["figures"]
-    # Three copies, and a put and a get over each transport, checked and unchecked.
-    assert len(figures) == 3 + 2 * 2 * 2
-    assert "64.0 KiB" in capsys.readouterr().out
+    # Three copies, lanes alone, and two puts and a get over each transport, checked and unchecked.
+    num_alone = 0 if why_slow() else 2
+    assert len(figures) == 3 + num_alone + 3 * 2 * 2
+    printed = capsys.readouterr().out
+    assert "64.0 KiB" in printed
+    assert max(map(len, printed.splitlines())) <= 200
     for figure in figures:
         ran = figure["values"]
         assert ran["time"] > 0
+        assert ran["time of a block"] == pytest.approx(ran["time"] / 16, rel=1e-4)
+        all_cores = ran["time"] * machine.describe()["cores"]
+        assert ran["CPU of both sides"] + ran["cores idle"] == pytest.approx(all_cores, rel=1e-4)
+        if "both sides hash" in figure["name"]:
+            assert ran["client's movers"] > 0 and ran["server's movers"] > 0
+            assert ran["server"] > 0 and ran["caller"] == 0, "this process receives, as a server"
         if "stream_get" in figure["name"]:
             assert ran["client"] > 0 and ran["server"] > 0
         if figure["transport"] == "":
             assert ran["caller"] > 0
+
+
+def test_the_profile_of_one_transport_compares_with_lanes_alone(tmp_path: Path):
+    file = tmp_path / "a.json"
+    arguments = ["--sizes", "16KiB", "--total", "64KiB", "--trials", "1", "--warm-ups", "0"]
+    assert profile.main([*arguments, "--transport", "tcp", "--json", str(file)]) == 0
+    record = Record.read(file)
+    assert {figure.transport for figure in record.figures} == {"", "tcp"}
+    lines = {
+        cells[1]: cells
+        for cells in (re.split(" {2,}", line) for line in profile_table.render(record).splitlines())
+        if cells[0] == "16.0 KiB"
+    }
+    times = {figure.name.partition(": ")[2]: figure.values for figure in record.figures}
+    alone = times.get("lanes alone, one side hashes")
+    compared = digits(times["stream_get, checked"]["time"] / alone["time"]) if alone else "-"
+    assert lines["get"][6] == compared, lines["get"]
