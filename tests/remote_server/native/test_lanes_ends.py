@@ -6,6 +6,7 @@ import os
 import socket
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from lane_helpers import FRAME_BYTES, Blocks, connected, header, random_blocks, reap, reaped
@@ -15,6 +16,8 @@ from mover_helpers import is_readable, num_threads, num_threads_at_rest, until
 from remote_server.errors import LaneBroken, MoverClosed
 from remote_server.native import make_lanes
 from remote_server.native.lanes import NativeLanes
+from remote_server.native.library import Library
+from remote_server.native.mover import library_or_reason
 
 pytestmark = pytest.mark.real_time
 
@@ -302,3 +305,38 @@ def test_a_thread_of_lanes_lets_the_loops_run_first():
         lanes.open(near)
         until(lambda: {*nice_of_threads("kvferry-lanes")} == {min(19, os.nice(0) + 2)})
     assert os.getpriority(os.PRIO_PROCESS, 0) == os.nice(0), "this thread stays as it was"
+
+
+def policies_of_threads(name: str) -> list[int]:
+    """Of the threads of this process that have this name."""
+    tasks = Path("/proc/self/task").iterdir()
+    named = [task for task in tasks if (task / "comm").read_text() == f"{name}\n"]
+    return [os.sched_getscheduler(int(task.name)) for task in named]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "of_lanes"),
+    [(os.SCHED_OTHER, os.SCHED_BATCH), (os.SCHED_IDLE, os.SCHED_IDLE)],
+)
+def test_a_thread_of_lanes_keeps_a_policy_that_was_chosen(chosen: int, of_lanes: int) -> None:
+    """With none it is a batch thread."""
+    if not isinstance(library_or_reason(), Library):
+        pytest.skip("the threads of the reference are no batch threads")
+    seen: list[int] = []
+
+    def begin_lanes() -> None:
+        os.sched_setscheduler(0, chosen, os.sched_param(0))  # of this thread, on Linux
+        lanes = make_lanes(1)
+        near, far = connected()
+        with closing(lanes), far:
+            near_lane = lanes.open(near)
+            blocks = Blocks([1])
+            lanes.submit(near_lane, blocks.receive())
+            far.sendall(frame(7, 0, b"x", 0))
+            reaped(lanes, 1)  # so its thread is at work
+            seen.extend(policies_of_threads("kvferry-lanes"))
+
+    thread = Thread(target=begin_lanes)
+    thread.start()
+    thread.join()
+    assert seen == [of_lanes]
