@@ -17,14 +17,16 @@ from remote_server.errors import KVFerryError
 from remote_server.native import LaneJob, LaneKind
 from remote_server.native.job import address_of
 from remote_server.protocol import Put
+from remote_server.values import KiB, MiB
 
 # Messages. With two on each of two lanes, one moves while the reply to another comes and the next
 # one is sent: 1 ms, a fifth of the time of 16 MiB.
 _UNDER_WAY = 4
 
-# Blocks. A server counts a KiB for each and 16 for each message, and refuses more than 64 MiB of a
-# connection.
-_MOST_BLOCKS = 48 << 10
+# What a server counts for each message and each block until they have come. It refuses more than
+# 64 MiB of a connection.
+_MESSAGE_BYTES, _BLOCK_BYTES = 16 * KiB, KiB
+_MOST_COUNTED = 56 * MiB
 
 
 class LanePuts(PutChannel):
@@ -41,6 +43,8 @@ class LanePuts(PutChannel):
         self._link = link
         self._lanes: dict[int, Lane] = {}
         """Of the batches in flight."""
+        self._counted = 0
+        """What a server counts for them."""
         self._sending: dict[LaneJob, tuple[PutTransfer, Lane]] = {}
         link.users.append(self)
 
@@ -56,8 +60,7 @@ class LanePuts(PutChannel):
         return most_bytes, most_bytes
 
     def _has_room(self, batch: PutBatch) -> bool:
-        num_blocks = sum(len(other.part) for other in self._batches.values())
-        return num_blocks + len(batch.part) <= _MOST_BLOCKS and super()._has_room(batch)
+        return self._counted + _count(batch) <= _MOST_COUNTED and super()._has_room(batch)
 
     @property
     def needs_connection(self) -> bool:
@@ -92,6 +95,7 @@ class LanePuts(PutChannel):
             seeds=seeds, keep=views,
         )  # fmt: skip
         self._lanes[message.request_id] = lane
+        self._counted += _count(batch)
         if self._link.submit(lane, job, self):
             self._sending[job] = transfer, lane
             lane.out_bytes += job.num_bytes
@@ -116,6 +120,7 @@ class LanePuts(PutChannel):
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
         del self._lanes[request_id]
+        self._counted -= _count(self._batches[request_id])
         super()._forget(request_id, answered=answered)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
@@ -164,6 +169,11 @@ class LanePuts(PutChannel):
     def check(self) -> None:
         super().check()
         assert self._lanes.keys() == self._batches.keys(), "a batch without a lane"
+        assert self._counted == sum(map(_count, self._batches.values())), "what a server counts"
         for lane in {lane for _, lane in self._sending.values()}:
             own = sum(job.num_bytes for job, (_, one) in self._sending.items() if one is lane)
             assert lane.out_bytes == own, "bytes to send"
+
+
+def _count(batch: PutBatch) -> int:
+    return _MESSAGE_BYTES + _BLOCK_BYTES * len(batch.part)

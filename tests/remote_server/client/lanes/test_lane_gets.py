@@ -115,6 +115,21 @@ def test_puts_not_answered_are_bounded_as_a_server_counts_them(far, make_client)
     assert 32 * MiB < sum(asked) * KiB + 16 * KiB * len(asked) <= 64 * MiB
 
 
+def test_puts_of_one_block_not_answered_are_bounded_as_a_server_counts_them(far, make_client):
+    """Each is a message, which counts more than its block does."""
+    client = make_client(far.endpoint, block_bytes=64)
+    wait_for_lanes(client)
+    far.silence(Put)
+    (row,) = empty_rows(1, 64)
+    number = 4096
+    for each in range(number):
+        client.put(NAMESPACE, [key(each)], [row], timeout_s=60)
+    (puts,) = [one for one in client._loop.channels if hasattr(one, "_sending")]
+    eventually(lambda: puts.num_waiting == number and not puts.blocked)
+    turn(client)
+    assert 32 * MiB < len(puts._batches) * 17 * KiB <= 64 * MiB
+
+
 @pytest.mark.parametrize(("own", "of_server", "under_way"), [(8, 4, 4), (4, 8, 4), (8, 8, 8)])
 def test_a_window_over_lanes_is_the_smaller_one_of_client_and_server(
     far, make_client, own, of_server, under_way
