@@ -32,9 +32,10 @@ class LaneTransport(Transport):
 
     @property
     def window_bytes(self) -> int:
-        """What one client should have under way at most: as much as the puts of all clients have
-        room for, and as may be pinned for the gets of one."""
-        return min(self._room.most, self._gets.in_flight.per_client)
+        """What one client should have under way at most: half of what the puts of all clients have
+        room for, so that those of one that is slow leave room, and what may be pinned for the gets
+        of one."""
+        return min(self._room.most // 2, self._gets.in_flight.per_client)
 
     def takes(self, request: protocol.Put | protocol.Get) -> bool:
         return bool(request.lane)

@@ -241,9 +241,9 @@ def test_a_server_without_lanes_offers_none_and_refuses_them(start_lanes, contex
 
 @pytest.mark.parametrize(
     ("memory", "max_inflight", "window"),
-    [(64 * MiB, 0, 8 * MiB), (256 * MiB, 0, 32 * MiB), (256 * MiB, 4 * MiB, 4 * MiB)],
+    [(64 * MiB, 0, 4 * MiB), (256 * MiB, 0, 16 * MiB), (256 * MiB, 4 * MiB, 4 * MiB)],
 )
-def test_a_welcome_offers_what_puts_have_room_for_and_gets_may_have(
+def test_a_welcome_offers_half_of_what_puts_have_room_for_and_gets_may_have(
     start_lanes, context, memory, max_inflight, window
 ):
     server = start_lanes(memory=memory, max_inflight=max_inflight, populate=False)
