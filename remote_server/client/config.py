@@ -62,9 +62,9 @@ class ClientConfig:
 
     lane_window_bytes: int = 128 * MiB
     """Limit over lanes of bytes requested and not received, and again of bytes offered and not
-    acknowledged. A server with little memory has a lower one. A message costs as much as moving a
-    MiB. It covers a third of this, a quarter for puts, or less so that a short transfer uses all
-    lanes."""
+    acknowledged. A server with little memory or `max_inflight` has a lower one. A message costs as
+    much as moving a MiB. It covers a third of this, a quarter for puts, or less so that a short
+    transfer uses all lanes."""
 
     max_control_in_flight: int = 64
     """Small requests in flight at once; further ones wait here, with their deadlines running."""

@@ -17,16 +17,16 @@ from remote_server.errors import KVFerryError
 from remote_server.native import LaneJob, LaneKind
 from remote_server.native.job import address_of
 from remote_server.protocol import Put
-from remote_server.values import KiB, MiB
 
 # Messages. With two on each of two lanes, one moves while the reply to another comes and the next
 # one is sent: 1 ms, a fifth of the time of 16 MiB.
 _UNDER_WAY = 4
 
-# What a server counts for each message and each block until they have come. It refuses more than
-# 64 MiB of a connection.
-_MESSAGE_BYTES, _BLOCK_BYTES = 16 * KiB, KiB
-_MOST_COUNTED = 56 * MiB
+# Under way. A server counts a KiB for each block and 16 for each message, and refuses more than
+# 64 MiB of a connection. It lets 1,024 messages wait, and refuses a put beyond them unread, so its
+# lane ends; gets have 256 of them.
+_MOST_BLOCKS = 48 << 10
+_MOST_MESSAGES = 512
 
 
 class LanePuts(PutChannel):
@@ -43,8 +43,8 @@ class LanePuts(PutChannel):
         self._link = link
         self._lanes: dict[int, Lane] = {}
         """Of the batches in flight."""
-        self._counted = 0
-        """What a server counts for them."""
+        self._num_blocks = 0
+        """In them."""
         self._sending: dict[LaneJob, tuple[PutTransfer, Lane]] = {}
         link.users.append(self)
 
@@ -60,7 +60,9 @@ class LanePuts(PutChannel):
         return most_bytes, most_bytes
 
     def _has_room(self, batch: PutBatch) -> bool:
-        return self._counted + _count(batch) <= _MOST_COUNTED and super()._has_room(batch)
+        num_blocks = self._num_blocks + len(batch.part)
+        is_counted = len(self._batches) < _MOST_MESSAGES and num_blocks <= _MOST_BLOCKS
+        return is_counted and super()._has_room(batch)
 
     @property
     def needs_connection(self) -> bool:
@@ -95,7 +97,7 @@ class LanePuts(PutChannel):
             seeds=seeds, keep=views,
         )  # fmt: skip
         self._lanes[message.request_id] = lane
-        self._counted += _count(batch)
+        self._num_blocks += len(batch.part)
         if self._link.submit(lane, job, self):
             self._sending[job] = transfer, lane
             lane.out_bytes += job.num_bytes
@@ -120,7 +122,7 @@ class LanePuts(PutChannel):
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
         del self._lanes[request_id]
-        self._counted -= _count(self._batches[request_id])
+        self._num_blocks -= len(self._batches[request_id].part)
         super()._forget(request_id, answered=answered)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
@@ -169,11 +171,7 @@ class LanePuts(PutChannel):
     def check(self) -> None:
         super().check()
         assert self._lanes.keys() == self._batches.keys(), "a batch without a lane"
-        assert self._counted == sum(map(_count, self._batches.values())), "what a server counts"
+        assert self._num_blocks == sum(len(batch.part) for batch in self._batches.values())
         for lane in {lane for _, lane in self._sending.values()}:
             own = sum(job.num_bytes for job, (_, one) in self._sending.items() if one is lane)
             assert lane.out_bytes == own, "bytes to send"
-
-
-def _count(batch: PutBatch) -> int:
-    return _MESSAGE_BYTES + _BLOCK_BYTES * len(batch.part)

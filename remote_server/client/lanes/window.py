@@ -10,6 +10,9 @@ from remote_server.client.transfer.get_channel import Batch
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Blocks
 
+MOST_MESSAGES = 256
+"""In flight. A server lets 1,024 of a connection wait, of which puts have 512."""
+
 
 @dataclass(slots=True, eq=False)
 class LaneBatch(Batch):
@@ -47,7 +50,7 @@ class Landing:
 
 
 class LaneWindow:
-    """The batches in flight, bounded in bytes."""
+    """The batches in flight, bounded in bytes and messages."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -56,6 +59,8 @@ class LaneWindow:
 
     def has_room(self, num_bytes: int) -> bool:
         """The window has space for that much more. An empty window has space for anything."""
+        if len(self.batches) >= MOST_MESSAGES:
+            return False
         return not self.batches or self.num_bytes + num_bytes <= self.most_bytes
 
     def add(self, number: int, lane: Lane, transfer: GetTransfer, indices: list[int]) -> None:

@@ -115,19 +115,22 @@ def test_puts_not_answered_are_bounded_as_a_server_counts_them(far, make_client)
     assert 32 * MiB < sum(asked) * KiB + 16 * KiB * len(asked) <= 64 * MiB
 
 
-def test_puts_of_one_block_not_answered_are_bounded_as_a_server_counts_them(far, make_client):
-    """Each is a message, which counts more than its block does."""
-    client = make_client(far.endpoint, block_bytes=64)
+@pytest.mark.parametrize(("kind", "most"), [(Get, 256), (Put, 512)])
+def test_messages_of_one_block_are_bounded_below_what_a_server_lets_wait(
+    far, make_client, kind, most
+):
+    """It refuses more than 1,024 of a connection, a put unread: its lane ends."""
+    client = make_client(far.endpoint)
     wait_for_lanes(client)
-    far.silence(Put)
-    (row,) = empty_rows(1, 64)
-    number = 4096
-    for each in range(number):
-        client.put(NAMESPACE, [key(each)], [row], timeout_s=60)
-    (puts,) = [one for one in client._loop.channels if hasattr(one, "_sending")]
-    eventually(lambda: puts.num_waiting == number and not puts.blocked)
+    far.silence(kind)
+    for number in range(2 * most):
+        if kind is Get:
+            client.get(NAMESPACE, [key(number)], empty_rows(1), stall_s=60)
+        else:
+            client.put(NAMESPACE, [key(number)], rows_of([number]), timeout_s=60)
+    far.wait_for(kind, number=most)
     turn(client)
-    assert 32 * MiB < len(puts._batches) * 17 * KiB <= 64 * MiB
+    assert len(far.all_asked(kind)) == most
 
 
 @pytest.mark.parametrize(("own", "of_server", "under_way"), [(8, 4, 4), (4, 8, 4), (8, 8, 8)])
