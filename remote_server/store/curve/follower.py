@@ -117,13 +117,14 @@ class Follower:
         `catch_up`, or before the next event that depends on them: many at a time cost it less."""
         if self.curve is None or namespace.startswith(SELF_TESTS):
             return
-        now, begin = self._clock(), 0
-        for stretch in _stretches(chain, len(keys)):
-            end = begin + stretch.rows
-            part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
-            self._arrived.append(Arrived(namespace, [*part], stretch, block_bytes, now))
-            begin = end
-        self._num_arrived += len(keys)
+        with self._ends_following():
+            now, begin = self._clock(), 0
+            for stretch in _stretches(chain, len(keys)):
+                end = begin + stretch.rows
+                part = keys[begin:end][::-1] if stretch.backwards else keys[begin:end]
+                self._arrived.append(Arrived(namespace, [*part], stretch, block_bytes, now))
+                begin = end
+            self._num_arrived += len(keys)
 
     @property
     def is_behind(self) -> bool:
@@ -284,7 +285,7 @@ def _stretches(chain: Sequence[Stretch], number: int) -> list[Stretch]:
 
 
 def _joined(arrived: Sequence[Arrived]) -> list[Arrived]:
-    """Those of several messages of one put as one."""
+    """Neighbours of which one continues the other as one, such as the messages of a put."""
     found: list[Arrived] = []
     for each in arrived:
         last = found[-1] if found else None

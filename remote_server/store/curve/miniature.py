@@ -98,10 +98,12 @@ class Miniature:
     def store(
         self, names: Sequence[int], kinds: Sequence[int], number: int, now: float, capacity: int
     ) -> None:
-        """A put brought blocks of these names, which are below the limit and not in it. No request
-        asked for them, so they judge no rule."""
-        names = names[:capacity]
+        """A put brought blocks of these names, which are below the limit. No request asked for
+        them, so they judge no rule. Those that LRU has stay as they are."""
         by_lru = self._by_lru
+        names = [name for name in names if name not in by_lru][:capacity]
+        if not names:
+            return
         by_lru.update(dict.fromkeys(reversed(names), 1))
         while len(by_lru) > capacity:
             by_lru.popitem(last=False)

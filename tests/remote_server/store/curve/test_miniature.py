@@ -75,3 +75,11 @@ def test_what_a_put_brings_takes_room_and_judges_no_rule() -> None:
     assert one.request([1, 2], 0, BY_USES, 4, 4.0, 4).by_lru == 1, (
         "the last of a prompt leaves first"
     )
+
+
+def test_what_a_put_brings_again_is_no_use_of_it() -> None:
+    one = Miniature(100.0, Hazards(), 1, ALL_NAMES)
+    one.request([1, 2], 0, BY_USES, 1, 1.0, 4)
+    one.request([1, 2], 0, BY_USES, 2, 2.0, 4)
+    one.store([1, 2], BY_USES, 3, 3.0, 4)
+    assert one.request([1, 2], 0, BY_USES, 4, 4.0, 4).uses_by_lru == 6
