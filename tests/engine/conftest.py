@@ -86,7 +86,7 @@ def forgotten_when_repeated(request: pytest.FixtureRequest) -> None:
     given = [
         request.getfixturevalue(name)
         for name in request.fixturenames
-        if name != "forgotten_when_repeated"
+        if name != request.fixturename
     ]
     for engine in (fixture for fixture in given if isinstance(fixture, Engine)):
         if "--kv-transfer-config" in engine.command:

@@ -19,7 +19,7 @@ from remote_server.native.job import address_of
 from remote_server.protocol import Blocks, Get, Got
 
 # Messages. A server sends the blocks of the next one without a reply, so more would only cost more.
-_UNDER_WAY = 3
+UNDER_WAY = 3
 
 
 class LaneGets(GetChannel[LaneWindow]):
@@ -37,8 +37,8 @@ class LaneGets(GetChannel[LaneWindow]):
         complete when its bytes have been discarded."""
         link.users.append(self)
 
-    def limit(self, server_bytes: int) -> None:
-        self._window.most_bytes = min(self._config.lane_window_bytes, server_bytes)
+    def limit(self, most_bytes: int) -> None:
+        self._window.most_bytes = most_bytes
 
     def _reaches(self, transfer: GetTransfer) -> bool:
         return self._link.reaches()
@@ -52,7 +52,7 @@ class LaneGets(GetChannel[LaneWindow]):
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
         """Request one batch on the least busy lane, once the window has space for all of it."""
         most_bytes = self._link.batch_bytes(
-            len(transfer.rows), transfer.total_bytes, self._window.most_bytes, _UNDER_WAY
+            len(transfer.rows), transfer.total_bytes, self._window.most_bytes, UNDER_WAY
         )
         indices, num_bytes = transfer.next_blocks(most_bytes, self._session.limits.max_keys)
         lane = self._link.for_receiving()

@@ -304,8 +304,9 @@ class LaneLink(Channel):
         self._end_opening(opening)
         if not self._lanes:
             logger.info("%s: lanes in use", self._config.endpoint)
+            of_server = self._session.limits.lane_window_bytes
             for user in self.users:
-                user.limit(self._session.limits.lane_window_bytes)
+                user.limit(min(self._config.lane_window_bytes, of_server))
         self._lanes[handle] = Lane(opening.number, handle, now)
         self._counters["lanes_opened"] += 1
 

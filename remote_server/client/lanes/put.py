@@ -20,7 +20,7 @@ from remote_server.protocol import Put
 
 # Messages. With two on each of two lanes, one moves while the reply to another comes and the next
 # one is sent: 1 ms, a fifth of the time of 16 MiB.
-_UNDER_WAY = 4
+UNDER_WAY = 4
 
 # Under way. A server counts a KiB for each block and 16 for each message, and refuses more than
 # 64 MiB of a connection. It lets 1,024 messages wait, and refuses a put beyond them unread, so its
@@ -51,12 +51,12 @@ class LanePuts(PutChannel):
     def _reaches(self, transfer: PutTransfer) -> bool:
         return self._link.reaches()
 
-    def limit(self, server_bytes: int) -> None:
-        self._most_bytes = min(self._config.lane_window_bytes, server_bytes)
+    def limit(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
 
     def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
         num_bytes = sum(row.nbytes for row in rows)
-        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes, _UNDER_WAY)
+        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes, UNDER_WAY)
         return most_bytes, most_bytes
 
     def _has_room(self, batch: PutBatch) -> bool:

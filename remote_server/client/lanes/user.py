@@ -30,9 +30,8 @@ class LaneUser(Protocol):
     def needs_connection(self) -> bool:
         """Something is to be sent or expected."""
 
-    def limit(self, server_bytes: int) -> None:
-        """The first lane is open, and the server has a window of so much. What is in flight is not
-        affected."""
+    def limit(self, most_bytes: int) -> None:
+        """The first lane is open, with this window. What is in flight is not affected."""
 
     def awaits(self, request_id: int) -> bool:
         """A reply to this request is expected."""

@@ -295,7 +295,8 @@ def _joined(arrived: Sequence[Arrived]) -> list[Arrived]:
             and continues(last.stretch, each.stretch)
         ):
             (stretch,) = joined((last.stretch, each.stretch))
-            found[-1] = last._replace(keys=last.keys + each.keys, stretch=stretch)
+            last.keys.extend(each.keys)
+            found[-1] = last._replace(stretch=stretch)
         else:
             found.append(each)
     return found
