@@ -57,6 +57,14 @@ def add_files(made: argparse.ArgumentParser, drawn: str = "a chart", csv: str = 
     made.add_argument("--plot", type=drawing, metavar="FILE", help=f"write {drawn} to this file")
 
 
+def add_sizes(made: argparse.ArgumentParser, default: str) -> None:
+    """`--sizes`, of blocks; `default` is written as on the command line."""
+    made.add_argument(
+        "--sizes", type=several(size), default=default, metavar="SIZES",
+        help=f"sizes of blocks, as in 64KiB,4MiB (default: {default})",
+    )  # fmt: skip
+
+
 def add_directory(made: argparse.ArgumentParser) -> None:
     """The flag that chooses the disk to measure."""
     made.add_argument(

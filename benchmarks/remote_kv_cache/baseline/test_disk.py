@@ -58,10 +58,7 @@ def chart(record: Record) -> Chart:
 
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "how fast blocks get to a disk and back")
-    parser.add_argument(
-        "--sizes", type=options.several(options.size), default=SIZES, metavar="SIZES",
-        help=f"sizes of blocks, as in 1MiB,4MiB (default: {SIZES})",
-    )  # fmt: skip
+    options.add_sizes(parser, SIZES)
     parser.add_argument(
         "--total", type=options.size, default=256 * MiB, metavar="SIZE",
         help="bytes of blocks that each way keeps (default: 256MiB); the disk needs eight times "

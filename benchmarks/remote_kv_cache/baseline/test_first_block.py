@@ -67,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "how long one block alone, and a short prompt, take")
-    parser.add_argument(
-        "--sizes", type=options.several(options.size), default=SIZES, metavar="SIZES",
-        help=f"sizes of blocks, as in 64KiB,1MiB (default: {SIZES})",
-    )  # fmt: skip
+    options.add_sizes(parser, SIZES)
     parser.add_argument(
         "--repeats", type=options.positive, default=NUM_BLOCKS,
         help="operations of each way in a round, and a fifth as many prompts "

@@ -141,8 +141,7 @@ class _Server:
         self, stack: ExitStack, transport: str, operations: int, *, is_first: bool
     ) -> Iterator[Case]:
         """Lookups are the same over all transports, and measured over the first one only."""
-        most = max(BLOCKS) if self._block_bytes == SMALL else LARGE_BLOCKS
-        most = max(most, max(LOOKUP_KEYS)) if self._block_bytes == SMALL else most
+        most = max(*BLOCKS, *LOOKUP_KEYS) if self._block_bytes == SMALL else LARGE_BLOCKS
         calls = Calls(
             stack, self._server.endpoint, "calls", transport, most, self._block_bytes
         )  # fmt: skip

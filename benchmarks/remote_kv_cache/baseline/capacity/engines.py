@@ -22,6 +22,7 @@ from benchmarks.remote_kv_cache.baseline.capacity.costs import (
     Cost,
 )
 from remote_server.client import ClientConfig
+from remote_server.client.lanes import get, put
 from remote_server.values import MiB
 
 MOST_OF_A_CORE = 0.7
@@ -100,7 +101,7 @@ def messages_of(num_bytes: int, operation: str, transport: str) -> int:
     lane, from a MiB on."""
     if transport == "shm":
         return -(-num_bytes // (_CONFIG.shared_window_bytes // 2))
-    under_way = 4 if operation == PUT else 3
+    under_way = put.UNDER_WAY if operation == PUT else get.UNDER_WAY
     by_lanes = min(_CONFIG.lanes, -(-num_bytes // MiB))
     return max(by_lanes, -(-num_bytes * under_way // _CONFIG.lane_window_bytes))
 
