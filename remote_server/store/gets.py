@@ -6,10 +6,14 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import BlockCopy, Hint, KeyState, Stretch
+from remote_server.store.eviction.learner import STRETCH_KEYS
 from remote_server.store.memory.slabs import Block
 from remote_server.store.stack.fetches import Fetches
 from remote_server.store.stack.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
+
+# What the tiers learn from so few keys takes them less than a millisecond.
+SHORT_KEYS = 512
 
 _READABLE = bytes([KeyState.READABLE])
 
@@ -29,6 +33,8 @@ class KeyStates(NamedTuple):
     remote: list[int]
     chain: Sequence[Stretch] = ()
     copies: Sequence[list[BlockCopy]] = ()
+    to_learn: Steps[None] | None = None
+    """Of a short lookup, for `answered`: what the tiers learn from it, less than a step."""
 
 
 class Pinned(NamedTuple):
@@ -92,7 +98,8 @@ class Gets:
         explain: bool = False,
     ) -> Steps[KeyStates]:
         """The state of each of `keys`; to `explain` with the chain fields and the copies of each.
-        Not a use of any block. Few keys in few stretches are one step."""
+        Not a use of any block. Few keys in few stretches are one step. `answered` follows unless
+        it is to explain."""
         states = b""
         prefix = 0
         remote: list[int] = []
@@ -113,14 +120,21 @@ class Gets:
         if is_long or explain:
             yield  # the answer takes a step of its own
         if not explain:
-            yield from self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
+            learning = self._tier_stack.looked_up(namespace, keys, chain, packs, states, hint)
+            if len(keys) + len(chain) * STRETCH_KEYS <= SHORT_KEYS:
+                return KeyStates(states, prefix, remote, to_learn=learning)
+            # Puts may come as soon as it is answered, and the tiers must have learned by then.
+            yield from learning
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 
     def answered(
         self, namespace: str, keys: Sequence[bytes], chain: Sequence[Stretch], found: KeyStates
     ) -> Steps[None]:
-        """A lookup of `keys` was answered with `found`: what need not be done before."""
+        """A lookup of `keys` was answered with `found`: what need not be done before. No put that
+        follows the answer is served before the first step has ended."""
+        if found.to_learn is not None:
+            to_end(found.to_learn)
         num_near = found.remote[0] if found.remote else len(keys)
         yield from self._tier_stack.answered(namespace, keys, chain, found.states, num_near)
 

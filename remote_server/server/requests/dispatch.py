@@ -168,9 +168,17 @@ class Handlers:
             )
         self._found(client, request, found)
         if not request.explain:
+            self._replies.send_now(client)
+            yield from self._learn(request, found)
+
+    def _learn(self, request: protocol.Lookup, found: KeyStates) -> Steps[None]:
+        """A failure is no answer: the lookup has one."""
+        try:
             yield from self._store.gets.answered(
                 request.namespace, request.keys, request.chain, found
             )
+        except Exception as error:
+            self._replies.failed_after(error)
 
     def _found(self, client: bytes, request: protocol.Lookup, found: KeyStates) -> None:
         reply = protocol.Found(

@@ -59,6 +59,11 @@ class Replies:
         self._send_queues.post(client, outgoing)
         self.meters.answered(client, message, outgoing.num_bytes)
 
+    def send_now(self, client: bytes) -> None:
+        """Send what was posted to `client`, if nothing is before it, ahead of other work of this
+        turn."""
+        self._send_queues.send_first(client)
+
     def post_stream(
         self, client: bytes, request: protocol.Get, stream: Stream, arrived: float
     ) -> None:
@@ -78,6 +83,10 @@ class Replies:
             self._guard.request_failed(error)
             refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
         self.refuse(client, request_id, refusal)
+
+    def failed_after(self, error: Exception) -> None:
+        """Count the error of a request that has its answer."""
+        self._guard.request_failed(error)
 
     def refuse(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
         """Answer with `refusal`, and count it."""

@@ -267,6 +267,13 @@ class SendQueues:
             more |= self._guard.run("sending to a client", turn, False)
         return more
 
+    def send_first(self, client: bytes) -> None:
+        """Send the only reply that waits for `client`, before the turns of `send_some`. With others
+        before it, it waits for them."""
+        queue = self._queues.get(client)
+        if queue is not None and len(queue) == len(queue.replies) == 1:
+            self._guard.run("sending to a client", partial(self._send_or_drop, queue), False)
+
     def release(self) -> bool:
         """Unpin the blocks whose bytes libzmq has released, and forget idle clients. True when a
         stream may have waited for that memory: no event would wake it."""
