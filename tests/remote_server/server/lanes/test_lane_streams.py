@@ -11,7 +11,7 @@ from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Blocks, Got
-from remote_server.server.lanes.get import FIRST_BYTES, MOST_BYTES
+from remote_server.server.lanes.get import MOST_BYTES
 from remote_server.server.server import Server
 from remote_server.values import KiB, MiB
 
@@ -84,14 +84,14 @@ def ended(stats: protocol.StatsReply) -> list[int]:
 # ── messages ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_message_on_an_idle_lane_is_small_and_others_have_a_limit(start_lanes, context):
+def test_a_get_is_one_message_up_to_a_limit(start_lanes, context):
     peer = Peer(context, start_lanes(memory=64 * MiB).endpoint)
-    length = 128 * KiB
+    length = 256 * KiB
     peer.hello(block_bytes=length)
     lane = WireLane(peer)
-    for first in range(0, 240, 80):
-        lane.put(range(first, first + 80), length=length)
-    lane.send_get(range(240))
+    for first in (0, 70):
+        lane.put(range(first, first + 70), length=length)
+    lane.send_get(range(140))
     assert isinstance(peer.receive()[0], Got)
     sizes: list[int] = []
     more = True
@@ -101,8 +101,7 @@ def test_a_message_on_an_idle_lane_is_small_and_others_have_a_limit(start_lanes,
         lane.read_blocks(blocks)
         sizes.append(sum(blocks.lengths))
         more = blocks.more
-    assert sizes[0] == FIRST_BYTES
-    assert FIRST_BYTES < max(sizes) <= MOST_BYTES
+    assert sizes == [MOST_BYTES, 140 * length - MOST_BYTES]
 
 
 def test_gets_of_one_lane_follow_one_another_in_the_order_of_their_messages(start_lanes, context):
