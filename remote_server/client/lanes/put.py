@@ -54,10 +54,9 @@ class LanePuts(PutChannel):
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
 
-    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
+    def _batch_bytes(self, rows: list[memoryview]) -> int:
         num_bytes = sum(row.nbytes for row in rows)
-        most_bytes = self._link.batch_bytes(len(rows), num_bytes, self._most_bytes, UNDER_WAY)
-        return most_bytes, most_bytes
+        return self._link.batch_bytes(len(rows), num_bytes, self._most_bytes, UNDER_WAY)
 
     def _has_room(self, batch: PutBatch) -> bool:
         num_blocks = self._num_blocks + len(batch.part)

@@ -28,7 +28,7 @@ from remote_server.protocol import Get, Got, Leased, LeaseRequest, Release
 # Bytes copied on the I/O thread before the sockets are polled: a millisecond. A poll takes 20 µs.
 TURN_BYTES = 8 << 20
 
-# For each thread: one group is copied while others wait, so that a late turn leaves no thread idle.
+# For each thread: one group is copied while another waits, so a late turn leaves no thread idle.
 AHEAD_BYTES = 32 << 20
 
 

@@ -15,8 +15,8 @@ from remote_server.protocol import Got, Leased
 from remote_server.shm.mapping import WORD_BYTES, ArenaView
 from remote_server.shm.region import RegisteredRegion
 
-# Bytes of one job: a millisecond.
-GROUP_BYTES = 8 << 20
+# Bytes of one job: a millisecond or two.
+GROUP_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -204,13 +204,9 @@ class LeaseWindow:
 
     @property
     def next_bytes(self) -> int:
-        """Size of the next request, approximately.
-
-        Half of the window: the server prepares one half while we copy the other. An eighth of that
-        when nothing is in flight, to begin copying soon.
-        """
-        nothing = not self.batches and not self.leases
-        return max(1, self._most_bytes // (16 if nothing else 2))
+        """Size of the next request, approximately: half of the window. The server prepares one half
+        while we copy the other."""
+        return max(1, self._most_bytes // 2)
 
     def has_room(self, num_bytes: int) -> bool:
         """The window has space for that much more. An empty window has space for anything."""

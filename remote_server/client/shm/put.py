@@ -39,10 +39,8 @@ class ShmPuts(PutChannel):
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
-    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
-        batch_bytes = max(1, self._most_bytes // 2)
-        # An idle server receives its first batch soon.
-        return batch_bytes, batch_bytes if self._batches else batch_bytes // 8
+    def _batch_bytes(self, rows: list[memoryview]) -> int:
+        return max(1, self._most_bytes // 2)
 
     def _require_way(self) -> None:
         self._link.require()

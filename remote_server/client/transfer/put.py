@@ -92,27 +92,19 @@ class PutTransfer:
 
     # ── on its way ───────────────────────────────────────────────────────────────────────
 
-    def prepare(
-        self, rows: list[memoryview], batch_bytes: int, first_bytes: int, limits: Limits
-    ) -> None:
+    def prepare(self, rows: list[memoryview], batch_bytes: int, limits: Limits) -> None:
         """Cut it into batches of checked `rows`, each of about `batch_bytes` and within the
-        server's limits.
-
-        The first is about `first_bytes`, and each is twice the one before until it is a batch: the
-        server begins soon, and is seldom interrupted.
-        """
+        server's limits."""
         self.rows = rows
         self.outcomes = [None] * len(self.keys)
         self.total_bytes = sum(row.nbytes for row in rows)
         most_bytes = min(batch_bytes, limits.max_message_bytes)
-        enough = min(first_bytes or most_bytes, most_bytes)
         first = num_bytes = 0
         for index, row in enumerate(rows):
-            full = num_bytes + row.nbytes > enough or index - first == limits.max_keys
+            full = num_bytes + row.nbytes > most_bytes or index - first == limits.max_keys
             if index > first and full:
                 self.to_send.append(range(first, index))
                 first, num_bytes = index, 0
-                enough = min(2 * enough, most_bytes)
             num_bytes += row.nbytes
         if rows:
             self.to_send.append(range(first, len(rows)))

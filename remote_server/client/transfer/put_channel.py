@@ -39,8 +39,8 @@ class PutChannel(Channel):
     # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
-        """Bytes of a batch of a put of `rows`, and of its first one."""
+    def _batch_bytes(self, rows: list[memoryview]) -> int:
+        """Bytes of a batch of a put of `rows`, about."""
 
     @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
@@ -68,7 +68,7 @@ class PutChannel(Channel):
         except KVFerryError as error:
             self._turn_away(request, error)
             return True
-        request.prepare(rows, *self._batch_bytes(rows), self._session.limits)
+        request.prepare(rows, self._batch_bytes(rows), self._session.limits)
         if request.settled:  # without a key
             request.resolve()
             return True

@@ -39,8 +39,8 @@ class ZmqPuts(PutChannel):
         self._connection = client_context.connect()
         super().__init__(client_context, self._connection, client_context.config.put_window_bytes)
 
-    def _batch_bytes(self, rows: list[memoryview]) -> tuple[int, int]:
-        return self._config.batch_bytes, self._config.batch_bytes
+    def _batch_bytes(self, rows: list[memoryview]) -> int:
+        return self._config.batch_bytes
 
     def _send_batch(self, batch: PutBatch) -> int:
         if not self._connection.connected:

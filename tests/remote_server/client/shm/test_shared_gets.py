@@ -71,8 +71,8 @@ def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
     future = client.get(NAMESPACE, keys, rows, stall_s=60)
     near.wait_for(SharedGet, number=2)
     turn(client)
-    # A small one to begin with; another half of the window; and no room for a third.
-    assert [len(asked.message.keys) for asked in waiting] == [1, 2]
+    # Half of the window each, and no room for a third.
+    assert [len(asked.message.keys) for asked in waiting] == [2, 2]
     near.behave()
     near.do(lambda: [near.answer(asked) for asked in waiting] and None)
     assert future.result(PATIENCE_S).landed == list(range(10))
@@ -218,12 +218,12 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     near.silence(SharedGet)
     first = client.get(NAMESPACE, keys[:4], empty_rows(4))
     second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=60)
-    asked = list(near.wait_for(SharedGet, number=3))
+    asked = list(near.wait_for(SharedGet, number=2))
     turn(client)
     clock.advance(0.051)
     assert first.result(PATIENCE_S).outcomes == [LATE] * 4
     turn(client)
-    assert len(near.all_asked(SharedGet)) == 3, "blocks of an ended get still take up the window"
+    assert len(near.all_asked(SharedGet)) == 2, "blocks of an ended get still take up the window"
     near.behave()
     clock.advance(ABANDON_S)
     assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]
