@@ -12,7 +12,8 @@ from remote_server.store.stack.fetches import Fetches
 from remote_server.store.stack.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
-# What the tiers learn from so few keys takes them less than a millisecond.
+# A stretch counts as STRETCH_KEYS more. What the tiers learn from so few keys takes the loop half a
+# millisecond, seldom three, in one step.
 SHORT_KEYS = 512
 
 _READABLE = bytes([KeyState.READABLE])
@@ -34,7 +35,8 @@ class KeyStates(NamedTuple):
     chain: Sequence[Stretch] = ()
     copies: Sequence[list[BlockCopy]] = ()
     to_learn: Steps[None] | None = None
-    """Of a short lookup, for `answered`: what the tiers learn from it, less than a step."""
+    """Of a short lookup, for `answered`: what the tiers learn from it. Run it whole: until its end
+    no put that follows the answer may be served."""
 
 
 class Pinned(NamedTuple):

@@ -168,11 +168,11 @@ class Handlers:
             )
         self._found(client, request, found)
         if not request.explain:
-            self._replies.send_now(client)
+            self._replies.send_first(client)
             yield from self._learn(request, found)
 
     def _learn(self, request: protocol.Lookup, found: KeyStates) -> Steps[None]:
-        """A failure is no answer: the lookup has one."""
+        """Of a lookup that has its answer, so a failure is only counted."""
         try:
             yield from self._store.gets.answered(
                 request.namespace, request.keys, request.chain, found

@@ -59,7 +59,7 @@ class Replies:
         self._send_queues.post(client, outgoing)
         self.meters.answered(client, message, outgoing.num_bytes)
 
-    def send_now(self, client: bytes) -> None:
+    def send_first(self, client: bytes) -> None:
         """Send what was posted to `client`, if nothing is before it, ahead of other work of this
         turn."""
         self._send_queues.send_first(client)

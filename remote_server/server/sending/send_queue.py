@@ -263,8 +263,7 @@ class SendQueues:
         """Give each client a turn. True when one of them can send more at once."""
         more = False
         for queue in self._queues.values():
-            turn = partial(self._send_or_drop, queue)
-            more |= self._guard.run("sending to a client", turn, False)
+            more |= self._guarded_turn(queue)
         return more
 
     def send_first(self, client: bytes) -> None:
@@ -272,7 +271,7 @@ class SendQueues:
         before it, it waits for them."""
         queue = self._queues.get(client)
         if queue is not None and len(queue) == len(queue.replies) == 1:
-            self._guard.run("sending to a client", partial(self._send_or_drop, queue), False)
+            self._guarded_turn(queue)
 
     def release(self) -> bool:
         """Unpin the blocks whose bytes libzmq has released, and forget idle clients. True when a
@@ -319,6 +318,9 @@ class SendQueues:
             queue = SendQueue(client, self.held, self._unseen.pop(client, 0))
             self._queues[client] = queue
         return queue
+
+    def _guarded_turn(self, queue: SendQueue) -> bool:
+        return self._guard.run("sending to a client", partial(self._send_or_drop, queue), False)
 
     def _send_or_drop(self, queue: SendQueue) -> bool:
         """A failure would repeat in every turn, so the client's queue is dropped."""

@@ -310,6 +310,7 @@ def test_a_reader_that_wakes_after_its_lease_finds_another_generation(timed, clo
     peer.lookup([1])
     assert peer.stats().tiers["memory"].pinned == 1
     clock.now += 0.002
+    peer.lookup([1])
     stats = peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
     assert stats.counters["leases_expired"] == 1
     assert timed.words(leased) == leased.lease.generations, "over, and its place is not needed yet"
