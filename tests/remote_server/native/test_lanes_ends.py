@@ -307,11 +307,10 @@ def test_a_thread_of_lanes_lets_the_loops_run_first():
     assert os.getpriority(os.PRIO_PROCESS, 0) == os.nice(0), "this thread stays as it was"
 
 
-def policies_of_threads(name: str) -> list[int]:
-    """Of the threads of this process that have this name."""
+def threads_named(name: str) -> set[int]:
+    """Of this process."""
     tasks = Path("/proc/self/task").iterdir()
-    named = [task for task in tasks if (task / "comm").read_text() == f"{name}\n"]
-    return [os.sched_getscheduler(int(task.name)) for task in named]
+    return {int(task.name) for task in tasks if (task / "comm").read_text() == f"{name}\n"}
 
 
 @pytest.mark.parametrize(
@@ -326,6 +325,7 @@ def test_a_thread_of_lanes_keeps_a_policy_that_was_chosen(chosen: int, of_lanes:
 
     def begin_lanes() -> None:
         os.sched_setscheduler(0, chosen, os.sched_param(0))  # of this thread, on Linux
+        of_others = threads_named("kvferry-lanes")  # of lanes that another test began
         lanes = make_lanes(1)
         near, far = connected()
         with closing(lanes), far:
@@ -334,7 +334,8 @@ def test_a_thread_of_lanes_keeps_a_policy_that_was_chosen(chosen: int, of_lanes:
             lanes.submit(near_lane, blocks.receive())
             far.sendall(frame(7, 0, b"x", 0))
             reaped(lanes, 1)  # so its thread is at work
-            seen.extend(policies_of_threads("kvferry-lanes"))
+            begun = threads_named("kvferry-lanes") - of_others
+            seen.extend(map(os.sched_getscheduler, begun))
 
     thread = Thread(target=begin_lanes)
     thread.start()
