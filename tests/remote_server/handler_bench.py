@@ -85,9 +85,9 @@ class Posted(SendQueues):
         super().__init__(*args)  # type: ignore[arg-type]
         self.replies: list[tuple[bytes, protocol.Reply]] = []
 
-    def post(self, client: bytes, outgoing: OutgoingMessage) -> None:
+    def post(self, client: bytes, outgoing: OutgoingMessage, *, at_once: bool = False) -> None:
         self.replies.append((client, protocol.decode_reply(outgoing.frames[1])))
-        super().post(client, outgoing)
+        super().post(client, outgoing, at_once=at_once)
 
 
 class HandlerBench:

@@ -168,7 +168,6 @@ class Handlers:
             )
         self._found(client, request, found)
         if not request.explain:
-            self._replies.send_first(client)
             yield from self._learn(request, found)
 
     def _learn(self, request: protocol.Lookup, found: KeyStates) -> Steps[None]:
@@ -191,7 +190,7 @@ class Handlers:
             remote=found.remote,
             load=self.identity.load() if request.fleet else None,
         )
-        self._reply(client, reply)
+        self._replies.reply(client, reply, at_once=not request.explain)
 
     def _locate(
         self, client: bytes, request: protocol.Locate, _: Sequence[memoryview]

@@ -50,19 +50,17 @@ class Replies:
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
-    def reply(self, client: bytes, message: protocol.Reply) -> None:
-        """Send a reply without payload."""
-        self.post(client, message, OutgoingMessage([*protocol.encode(message)]))
+    def reply(self, client: bytes, message: protocol.Reply, *, at_once: bool = False) -> None:
+        """Send a reply without payload; `at_once`, ahead of other work of this turn."""
+        self.post(client, message, OutgoingMessage([*protocol.encode(message)]), at_once=at_once)
 
-    def post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
+    def post(
+        self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage,
+        *, at_once: bool = False,
+    ) -> None:  # fmt: skip
         """Send `outgoing`, which is `message`, encoded, with its payload."""
-        self._send_queues.post(client, outgoing)
+        self._send_queues.post(client, outgoing, at_once=at_once)
         self.meters.answered(client, message, outgoing.num_bytes)
-
-    def send_first(self, client: bytes) -> None:
-        """Send what was posted to `client`, if nothing is before it, ahead of other work of this
-        turn."""
-        self._send_queues.send_first(client)
 
     def post_stream(
         self, client: bytes, request: protocol.Get, stream: Stream, arrived: float

@@ -251,10 +251,14 @@ class SendQueues:
         theirs = 0 if queue is None else queue.stream_bytes
         return self.held.streams.allows_one(theirs, num_rows * ROW_BYTES)
 
-    def post(self, client: bytes, outgoing: OutgoingMessage) -> None:
+    def post(self, client: bytes, outgoing: OutgoingMessage, *, at_once: bool = False) -> None:
+        """`at_once`: it is sent now, and not in `send_some`, if nothing of `client` is before
+        it."""
         queue = self._send_queue(client)
         queue.replies.append(outgoing)
         queue.take(outgoing)
+        if at_once and len(queue) == 1:
+            self._guarded_turn(queue)
 
     def post_stream(self, client: bytes, stream: Stream) -> None:
         self._send_queue(client).add(stream)
@@ -265,13 +269,6 @@ class SendQueues:
         for queue in self._queues.values():
             more |= self._guarded_turn(queue)
         return more
-
-    def send_first(self, client: bytes) -> None:
-        """Send the only reply that waits for `client`, before the turns of `send_some`. With others
-        before it, it waits for them."""
-        queue = self._queues.get(client)
-        if queue is not None and len(queue) == len(queue.replies) == 1:
-            self._guarded_turn(queue)
 
     def release(self) -> bool:
         """Unpin the blocks whose bytes libzmq has released, and forget idle clients. True when a

@@ -111,8 +111,10 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
     held: list[int] = []
     post = SendQueues.post
 
-    def post_and_look(queues: SendQueues, client: bytes, message: OutgoingMessage) -> None:
-        post(queues, client, message)
+    def post_and_look(
+        queues: SendQueues, client: bytes, message: OutgoingMessage, *, at_once: bool = False
+    ) -> None:
+        post(queues, client, message, at_once=at_once)
         held.append(queues._queues[client].reply_bytes)
 
     monkeypatch.setattr(SendQueues, "post", post_and_look)

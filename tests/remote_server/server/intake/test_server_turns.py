@@ -60,9 +60,9 @@ class ByHand:
         send_queues = server.tenants[""].send_queues
         post = send_queues.post
 
-        def noted(client: bytes, outgoing: OutgoingMessage) -> None:
+        def noted(client: bytes, outgoing: OutgoingMessage, *, at_once: bool = False) -> None:
             self._answered[client] += 1
-            post(client, outgoing)
+            post(client, outgoing, at_once=at_once)
 
         send_queues.post = noted  # type: ignore[method-assign]
 

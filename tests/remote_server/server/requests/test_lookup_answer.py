@@ -65,9 +65,9 @@ def test_puts_that_follow_the_answer_to_a_long_lookup_find_what_was_learned(
         yield from learn(*lookup)
         order.append("learned")
 
-    def posted(*reply: Any) -> None:
+    def posted(*reply: Any, **how: Any) -> None:
         order.append("answered")
-        post(*reply)
+        post(*reply, **how)
 
     learner.looked_up_in_steps, replies.post = learned, posted
     peer.lookup(range(sum(stretch.rows for stretch in chain)), chain=chain)
@@ -93,17 +93,13 @@ def test_an_answer_goes_first_only_where_nothing_is_before_it():
     def sent() -> list[bytes]:
         return [frames[-1] for _, frames in router.sent]
 
-    queues.post(b"client", messages[0])
-    queues.send_first(b"client")
+    queues.post(b"client", messages[0], at_once=True)
     assert sent() == names[:1]
     router.full.add(b"client")
-    queues.post(b"client", messages[1])
-    queues.send_first(b"client")
+    queues.post(b"client", messages[1], at_once=True)
     router.full.clear()
     for message in messages[2:]:
-        queues.post(b"client", message)
-        queues.send_first(b"client")
+        queues.post(b"client", message, at_once=True)
     assert sent() == names[:1]
     queues.send_some()
     assert sent() == names
-    queues.send_first(b"one that has nothing waiting")

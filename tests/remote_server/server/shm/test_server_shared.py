@@ -341,6 +341,7 @@ def test_a_release_that_comes_too_late_is_ignored_and_counted(timed, clock):
     leased = timed.lease([1])
     clock.now += 11
     timed.peer.lookup([1])
+    timed.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
     timed.release(leased)
     assert timed.peer.stats().counters["releases_unknown"] == 1
     other = timed.lease([1])
