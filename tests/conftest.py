@@ -13,7 +13,7 @@ import pytest
 
 from examples import tiny_model
 
-pytest_plugins = ["real_time", "workers"]
+pytest_plugins = ["lent", "real_time", "workers"]
 
 # For the servers that tests start as processes, by default: this port is fixed, and a server of the
 # machine's user may have it.

@@ -150,10 +150,11 @@ class Server:
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        auth: Authenticator | None = None
         try:
             # A connection, a tenant's requests, and the messages that come
             router = make_router(self._context, self.config.bind)
-            self._auth = self._make_auth(router, loop, [config.name for config in tenants])
+            auth = self._auth = self._make_auth(router, loop, [config.name for config in tenants])
             self.lanes = ServerLanes(loop, self._auth.connections)
             server = ServerContext(
                 self.config, loop, router, self._held, self.copier, self._moves, self.lanes,
@@ -175,6 +176,8 @@ class Server:
                 tenant.leave()
             if self._bucket is not None:
                 self._bucket.leave()
+            if auth is not None:
+                auth.close()
             self._context.destroy(linger=0)
             for tenant in self.tenants.values():
                 tenant.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+from lent import lent
 
 from remote_server.admin.admin import Admin
 from remote_server.server.config import ServerConfig
@@ -56,7 +57,7 @@ class Http:
 def raw(url: str, sent: bytes = b"") -> socket.socket:
     """A connection to the admin port that sends `sent` and nothing else."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection = lent(socket.create_connection((host, int(port)), timeout=60))
     if sent:
         connection.sendall(sent)
     return connection

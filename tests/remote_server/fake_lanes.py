@@ -188,17 +188,22 @@ class FakeLanes:
 
     def _run(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            if self.tls is not None:
-                connection = self.tls.wrap_socket(connection, server_side=True)
-            preamble = b""
-            while len(preamble) < 24 and (some := connection.recv(24 - len(preamble))):
-                preamble += some
-                self.preambles += some
-            if len(preamble) != 24 or (self.certificate and self.tls is None):
-                return
-            assert GREETING.unpack(preamble[:8]) == (b"KVFL", 1)
-            peer, number = self.tokens.pop(preamble[8:])
-            lane = FakeLane(number, connection)
-            self.open[peer, number] = lane  # before the client may use it
-            self.greet(connection, number)
-            lane.read_blocks(self.read_some, self.note)
+            if self.tls is None:
+                self._run_lane(connection)
+            else:
+                with self.tls.wrap_socket(connection, server_side=True) as encrypted:
+                    self._run_lane(encrypted)
+
+    def _run_lane(self, connection: socket.socket) -> None:
+        preamble = b""
+        while len(preamble) < 24 and (some := connection.recv(24 - len(preamble))):
+            preamble += some
+            self.preambles += some
+        if len(preamble) != 24 or (self.certificate and self.tls is None):
+            return
+        assert GREETING.unpack(preamble[:8]) == (b"KVFL", 1)
+        peer, number = self.tokens.pop(preamble[8:])
+        lane = FakeLane(number, connection)
+        self.open[peer, number] = lane  # before the client may use it
+        self.greet(connection, number)
+        lane.read_blocks(self.read_some, self.note)

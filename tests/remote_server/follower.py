@@ -6,6 +6,7 @@ from typing import Any
 
 import msgpack
 import zmq
+from lent import lent
 
 PATIENCE_MS = 60_000
 END = b"\xff" * 8
@@ -73,13 +74,13 @@ class Follower:
 
     def __init__(self, context: zmq.Context, endpoint: str, replay: str = "") -> None:
         self.picture = Picture()
-        self._subscriber = context.socket(zmq.SUB)
+        self._subscriber = lent(context.socket(zmq.SUB))
         self._subscriber.subscribe(b"")
         self._subscriber.rcvhwm = 0
         self._subscriber.connect(endpoint)
         self._asker = None
         if replay:
-            self._asker = context.socket(zmq.DEALER)
+            self._asker = lent(context.socket(zmq.DEALER))
             self._asker.rcvhwm = 0
             self._asker.connect(replay)
 

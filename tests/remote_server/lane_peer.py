@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from lent import lent
 from tls_helpers import trusting_context
 from wire_peer import BLOCK_BYTES, PATIENCE_MS, Peer, block, key
 
@@ -29,14 +30,20 @@ def has_ipv6() -> bool:
     return True
 
 
-def connected(port: int) -> socket.socket:
-    """A TCP connection to the server's lanes, on which nothing has been sent yet."""
-    return socket.create_connection(("127.0.0.1", port), PATIENCE_MS / 1000)
+def connected(port: int, receive_buffer: int = 0) -> socket.socket:
+    """A TCP connection to the server's lanes, on which nothing has been sent yet. The kernel keeps
+    `receive_buffer` bytes for its reader, or as many as it likes."""
+    connection = lent(socket.socket())
+    connection.settimeout(PATIENCE_MS / 1000)
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", port))
+    return connection
 
 
 def encrypted(connection: socket.socket, certificate: bytes = b"") -> ssl.SSLSocket:
     """TLS over `connection`, to a server with that certificate."""
-    secured = trusting_context().wrap_socket(connection)
+    secured = lent(trusting_context().wrap_socket(connection))
     if certificate:
         assert sha256(secured.getpeercert(binary_form=True) or b"").digest() == certificate
     return secured
@@ -78,11 +85,11 @@ class LaneClock:
 class WireLane:
     """One lane of a peer."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, receive_buffer: int = 0) -> None:
         """Open it, as PROTOCOL.md has it."""
         self.peer = peer
         self.opened = self.announce(peer)
-        self.socket = connected(self.opened.port)
+        self.socket = connected(self.opened.port, receive_buffer)
         if self.opened.certificate:
             self.socket = encrypted(self.socket, self.opened.certificate)
         self.socket.sendall(preamble(self.opened.token))

@@ -23,6 +23,7 @@ from typing import Any
 import zmq
 import zmtp
 from descriptors import memfd
+from lent import lent
 from shared_messages import shared_get, shared_put
 
 from remote_server import protocol
@@ -62,7 +63,7 @@ class Peer:
     patience_s = PATIENCE_MS / 1000
 
     def __init__(self, context: zmq.Context, endpoint: str, **options: int) -> None:
-        self.socket = context.socket(zmq.DEALER)
+        self.socket = lent(context.socket(zmq.DEALER), to_fixtures=True)
         self.socket.linger = 0
         self.socket.sndtimeo = PATIENCE_MS  # once refused, it never takes a message again
         for name, value in options.items():
@@ -172,7 +173,7 @@ class HandPeer(Peer):
 
     def __init__(self, endpoint: str, small: bool = False) -> None:
         """A `small` one has hardly any room for what it does not read."""
-        self.socket = zmtp.connected(endpoint, receive_bytes=4096 if small else None)
+        self.socket = lent(zmtp.connected(endpoint, receive_bytes=4096 if small else None))
         self.socket.settimeout(60)
         self._parser = zmtp.Parser()
         self._units: list[zmtp.Unit] = []
@@ -201,7 +202,7 @@ class LocalConnection:
     """One connection to a server's local socket, on which nothing has been sent yet."""
 
     def __init__(self, name: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket = lent(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self.socket.settimeout(PATIENCE_MS / 1000)
         self.socket.connect(f"\0{name}")
 

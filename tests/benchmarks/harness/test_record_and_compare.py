@@ -237,7 +237,8 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     before = file.read_bytes()
 
     def full(path, text):
-        path.open("w").write(text[:10])
+        with path.open("w") as half:
+            half.write(text[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:

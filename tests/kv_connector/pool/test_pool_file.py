@@ -31,12 +31,11 @@ def file_of(directory: Path, name: str) -> Path:
 
 
 def test_the_pool_of_a_killed_engine_is_swept_and_that_of_a_live_one_is_not(tmp_path: Path):
-    engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    dying = file_of(tmp_path, pool_name(engine.pid, "an-engine-id"))
-    alive = file_of(tmp_path, pool_name(os.getpid(), "an-engine-id"))
-    assert sweep_dead_pools(tmp_path) == []
-    engine.kill()
-    engine.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as engine:
+        dying = file_of(tmp_path, pool_name(engine.pid, "an-engine-id"))
+        alive = file_of(tmp_path, pool_name(os.getpid(), "an-engine-id"))
+        assert sweep_dead_pools(tmp_path) == []
+        engine.kill()
     assert sweep_dead_pools(tmp_path) == [dying]
     assert alive.exists()
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import zmq
+from lent import lent
 from memory_server import memory_server
 from tenancy import tenancy
 from wire_peer import Peer
@@ -24,12 +25,12 @@ class Sockets:
     """Pairs of connected sockets; the descriptors of one side stand for libzmq's."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = lent(socket.create_server(("127.0.0.1", 0)))
         self._pairs: dict[int, tuple[socket.socket, socket.socket]] = {}
 
     def connect(self) -> int:
-        peer = socket.create_connection(self._listener.getsockname())
-        ours, _ = self._listener.accept()
+        peer = lent(socket.create_connection(self._listener.getsockname()))
+        ours = lent(self._listener.accept()[0])
         self._pairs[ours.fileno()] = ours, peer
         return ours.fileno()
 
@@ -240,7 +241,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
         host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
         silent = []
         for _ in range(40):
-            peer = socket.create_connection((host, int(port)), timeout=60)
+            peer = lent(socket.create_connection((host, int(port)), timeout=60))
             peer.sendall(greeting)
             silent.append(peer)
         honest = [Peer(context, server.endpoint) for _ in range(8)]

@@ -5,6 +5,7 @@ import socket
 import msgspec
 import pytest
 from lane_peer import LaneClock, WireLane, connected, has_ended, has_ipv6, preamble, read
+from lent import lent
 from tenancy import tenancy
 from wire_peer import Peer
 
@@ -308,6 +309,6 @@ def test_lanes_over_ipv6_and_on_all_addresses(start_lanes, context):
         peer = Peer(context, start_lanes(lanes=lanes, insecure=True).endpoint)
         opened = WireLane.announce(peer)
         assert opened.host == hosts[lanes]
-        connection = socket.create_connection((opened.host or "127.0.0.1", opened.port), 60)
+        connection = lent(socket.create_connection((opened.host or "127.0.0.1", opened.port), 60))
         connection.sendall(preamble(opened.token))
         assert read(connection, 8)[:4] == b"KVFL"

@@ -13,6 +13,7 @@ import pytest
 import zmq
 from fake_server import eventually
 from follower import Follower, Picture
+from lent import lent
 from memory_server import memory_server
 from wire_peer import BLOCK_BYTES, Peer
 
@@ -90,7 +91,7 @@ def replay(source: SimpleNamespace, follower: Follower, first: int) -> Picture:
 
 
 def test_a_batch_is_as_an_engine_publishes_it(source: SimpleNamespace, context: zmq.Context):
-    subscriber = context.socket(zmq.SUB)
+    subscriber = lent(context.socket(zmq.SUB))
     subscriber.subscribe(b"kv@one@")
     subscriber.connect(source.feed.endpoints[0])
     key, other = vllm_key(5 << 64 | 7, 3), vllm_key(9, 3)
@@ -157,7 +158,7 @@ def test_a_follower_finds_a_gap_where_the_publisher_kept_no_more(source, context
 
 
 def test_what_is_no_request_begins_no_replay(source, context):
-    asker = context.socket(zmq.DEALER)
+    asker = lent(context.socket(zmq.DEALER))
     asker.connect(source.feed.endpoints[1])
     for frames in ([b""], [b"", b"short"], [b"12345678"], [b"", b"12345678", b"more"]):
         asker.send_multipart(frames)

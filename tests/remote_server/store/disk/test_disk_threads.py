@@ -6,7 +6,7 @@ import pytest
 from disk_helpers import BOUND_S, RealDisk, budget_for, wait_for
 from fake_server import eventually
 from gates import jobs_held
-from tenancy import Tenancy
+from tenancy import tenancy
 
 from remote_server.store.io_threads import NUM_THREADS, Batch, Job, Priority, ThreadPool, Threads
 from remote_server.values import MiB
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.real_time
 
 BLOCK = 8192
 BATCHES = 20
+
+assert tenancy
 
 
 @pytest.fixture
@@ -121,8 +123,7 @@ def test_a_read_in_several_pieces_wakes_the_loop_once(tmp_path):
         assert len(wakes) == 1
 
 
-def test_threads_do_not_grow_with_tenants(tmp_path):
-    tenancy = Tenancy(tmp_path)
+def test_threads_do_not_grow_with_tenants(tenancy, tmp_path):
     tenancy.write(a='memory = "2MiB"\ndisk = "32MiB"', b='memory = "2MiB"\ndisk = "32MiB"')
     before = {thread.name for thread in threading.enumerate()}
     server = tenancy.start(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB, populate=True)
