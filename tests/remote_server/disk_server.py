@@ -37,10 +37,11 @@ def checked_server(folder: Path) -> Iterator[Server]:
     assert server.store.counters["refused_internal"] == 0
 
 
-def put_all(peer: Peer, count: int) -> None:
-    """One by one, each on disk before the next: otherwise memory might evict it first."""
+def put_all(peer: Peer, end: int, first: int = 0) -> None:
+    """One by one, each on disk before the next: otherwise memory might evict it first, or have no
+    room for one while others are written."""
     peer.hello(namespace="big", block_bytes=LENGTH)
-    for number in range(count):
+    for number in range(first, end):
         assert peer.put([number], namespace="big", length=LENGTH).created == 1
         peer.stats_once(lambda stats: stats.counters["disk_demoted"] > number)  # noqa: B023
 

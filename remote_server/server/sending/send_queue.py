@@ -222,6 +222,11 @@ class SendQueues:
         queue = self._queues.get(client)
         return 0 if queue is None else queue.num_bytes
 
+    def message_bytes_of(self, client: bytes) -> int:
+        """The same of messages alone, without what its streams have not sent."""
+        queue = self._queues.get(client)
+        return 0 if queue is None else queue.block_bytes
+
     def holders(self) -> dict[bytes, HeldByOne]:
         """What each client holds, of those that hold anything."""
         return {

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
@@ -61,11 +62,12 @@ class StreamedGet(Get):
 
     def _source_of(self, found: Pinned | Found) -> InMemory | BelowMemory:
         store, namespace = self._gets.store, self._request.namespace
+        sent_bytes = partial(self._gets.send_queues.message_bytes_of, self.client)
         if isinstance(found, Pinned):
             return InMemory(found, store.memory)
         return BelowMemory(
             namespace, found, store.tier_stack, store.fetches,
-            store.namespaces.block_bytes_of(namespace), self._deadline,
+            store.namespaces.block_bytes_of(namespace), self._deadline, sent_bytes,
         )  # fmt: skip
 
     @property

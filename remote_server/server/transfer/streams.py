@@ -1,10 +1,11 @@
 """The blocks of streamed gets, batch by batch.
 
 Of those that must be read, a window is read from the tiers below memory ahead of sending. The first
-blocks are sent while later ones are read, and a get may be larger than memory."""
+blocks are sent while later ones are read, and a get may be larger than memory. A client that stops
+reading keeps a window, and as much in messages: then nothing more is read for it."""
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -90,10 +91,12 @@ class BelowMemory:
         fetches: Fetches,
         block_bytes: int,
         deadline: float,
+        sent_bytes: Callable[[], int],
     ) -> None:
         """Takes over the pins of `found`, blocks of `block_bytes` at most. The client wants no
-        block after `deadline`."""
+        block after `deadline`. `sent_bytes` are those of blocks in its messages, still pinned."""
         self._deadline = deadline
+        self._sent_bytes = sent_bytes
         self._namespace = namespace
         self._tier_stack = tier_stack
         self._fetches = fetches
@@ -103,8 +106,8 @@ class BelowMemory:
             for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
         )
         self.num_bytes = sum(block.length for block in found.blocks if block is not None)
-        most = self._memory.stats().budget_bytes // SHARE_OF_MEMORY
-        room = min(tier_stack.window_bytes, most)
+        self._most = self._memory.stats().budget_bytes // SHARE_OF_MEMORY
+        room = min(tier_stack.window_bytes, self._most)
         self._window = max(1, room // block_bytes)
         self._num_coming = 0
         self._ended = False
@@ -119,7 +122,7 @@ class BelowMemory:
             return True
         self._drop_lost()
         per_part = max(1, self._window // PARTS)
-        while wanted := [*islice(self._waiting(), per_part)]:
+        while self._sent_bytes() <= self._most and (wanted := self._next_waiting(per_part)):
             if len(wanted) < per_part and self._num_coming:
                 break  # a part at a time: neighbours are read in one call
             self._fetch(wanted)
@@ -159,10 +162,10 @@ class BelowMemory:
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
-    def _waiting(self) -> Iterator[Place]:
-        """Those within the window."""
+    def _next_waiting(self, count: int) -> list[Place]:
+        """So many of those within the window, or fewer."""
         ahead = islice(self._places, self._window)
-        return (place for place in ahead if place.state is State.WAITING)
+        return [*islice((place for place in ahead if place.state is State.WAITING), count)]
 
     def _fetch(self, wanted: list[Place]) -> None:
         for place in wanted:

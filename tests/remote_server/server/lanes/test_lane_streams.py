@@ -54,11 +54,10 @@ def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
     """The stream reads no further than its window, and all of it has been read in the end."""
     server, lane = on_disk
     other = Peer(context, server.endpoint)
-    slow = WireLane(other)
+    slow = WireLane(other, receive_buffer=4 * KiB)
     request = slow.send_get(range(COUNT), namespace="big")
     lane.peer.stats_once(lambda stats: stats.counters["get_total"] == COUNT)
-    for number in range(COUNT, COUNT + 4):
-        assert lane.put([number], namespace="big", length=LENGTH).created == 1
+    put_all(lane.peer, 2 * COUNT, first=COUNT)
     assert len(slow.read_stream(request)[1]) == COUNT
     lane.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
 

@@ -18,7 +18,7 @@ from disk_server import (
 from gates import jobs_held
 from wire_peer import Peer, SharedPeer, block
 
-from remote_server.protocol import Blocks, Clear
+from remote_server.protocol import Clear
 from remote_server.server import server as server_module
 from remote_server.store.io_threads import Threads
 from remote_server.values import MiB
@@ -139,24 +139,29 @@ def test_a_stream_that_finds_memory_full_of_leases_misses_what_has_no_room_and_e
     assert peer.get(range(4), "big")[1] == whole(range(4))
 
 
+def test_a_reader_that_stops_leaves_memory_for_others(server, context, connect):
+    """More is not read for it than a window and as much in messages."""
+    peer, slow = connect(), Peer(context, server.endpoint, rcvhwm=1, rcvbuf=4096)
+    put_all(peer, COUNT)
+    request = slow.send_get(range(COUNT), namespace="big")
+    peer.stats_once(lambda stats: stats.counters["get_total"] == COUNT)
+    put_all(peer, 3 * COUNT, first=COUNT)
+    assert len(slow.read_stream(request)[1]) == COUNT
+
+
 def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp_path, context):
     length = 256 << 10  # sent from where they lie, so a reader that pauses keeps them in memory
     with small_server(tmp_path, memory=4 * MiB) as server:
-        peer, slow = Peer(context, server.endpoint), Peer(context, server.endpoint, rcvhwm=1)
+        peer = Peer(context, server.endpoint)
+        slow = Peer(context, server.endpoint, rcvhwm=1, rcvbuf=4096)
+        shared = SharedPeer(Peer(context, server.endpoint))
         peer.hello(block_bytes=length)
         for first in range(0, 64, 8):
             peer.put(range(first, first + 8), length=length)
             peer.stats_once(lambda s: s.counters["disk_demoted"] == first + 8)  # noqa: B023
-        ids = [slow.send_get(range(64)) for _ in range(3)]
+        assert shared.lease(range(50, 64)).hit == 14, "all but two places"
+        request = slow.send_get(range(48))
         peer.stats_once(lambda s: s.tiers["memory"].pinned == IN_MEMORY)
-        arrived: dict[int, list[int]] = {number: [] for number in ids}
-        while any(len(indices) < 64 for indices in arrived.values()):
-            part, frames = slow.receive()
-            if isinstance(part, Blocks):
-                (index,), (frame,) = part.indices, frames
-                assert frame == block(index, length)
-                arrived[part.request_id].append(index)
-                assert part.more == (len(arrived[part.request_id]) < 64)
-        assert arrived == {number: [*range(64)] for number in ids}
+        assert slow.read_stream(request)[1] == [(n, block(n, length)) for n in range(48)]
         assert peer.stats().counters["disk_lost"] == 0
         server.store.tier_stack.check()
