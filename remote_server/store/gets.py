@@ -35,8 +35,8 @@ class KeyStates(NamedTuple):
     chain: Sequence[Stretch] = ()
     copies: Sequence[list[BlockCopy]] = ()
     to_learn: Steps[None] | None = None
-    """Of a short lookup, for `answered`: what the tiers learn from it. Run it whole: until its end
-    no put that follows the answer may be served."""
+    """For `answered`: what the tiers learn from a short lookup, or how they failed with a long one.
+    Run it whole: until its end no put that follows the answer may be served."""
 
 
 class Pinned(NamedTuple):
@@ -61,6 +61,12 @@ class Found(NamedTuple):
 
 def _anything(_: Sequence[Block]) -> None:
     pass
+
+
+def _failed(error: Exception) -> Steps[None]:
+    """Work that has failed with `error`, which is raised where it is run."""
+    yield from ()
+    raise error
 
 
 class Gets:
@@ -126,7 +132,10 @@ class Gets:
             if len(keys) + len(chain) * STRETCH_KEYS <= SHORT_KEYS:
                 return KeyStates(states, prefix, remote, to_learn=learning)
             # Puts may come as soon as it is answered, and the tiers must have learned by then.
-            yield from learning
+            try:
+                yield from learning
+            except Exception as error:
+                return KeyStates(states, prefix, remote, to_learn=_failed(error))
         fields = [each[0] for each in explained]
         return KeyStates(states, prefix, remote, fields, [each[1] for each in explained])
 

@@ -74,13 +74,17 @@ def test_puts_that_follow_the_answer_to_a_long_lookup_find_what_was_learned(
     assert order == ["learned", "answered"]
 
 
-def test_a_fault_of_the_learner_is_no_second_answer(server: Server, peer: Peer):
+@pytest.mark.parametrize("num_keys", [8, 2 * SHORT_KEYS])
+def test_a_fault_of_the_learner_is_counted_and_the_lookup_has_its_answer(
+    server: Server, peer: Peer, num_keys: int
+):
+    peer.put(range(4))
     learner = learner_of(server)
     learn, learner.looked_up_in_steps = learner.looked_up_in_steps, iter(())
-    assert peer.lookup(range(8), chain=prompt(8)).prefix == 0
+    assert peer.lookup(range(num_keys), chain=prompt(num_keys)).prefix == 4
     assert peer.stats().counters["internal_errors"] == 1
     learner.looked_up_in_steps = learn
-    assert peer.lookup(range(8), chain=prompt(8)).prefix == 0
+    assert peer.lookup(range(num_keys), chain=prompt(num_keys)).prefix == 4
 
 
 def test_an_answer_goes_first_only_where_nothing_is_before_it():
