@@ -211,8 +211,9 @@ class Tier(Holder, Protocol[B]):
         that failed."""
 
     @property
-    def clearing(self) -> bool:
-        """Whether a caller waits for `when_gone`."""
+    def removing(self) -> bool:
+        """Whether a restart might still find a block that was removed or replaced, or a caller
+        waits for `when_gone`."""
 
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 

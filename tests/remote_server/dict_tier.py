@@ -226,7 +226,7 @@ class DictTier:
     def when_gone(self, then: Callable[[bool], None]) -> None:
         then(True)
 
-    clearing = False
+    removing = False
 
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 

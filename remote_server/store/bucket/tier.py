@@ -260,8 +260,8 @@ class BucketTier:
         self._removals.when_gone(then)
 
     @property
-    def clearing(self) -> bool:
-        return self._removals.is_awaited
+    def removing(self) -> bool:
+        return self._removals.under_way
 
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 

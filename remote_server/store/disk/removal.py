@@ -22,6 +22,7 @@ class Removal:
         self._pool, self._counters = context.pool, context.counters
         self._on_free = on_free
         self._older: dict[DiskBlock, DiskBlock] = {}
+        self.num_erasing = 0
 
     def evict(self, block: DiskBlock) -> None:
         """Its slot may be written to at once. It must not be pinned."""
@@ -110,8 +111,10 @@ class Removal:
             self.release(block)
             return
         self._segments.pin(block)
+        self.num_erasing += 1
 
         def finish(erased: bool | None) -> None:
+            self.num_erasing -= 1
             self._counters["erase_failed"] += not erased
             self._segments.unpin(block)
             self.release(block)

@@ -335,8 +335,8 @@ class DiskTier:
         self._allocator.when_gone(then)
 
     @property
-    def clearing(self) -> bool:
-        return self._allocator.clearing
+    def removing(self) -> bool:
+        return self._allocator.clearing or self._removal.num_erasing > 0
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 

@@ -96,8 +96,8 @@ class TierStack:
 
     @property
     def busy(self) -> bool:
-        """Whether a block waits for a tier or is being moved, or a clear is under way."""
-        return bool(self.reading or any(each.busy or each.tier.clearing for each in self.below))
+        """Whether a block waits for a tier, or is being moved or removed."""
+        return bool(self.reading or any(each.busy or each.tier.removing for each in self.below))
 
     @property
     def num_to_demote(self) -> int:

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import pytest
 import zmq
 from bucket_helpers import ROW_BYTES, bucket_server, chain_of, folder_url, hello, write_packs
+from gates import jobs_held
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Stretch
+from remote_server.store.bucket.tier import BucketTier
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, to_end
 
 pytestmark = pytest.mark.real_time
@@ -162,8 +164,14 @@ def test_a_forced_put_is_not_undone_by_the_bucket(url, context):
         message, _ = peer.put_message([3], length=ROW_BYTES, force=True)
         other = block(77, ROW_BYTES)
         message.checksums[:] = [protocol.checksum("ns", key(3), other)]
-        assert peer.ask(message, other).forced == 1
-        peer.stats_once(lambda s: s.counters["bucket_removed"] == 8)
+        (tier,) = server.store.tier_stack.tiers
+        assert isinstance(tier, BucketTier)
+        with jobs_held(tier.context.pool):
+            assert peer.ask(message, other).forced == 1
+            peer.stats_once(lambda s: s.counters["bucket_removed"] == 8)
+            server.drain()
+            assert not server.wait_until_drained(0.1), "the object is still there"
+        assert server.wait_until_drained(60)
     with reader(url, context, names=1):
         """It has the other one alone."""
 

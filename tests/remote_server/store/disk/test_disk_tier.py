@@ -88,6 +88,15 @@ def test_neighbours_are_written_and_read_in_one_call_whatever_memory_they_lie_in
             assert (read[1::2] == in_place) is (in_place is not None)
 
 
+def test_a_removed_block_is_under_way_until_no_restart_finds_it(disk):
+    disk.put(b"k", data_of(1))
+    with jobs_held(disk.pool):
+        assert disk.tier.remove_other("ns", b"k", checksum=0)
+        assert disk.tier.removing
+    disk.drain()
+    assert not disk.tier.removing
+
+
 def test_files_never_take_more_than_the_budget_headers_included(disk, tmp_path):
     for number in range(3 * CAPACITY):
         assert disk.put(b"%d" % number, data_of(number)) is Written.OK
