@@ -158,6 +158,10 @@ class WireLane:
     def read_stream(self, request_id: int) -> tuple[Got, list[tuple[int, bytes, int]]]:
         got, _ = self.peer.receive()
         assert isinstance(got, Got), got
+        return got, self.read_rest(request_id, got)
+
+    def read_rest(self, request_id: int, got: Got) -> list[tuple[int, bytes, int]]:
+        """The blocks that follow `got`."""
         assert got.request_id == request_id
         arrived: list[tuple[int, bytes, int]] = []
         more = bool(got.found)
@@ -167,7 +171,7 @@ class WireLane:
             assert (blocks.request_id, payload) == (request_id, [])
             arrived += self.read_blocks(blocks)
             more = blocks.more
-        return got, arrived
+        return arrived
 
     def get(self, numbers: Sequence[int], **fields):
         return self.read_stream(self.send_get(numbers, **fields))

@@ -105,6 +105,9 @@ class LaneGet(StreamedGet):
             self.on_message(None)
         return None
 
+    def is_clear(self) -> bool:
+        return not self._lane.sending_bytes
+
     def _take(self, may_gather: bool) -> Take:
         return partial(take_bytes, most=MOST_BYTES, most_blocks=KEYS_PER_STEP)
 

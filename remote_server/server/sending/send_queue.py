@@ -227,6 +227,11 @@ class SendQueues:
         queue = self._queues.get(client)
         return 0 if queue is None else queue.block_bytes
 
+    def has_frames_out(self, client: bytes) -> bool:
+        """Whether libzmq has messages of `client` with blocks."""
+        queue = self._queues.get(client)
+        return queue is not None and bool(queue.in_flight)
+
     def holders(self) -> dict[bytes, HeldByOne]:
         """What each client holds, of those that hold anything."""
         return {

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
@@ -62,12 +61,11 @@ class StreamedGet(Get):
 
     def _source_of(self, found: Pinned | Found) -> InMemory | BelowMemory:
         store, namespace = self._gets.store, self._request.namespace
-        sent_bytes = partial(self._gets.send_queues.message_bytes_of, self.client)
         if isinstance(found, Pinned):
             return InMemory(found, store.memory)
         return BelowMemory(
             namespace, found, store.tier_stack, store.fetches,
-            store.namespaces.block_bytes_of(namespace), self._deadline, sent_bytes,
+            store.namespaces.block_bytes_of(namespace), self._deadline,
         )  # fmt: skip
 
     @property
@@ -75,11 +73,19 @@ class StreamedGet(Get):
         return self._source.num_bytes
 
     def go_on(self, last_resort: bool) -> bool:
-        is_ready = self._source.go_on(last_resort)
-        if is_ready is (self.state is GetState.READING):
-            self._enter(GetState.SENDING if is_ready else GetState.READING)
-            self._waits_for_storage(not is_ready)
+        is_ready = self._source.go_on(last_resort, self)
+        waits = self._source.awaits_storage
+        if waits is not (self.state is GetState.READING):
+            self._enter(GetState.READING if waits else GetState.SENDING)
+            self._waits_for_storage(waits)
         return is_ready
+
+    def unread_bytes(self) -> int:
+        return self._gets.send_queues.message_bytes_of(self.client)
+
+    @abstractmethod
+    def is_clear(self) -> bool:
+        """Whether no message with blocks is on the way that its own take."""
 
     def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         batch = self._source.next_batch(self._take(may_gather))

@@ -1,15 +1,17 @@
 """The blocks of streamed gets, batch by batch.
 
 Of those that must be read, a window is read from the tiers below memory ahead of sending. The first
-blocks are sent while later ones are read, and a get may be larger than memory. A client that stops
-reading keeps a window, and as much in messages: then nothing more is read for it."""
+blocks are sent while later ones are read, and a get may be larger than memory.
+
+A client that stops reading keeps a window, and as much in messages: then nothing more is read for
+it, but a part of each get whose way is clear. A client may read its lanes in any order."""
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from remote_server.server.sending.outgoing import Take
 from remote_server.store.gets import Found, Pinned
@@ -33,8 +35,20 @@ class Batch(NamedTuple):
     more: bool
 
 
+class Way(Protocol):
+    """The way of a get's messages to its client."""
+
+    def unread_bytes(self) -> int:
+        """Of blocks in all messages of the client, on every way, that have not been released."""
+
+    def is_clear(self) -> bool:
+        """Whether no message with blocks is on this way."""
+
+
 class InMemory:
     """The blocks of a streamed get that are all in memory. Owns the pins of those not sent."""
+
+    awaits_storage = False
 
     def __init__(self, found: Pinned, tier: MemoryTier) -> None:
         self._tier = tier
@@ -43,7 +57,7 @@ class InMemory:
         self._blocks = deque(found.blocks)
         self.num_bytes = sum([block.length for block in found.blocks])
 
-    def go_on(self, last_resort: bool) -> bool:
+    def go_on(self, last_resort: bool, way: Way) -> bool:
         return True
 
     def next_batch(self, take: Take) -> Batch | None:
@@ -91,12 +105,12 @@ class BelowMemory:
         fetches: Fetches,
         block_bytes: int,
         deadline: float,
-        sent_bytes: Callable[[], int],
     ) -> None:
         """Takes over the pins of `found`, blocks of `block_bytes` at most. The client wants no
-        block after `deadline`. `sent_bytes` are those of blocks in its messages, still pinned."""
+        block after `deadline`."""
         self._deadline = deadline
-        self._sent_bytes = sent_bytes
+        self.awaits_storage = False
+        """At the last `go_on` its next block was being read, or had no room."""
         self._namespace = namespace
         self._tier_stack = tier_stack
         self._fetches = fetches
@@ -112,28 +126,33 @@ class BelowMemory:
         self._num_coming = 0
         self._ended = False
 
-    def go_on(self, last_resort: bool) -> bool:
+    def go_on(self, last_resort: bool, way: Way) -> bool:
         """Read as far as the window has room. Whether `next_batch` has something now.
 
         `last_resort`: no message in flight to this client will free memory, so a block that finds
         no room now is lost. Waiting for other clients could be a deadlock.
         """
+        self.awaits_storage = False
         if self._ended:
             return True
         self._drop_lost()
+        lacks_room = False
         per_part = max(1, self._window // PARTS)
-        while self._sent_bytes() <= self._most and (wanted := self._next_waiting(per_part)):
+        while self._may_read(way) and (wanted := self._next_waiting(per_part)):
             if len(wanted) < per_part and self._num_coming:
                 break  # a part at a time: neighbours are read in one call
             self._fetch(wanted)
-            if any(place.state is State.WAITING for place in wanted):  # no room
+            if any(place.state is State.WAITING for place in wanted):
                 head = self._places[0]
                 if not last_resort or self._num_coming or head.state is not State.WAITING:
+                    lacks_room = True
                     break
                 head.state = State.LOST
                 self._fetches.gave_up(1)
             self._drop_lost()
-        return not self._places or self._places[0].state is State.HERE
+        is_ready = not self._places or self._places[0].state is State.HERE
+        self.awaits_storage = not is_ready and (lacks_room or self._num_coming > 0)
+        return is_ready
 
     def next_batch(self, take: Take) -> Batch | None:
         if self._ended:
@@ -161,6 +180,12 @@ class BelowMemory:
         self.num_bytes = 0
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
+
+    def _may_read(self, way: Way) -> bool:
+        if way.unread_bytes() <= self._most:
+            return True
+        is_next_wanted = bool(self._places) and self._places[0].state is State.WAITING
+        return is_next_wanted and not self._num_coming and way.is_clear()
 
     def _next_waiting(self, count: int) -> list[Place]:
         """So many of those within the window, or fewer."""

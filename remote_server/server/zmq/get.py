@@ -33,6 +33,9 @@ class FrameGet(StreamedGet):
 
     __slots__ = ()
 
+    def is_clear(self) -> bool:
+        return not self._gets.send_queues.has_frames_out(self.client)
+
     def _take(self, may_gather: bool) -> Take:
         return partial(take_batch, may_gather=may_gather)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 import zmq
 from disk_server import COUNT, IN_MEMORY, LENGTH, Permits, put_all, whole
+from fake_server import eventually
 from lane_peer import WireLane
 from wire_peer import Peer, block, key
 
@@ -13,6 +14,8 @@ from remote_server import protocol
 from remote_server.protocol import Blocks, Got
 from remote_server.server.lanes.get import MOST_BYTES
 from remote_server.server.server import Server
+from remote_server.server.transfer.get import GetState
+from remote_server.server.transfer.streams import State
 from remote_server.values import KiB, MiB
 
 pytestmark = pytest.mark.real_time
@@ -60,6 +63,59 @@ def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
     put_all(lane.peer, 2 * COUNT, first=COUNT)
     assert len(slow.read_stream(request)[1]) == COUNT
     lane.peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+
+
+def test_a_lane_that_is_read_has_its_blocks_whatever_waits_on_another(on_disk):
+    """The client leaves a lane unread, with more than a window on it, until it has the other's."""
+    _, lane = on_disk
+    unread = WireLane(lane.peer, receive_buffer=4 * KiB)
+    first = unread.send_get(range(COUNT), namespace="big")
+    second = lane.send_get(range(COUNT), namespace="big")
+    arrived: list[tuple[int, bytes, int]] = []
+    left: list[Blocks] = []
+    more = {first: True, second: True}
+    while more[second]:
+        reply = lane.peer.receive()[0]
+        if isinstance(reply, Blocks):
+            more[reply.request_id] = reply.more
+            if reply.request_id == first:
+                left.append(reply)
+            else:
+                arrived += lane.read_blocks(reply)
+    assert [(index, data) for index, data, _ in arrived] == whole(range(COUNT))
+    number = sum(len(unread.read_blocks(reply)) for reply in left)
+    while more[first]:
+        reply = lane.peer.receive()[0]
+        more[first] = reply.more
+        number += len(unread.read_blocks(reply))
+    assert number == COUNT
+
+
+def test_a_get_whose_client_does_not_read_does_not_wait_for_the_storage(on_disk, context):
+    server, _ = on_disk
+    slow = WireLane(Peer(context, server.endpoint), receive_buffer=4 * KiB)
+    request = slow.send_get(range(COUNT), namespace="big", timed=True)
+
+    def waits_when_held() -> tuple[bool, bool] | None:
+        """Whether it waits for the storage, and its stopwatch runs; None: more is being read."""
+        (queue,) = server.tenants[""].send_queues._queues.values()
+        get = queue.streams[0]
+        source = get._source
+        is_reading = source._num_coming or source._places[0].state is not State.WAITING
+        if is_reading or get.unread_bytes() <= source._most:
+            return None
+        return get.state is GetState.READING, get._times._since is not None
+
+    got = slow.peer.receive()[0]
+    seen = [None]
+
+    def is_held() -> bool:
+        seen.append(server.loop_calls.call(waits_when_held).result(60))
+        return seen[-1] is not None
+
+    eventually(is_held, "no more is read for it")
+    assert seen[-1] == (False, False)
+    assert len(slow.read_rest(request, got)) == COUNT
 
 
 def test_a_lane_that_ends_while_the_disk_is_read_gives_everything_back(on_disk, context):
