@@ -261,7 +261,9 @@ class BucketTier:
 
     @property
     def removing(self) -> bool:
-        return self._removals.under_way
+        """A store that fails is not waited for."""
+        removals = self._removals
+        return removals.is_awaited or (removals.under_way and self.availability.is_open)
 
     # ── the loop, and accounts ───────────────────────────────────────────────────────────
 

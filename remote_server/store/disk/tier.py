@@ -336,7 +336,7 @@ class DiskTier:
 
     @property
     def removing(self) -> bool:
-        return self._allocator.clearing or self._removal.num_erasing > 0
+        return self._allocator.clearing or self._removal.under_way
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 

@@ -67,9 +67,14 @@ class Removals:
         self._report()
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for `when_gone`."""
+        return bool(self._when_gone)
+
+    @property
     def under_way(self) -> bool:
-        """Whether an object is being removed, or a caller waits for `when_gone`."""
-        return bool(self._removing or self._num_clears or self._when_gone)
+        """Whether an object is being removed."""
+        return bool(self._removing or self._num_clears)
 
     def _report(self) -> None:
         if self._num_clears:

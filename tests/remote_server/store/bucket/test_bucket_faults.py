@@ -7,6 +7,7 @@ import pytest
 from bucket_helpers import ROW_BYTES, FaultyObjects, RealBucket, chain_of, folder_url
 from client_helpers import Clock
 from disk_helpers import BOUND_S
+from gates import jobs_held
 from wire_peer import block, key
 
 from remote_server.protocol import KeyState
@@ -80,6 +81,17 @@ def look(bucket: RealBucket) -> bytes:
     states = bucket.tier.lookup_all("ns", KEYS)
     bucket.drain()
     return states
+
+
+def test_a_drain_waits_for_removals_unless_the_store_fails(written):
+    tier = written.tier
+    with jobs_held(written.pool):
+        assert tier.remove_other("ns", KEYS[0], checksum=0)
+        assert tier.removing
+        tier.availability.failed(Failure.THROTTLED)
+        assert not tier.removing
+    written.drain()
+    assert not tier.removing
 
 
 def read(bucket: RealBucket) -> list[bytes | None]:
