@@ -1,6 +1,7 @@
 """Repeated runs: what is repeated, how often, beside what, and where it is reported."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,15 @@ def test_a_repeated_test_runs_alone(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("-n2", "--dist=loadfile")
     assert result.ret == 0, result.stdout.str()
     result.stdout.fnmatch_lines(["flaky: 1"])
+
+
+def test_tests_of_a_real_server_and_its_clients_have_the_mark():
+    """The fixture `context` is that of their sockets."""
+    here = Path(__file__).parent / "remote_server"
+    unmarked = [
+        str(file.relative_to(here))
+        for file in here.rglob("test_*.py")
+        if re.search(r"^(async )?def \w+\([^)]*\bcontext\b", text := file.read_text(), re.MULTILINE)
+        and "mark.real_time" not in text
+    ]
+    assert unmarked == []

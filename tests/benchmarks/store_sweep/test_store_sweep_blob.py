@@ -19,6 +19,8 @@ from benchmarks.store_sweep.load.servers import Servers, SweptServerProcess
 from benchmarks.store_sweep.points import BLOB_ALONE, PARTS, Point, ReadSplit
 from examples.processes import RemoteServer
 
+pytestmark = pytest.mark.real_time
+
 SHORT = ["--concurrency", "1,2", "--rounds", "1", "--seconds", "0.1", "--block-bytes", "64KiB"]
 
 

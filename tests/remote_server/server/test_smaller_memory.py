@@ -13,6 +13,8 @@ from remote_server.protocol import KeyState
 from remote_server.server.server import Server
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 LARGE = 512 << 10
 NUMBERS = range(8)
 ABSENT = bytes([KeyState.ABSENT])

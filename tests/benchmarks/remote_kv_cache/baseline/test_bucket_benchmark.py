@@ -15,6 +15,8 @@ from benchmarks.remote_kv_cache.work import object_stores
 from benchmarks.store_sweep.__main__ import main as sweep
 from remote_server.store.bucket.objects.client import StoreObjects
 
+pytestmark = pytest.mark.real_time
+
 pytest.importorskip("obstore", reason="the extra kvferry[bucket] is not installed")
 
 SMALL = ["--trials", "1", "--warm-ups", "0", "--total", "512KiB", "--row", "16KiB",

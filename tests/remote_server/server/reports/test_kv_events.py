@@ -26,6 +26,8 @@ from remote_server.server.server import Server
 from remote_server.store.presence import News, Presence, hash_of
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 APART = 10_000
 """The last four bytes of a key are the number of a group, so those of tests differ before."""
 

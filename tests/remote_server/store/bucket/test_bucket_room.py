@@ -17,6 +17,8 @@ from remote_server.store.bucket.objects.room import Room
 from remote_server.store.bucket.opening import NUM_THREADS
 from remote_server.store.tier import Offered
 
+pytestmark = pytest.mark.real_time
+
 PACK_BYTES = 16 << 20
 
 

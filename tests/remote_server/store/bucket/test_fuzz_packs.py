@@ -29,6 +29,8 @@ from remote_server.store.bucket.packs.pack import PackState, make_pack
 from remote_server.store.bucket.tier import BucketSettings
 from remote_server.store.bucket.transfers.pack_io import Largest
 
+pytestmark = pytest.mark.real_time
+
 pytest_plugins = ["fuzzing"]
 
 TOKENS = 1024 // ROWS

@@ -34,6 +34,8 @@ from remote_server.store.bucket.objects import process_objects
 from remote_server.store.bucket.objects.objects import BucketError, Objects
 from remote_server.store.bucket.objects.process_objects import ProcessObjects
 
+pytestmark = pytest.mark.real_time
+
 Call = Callable[[Objects], object]
 
 CALLS: dict[str, Call] = {

@@ -19,6 +19,8 @@ from remote_server.store.eviction.report import CLASSES, WITHIN_S, eviction_stat
 from remote_server.traces.model_cache import OneLevel, key_of
 from remote_server.values import MiB
 
+pytestmark = pytest.mark.real_time
+
 CAPACITY = 3510
 
 
