@@ -25,7 +25,13 @@ from remote_server.client.connection.channel import Channel, ClientContext, Requ
 from remote_server.client.lanes.opening import Encryption, LaneNotOpened, LaneOpening, why_slow
 from remote_server.client.lanes.user import Lane, LaneUser
 from remote_server.client.results import LaneState
-from remote_server.errors import KVFerryError, LaneBroken, RemoteProtocolError, ServerUnavailable
+from remote_server.errors import (
+    KVFerryError,
+    LaneBroken,
+    MoverClosed,
+    RemoteProtocolError,
+    ServerUnavailable,
+)
 from remote_server.native import LaneJob, Lanes, TlsConnection, make_lanes
 from remote_server.plain_text import plain
 from remote_server.protocol import Blocks, ErrorCode, LaneOpened, OpenLane
@@ -156,11 +162,12 @@ class LaneLink(Channel):
         return sent
 
     def submit(self, lane: Lane, job: LaneJob, owner: LaneUser) -> bool:
-        """Carry `job`. False: the lane has broken, which `lane_ended` reports soon."""
+        """Carry `job`. False: the lane has broken, which `lane_ended` reports soon, or this process
+        ends."""
         assert self._engine is not None
         try:
             self._engine.submit(lane.handle, job)
-        except LaneBroken:
+        except (LaneBroken, MoverClosed):
             return False
         self._owners[job] = owner
         return True
@@ -301,6 +308,11 @@ class LaneLink(Channel):
             self._end_opening(opening)
             self._failed(str(error), now)
             return
+        except MoverClosed:  # at exit lanes are ended before clients, whose threads run on
+            self._why_none = self._reason = "this process ends"
+            self._end_opening(opening)
+            self._end_users()
+            return
         self._end_opening(opening)
         if not self._lanes:
             logger.info("%s: lanes in use", self._config.endpoint)
@@ -311,7 +323,7 @@ class LaneLink(Channel):
         self._counters["lanes_opened"] += 1
 
     def _open(self, connection: socket | TlsConnection) -> int:
-        """Raises `OSError`, and the connection is closed then."""
+        """Raises `OSError` and `MoverClosed`, and the connection is closed then."""
         with closing(connection):
             if self._engine is None:
                 # As many threads as lanes: each can use a core while the others have theirs.

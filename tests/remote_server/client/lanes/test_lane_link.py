@@ -24,6 +24,7 @@ from remote_server.client import GetOutcome
 from remote_server.client.lanes import link as lane_link
 from remote_server.client.lanes import opening as lane_opening
 from remote_server.errors import ServerUnavailable
+from remote_server.native import Lanes, make_lanes
 from remote_server.protocol import Get, OpenLane, Put
 
 pytestmark = pytest.mark.real_time
@@ -327,3 +328,27 @@ def test_lanes_on_demand_are_closed_when_idle_for_long(far, make_client, clock: 
     assert len(far.all_asked(OpenLane)) == 2
     assert put() == 0
     eventually(lambda: client.lanes.num_open == 2)
+
+
+def test_lanes_that_the_exit_of_the_process_has_ended_are_no_error(
+    far, make_client, caplog, monkeypatch
+):
+    """Lanes are ended before clients, whose threads run on meanwhile."""
+
+    def ended_at_exit(threads: int) -> Lanes:
+        engine = make_lanes(threads)
+        monkeypatch.setattr(engine, "open", ended_and_open(engine, engine.open))
+        return engine
+
+    def ended_and_open(engine, real):
+        def opened(connection):
+            engine.close()
+            return real(connection)
+
+        return opened
+
+    monkeypatch.setattr(lane_link, "make_lanes", ended_at_exit)
+    client = make_client(far.endpoint)
+    eventually(lambda: client.lanes.reason == "this process ends")
+    moves(client, far, by_lane=False)
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
