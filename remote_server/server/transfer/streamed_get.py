@@ -81,11 +81,12 @@ class StreamedGet(Get):
         return is_ready
 
     def unread_bytes(self) -> int:
+        """`Way.unread_bytes`."""
         return self._gets.send_queues.message_bytes_of(self.client)
 
     @abstractmethod
     def is_clear(self) -> bool:
-        """Whether no message with blocks is on the way that its own take."""
+        """`Way.is_clear`."""
 
     def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         batch = self._source.next_batch(self._take(may_gather))

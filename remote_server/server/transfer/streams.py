@@ -136,22 +136,21 @@ class BelowMemory:
         if self._ended:
             return True
         self._drop_lost()
-        lacks_room = False
         per_part = max(1, self._window // PARTS)
         while self._may_read(way) and (wanted := self._next_waiting(per_part)):
             if len(wanted) < per_part and self._num_coming:
                 break  # a part at a time: neighbours are read in one call
             self._fetch(wanted)
-            if any(place.state is State.WAITING for place in wanted):
+            if any(place.state is State.WAITING for place in wanted):  # no room
                 head = self._places[0]
                 if not last_resort or self._num_coming or head.state is not State.WAITING:
-                    lacks_room = True
                     break
                 head.state = State.LOST
                 self._fetches.gave_up(1)
             self._drop_lost()
         is_ready = not self._places or self._places[0].state is State.HERE
-        self.awaits_storage = not is_ready and (lacks_room or self._num_coming > 0)
+        is_held_back = not self._num_coming and not self._may_read(way)
+        self.awaits_storage = not (is_ready or is_held_back)
         return is_ready
 
     def next_batch(self, take: Take) -> Batch | None:

@@ -22,12 +22,12 @@ class Removal:
         self._pool, self._counters = context.pool, context.counters
         self._on_free = on_free
         self._older: dict[DiskBlock, DiskBlock] = {}
-        self._to_erase: set[DiskBlock] = set()
 
     @property
     def under_way(self) -> bool:
         """Whether a restart would find a block that was removed, replaced or damaged."""
-        return bool(self._to_erase)
+        # All of `_older` are gone, too: a restart finds the newer copy, which counts.
+        return len(self._index.gone) > len(self._older)
 
     def evict(self, block: DiskBlock) -> None:
         """Its slot may be written to at once. It must not be pinned."""
@@ -40,14 +40,12 @@ class Removal:
         """Out of the index now, and erased when its last pin is released."""
         self._take_out(block)
         self._index.set_gone(block)
-        self._to_erase.add(block)
         if block.pins == 0:
             self._erase(block)
 
     def erase(self, block: DiskBlock) -> None:
         """Erase a block that is in no place of the index and not pinned."""
         self._index.set_gone(block)
-        self._to_erase.add(block)
         self._erase(block)
 
     def retire(self, segment: Segment) -> None:
@@ -77,7 +75,6 @@ class Removal:
     def release(self, block: DiskBlock) -> None:
         """Free the slot of a gone block without users."""
         self._index.gone.discard(block)
-        self._to_erase.discard(block)
         self._segments.free_slot(block)
         self._on_free(block.segment)
 
@@ -94,7 +91,6 @@ class Removal:
     def release_older(self, newer: DiskBlock) -> None:
         """`newer` is good, or gone as well: release its older copies."""
         while (older := self._older.pop(newer, None)) is not None:
-            self._to_erase.add(older)
             self.unpin(older)
             newer = older
 
