@@ -30,13 +30,13 @@ def has_ipv6() -> bool:
     return True
 
 
-def connected(port: int, receive_buffer: int = 0) -> socket.socket:
+def connected(port: int, receive_bytes: int = 0) -> socket.socket:
     """A TCP connection to the server's lanes, on which nothing has been sent yet. The kernel keeps
-    `receive_buffer` bytes for its reader, or as many as it likes."""
+    `receive_bytes` bytes for its reader, or as many as it likes."""
     connection = lent(socket.socket())
     connection.settimeout(PATIENCE_MS / 1000)
-    if receive_buffer:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.connect(("127.0.0.1", port))
     return connection
 
@@ -85,11 +85,11 @@ class LaneClock:
 class WireLane:
     """One lane of a peer."""
 
-    def __init__(self, peer: Peer, receive_buffer: int = 0) -> None:
+    def __init__(self, peer: Peer, receive_bytes: int = 0) -> None:
         """Open it, as PROTOCOL.md has it."""
         self.peer = peer
         self.opened = self.announce(peer)
-        self.socket = connected(self.opened.port, receive_buffer)
+        self.socket = connected(self.opened.port, receive_bytes)
         if self.opened.certificate:
             self.socket = encrypted(self.socket, self.opened.certificate)
         self.socket.sendall(preamble(self.opened.token))

@@ -19,10 +19,8 @@ from remote_server.protocol import Error
 from remote_server.server import settings
 from remote_server.server.config import MIN_INFLIGHT_BYTES, ServerConfig
 
-pytestmark = pytest.mark.real_time
-
 # A file without an end, or without a writer, would hang its reader.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(60)]
 
 NUMERIC = [
     field for field in msgspec.structs.fields(ServerConfig)

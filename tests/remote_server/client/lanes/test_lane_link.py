@@ -337,15 +337,14 @@ def test_lanes_that_the_exit_of_the_process_has_ended_are_no_error(
 
     def ended_at_exit(threads: int) -> Lanes:
         engine = make_lanes(threads)
-        monkeypatch.setattr(engine, "open", ended_and_open(engine, engine.open))
-        return engine
+        really_open = engine.open
 
-    def ended_and_open(engine, real):
-        def opened(connection):
+        def open_too_late(connection):
             engine.close()
-            return real(connection)
+            return really_open(connection)
 
-        return opened
+        monkeypatch.setattr(engine, "open", open_too_late)
+        return engine
 
     monkeypatch.setattr(lane_link, "make_lanes", ended_at_exit)
     client = make_client(far.endpoint)

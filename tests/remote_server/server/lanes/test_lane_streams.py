@@ -57,7 +57,7 @@ def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
     """The stream reads no further than its window, and all of it has been read in the end."""
     server, lane = on_disk
     other = Peer(context, server.endpoint)
-    slow = WireLane(other, receive_buffer=4 * KiB)
+    slow = WireLane(other, receive_bytes=4 * KiB)
     request = slow.send_get(range(COUNT), namespace="big")
     lane.peer.stats_once(lambda stats: stats.counters["get_total"] == COUNT)
     put_all(lane.peer, 2 * COUNT, first=COUNT)
@@ -68,7 +68,7 @@ def test_a_reader_that_stops_leaves_memory_for_others(on_disk, context):
 def test_a_lane_that_is_read_has_its_blocks_whatever_waits_on_another(on_disk):
     """The client leaves a lane unread, with more than a window on it, until it has the other's."""
     _, lane = on_disk
-    unread = WireLane(lane.peer, receive_buffer=4 * KiB)
+    unread = WireLane(lane.peer, receive_bytes=4 * KiB)
     first = unread.send_get(range(COUNT), namespace="big")
     second = lane.send_get(range(COUNT), namespace="big")
     arrived: list[tuple[int, bytes, int]] = []
@@ -93,7 +93,7 @@ def test_a_lane_that_is_read_has_its_blocks_whatever_waits_on_another(on_disk):
 
 def test_a_get_whose_client_does_not_read_does_not_wait_for_the_storage(on_disk, context):
     server, _ = on_disk
-    slow = WireLane(Peer(context, server.endpoint), receive_buffer=4 * KiB)
+    slow = WireLane(Peer(context, server.endpoint), receive_bytes=4 * KiB)
     request = slow.send_get(range(COUNT), namespace="big", timed=True)
 
     def waits_when_held() -> tuple[bool, bool] | None:

@@ -83,17 +83,6 @@ def look(bucket: RealBucket) -> bytes:
     return states
 
 
-def test_a_drain_waits_for_removals_unless_the_store_fails(written):
-    tier = written.tier
-    with jobs_held(written.pool):
-        assert tier.remove_other("ns", KEYS[0], checksum=0)
-        assert tier.removing
-        tier.availability.failed(Failure.THROTTLED)
-        assert not tier.removing
-    written.drain()
-    assert not tier.removing
-
-
 def read(bucket: RealBucket) -> list[bytes | None]:
     """The bytes of all rows; None for a miss."""
     rows = bucket.tier.pin_all("ns", KEYS)
@@ -381,3 +370,14 @@ def test_what_was_absent_is_asked_for_again_after_a_while(bucket, objects, clock
     clock.now += ABSENT_S
     look(bucket)
     assert look(bucket) == bytes([KeyState.READABLE]) * ROWS
+
+
+def test_a_drain_waits_for_removals_unless_the_store_fails(written):
+    tier = written.tier
+    with jobs_held(written.pool):
+        assert tier.remove_other("ns", KEYS[0], checksum=0)
+        assert tier.removing
+        tier.availability.failed(Failure.THROTTLED)
+        assert not tier.removing
+    written.drain()
+    assert not tier.removing
